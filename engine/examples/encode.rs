@@ -1,5 +1,5 @@
-//! How long it takes to write one hypercall that flushes 64 ranges on 128 CPUs: from their numbers to the last word
-//! of the input. Fails if it is more than a microsecond.
+//! How long it takes to write one hypercall that flushes 64 ranges on 128 CPUs: from their numbers
+//! to the last word of the input. Fails if it is more than a microsecond.
 
 use std::hint::black_box;
 use std::process::ExitCode;

@@ -4,8 +4,9 @@
 //! cargo run --release -p tablewright --example harvest [MEGABYTES]
 //! ```
 //!
-//! With 1 % of the words set by `Bitmap::harvest`, which others may mark meanwhile; with all of them by `Flip`, whose idle
-//! half gets no marks. The best of several rounds, in turn: what disturbs a round only makes it slower.
+//! With 1 % of the words set by `Bitmap::harvest`, which others may mark meanwhile; with all of
+//! them by `Flip`, whose idle half gets no marks. The best of several rounds, in turn: what
+//! disturbs a round only makes it slower.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;

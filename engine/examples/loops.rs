@@ -1,14 +1,19 @@
-//! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
+//! One edit over as many pages as the command line says, for counting the instructions of its inner
+//! loop.
 //!
-//! `loops map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
-//! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
-//! a time, with `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `cursor` protects
-//! page by page by a cursor; `far` looks up what is not near the page that was edited last, and `apart` protects pages of which none is near the
-//! one before. `around` looks each page up and maps it by a cursor. `mapped` maps what is mapped, and is refused. The small ones are programs
-//! of 16 pages in four places, of which each is gone or forked; the sparse ones unmap or protect a GiB with four pages far apart, each with a gather of
-//! its own. `fault` maps a page, and
-//! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
-//! the loop, and the platform's own at the beginning and the end of a walk.
+//! `loops
+//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
+//! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
+//! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
+//! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
+//! for each page. `cursor` protects page by page by a cursor; `far` looks up what is not near the
+//! page that was edited last, and `apart` protects pages of which none is near the one before.
+//! `around` looks each page up and maps it by a cursor. `mapped` maps what is mapped, and is
+//! refused. The small ones are programs of 16 pages in four places, of which each is gone or
+//! forked; the sparse ones unmap or protect a GiB with four pages far apart, each with a gather of
+//! its own. `fault` maps a page, and `guest` looks a fault of a guest up and maps it, page by page
+//! always, in tables of EPT; `walk` is what of it is not the engine's: the loop, and the platform's
+//! own at the beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -222,7 +227,8 @@ fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, by: u64) -> Result<(),
 
 /// Faults of pages that are mapped already.
 fn mapped<F: Format<Input = Va>>(pages: u64) -> Result<(), EditError<Va>> {
-    // A type of platform that is of this loop alone, so that what it calls is compiled for it, as in a kernel that has one fault handler.
+    // A type of platform that is of this loop alone, so that what it calls is compiled for it, as
+    // in a kernel that has one fault handler.
     let platform = &Hosted::new(4096, 12);
     let mut space = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let mapping = Encoded::<F>::new(Mapping::new(Attrs::KERNEL_DATA).pages_only())?;
@@ -347,7 +353,8 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     let mapping = Encoded::<F>::new(Mapping::new(attrs).pages_only())?;
     let maps = matches!(edit, Edit::Map | Edit::Fault | Edit::Around);
     if !maps || by < pages {
-        // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
+        // What is measured finds its tables there. Their share is subtracted by mapping the larger
+        // size always.
         let most = pages.max(524_288);
         let mut gather = space.gather();
         gather.map(span(0, most)?, Pa::new(0), mapping)?;
@@ -445,7 +452,8 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     Ok(())
 }
 
-/// Calls `edit` for so many pages at a time. A function of its own for each edit, as a kernel has one.
+/// Calls `edit` for so many pages at a time. A function of its own for each edit, as a kernel has
+/// one.
 #[inline(never)]
 fn parts(
     pages: u64,

@@ -1,5 +1,5 @@
-//! How long a shared fault takes: one page mapped in a table that exists, and two threads in one tree beside two threads
-//! that fill two arrays.
+//! How long a shared fault takes: one page mapped in a table that exists, and two threads in one
+//! tree beside two threads that fill two arrays.
 //!
 //! ```text
 //! cargo run --release -p tablewright --example shared

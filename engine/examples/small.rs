@@ -1,8 +1,8 @@
-//! One page at a time, as a fault handler edits: nanoseconds for each call in a live space whose tables exist, with one
-//! gather for all calls.
+//! One page at a time, as a fault handler edits: nanoseconds for each call in a live space whose
+//! tables exist, with one gather for all calls.
 //!
-//! `small [ROUNDS]`. Each round unmaps, maps and write-protects 1 GiB page by page, upwards and in an order that no
-//! prefetcher foresees; what is printed is the median.
+//! `small [ROUNDS]`. Each round unmaps, maps and write-protects 1 GiB page by page, upwards and in
+//! an order that no prefetcher foresees; what is printed is the median.
 
 use std::error::Error;
 use std::ops::ControlFlow;

@@ -1,12 +1,13 @@
 //! Addresses, levels and ranges: what an edit is about, in types that cannot be mixed up.
 //!
-//! A virtual address, a physical address and an intermediate physical address (what a guest believes to be physical)
-//! are three types. A range of addresses is a [`Span`]: never empty, never wrapping, aligned to 4 KiB, the smallest
-//! granule of any format, when it is made; an edit checks it again against the granule of the format at hand. A
-//! [`Page`] carries its size in its type, so that a 2 MiB page at a 4 KiB address cannot be written down.
+//! A virtual address, a physical address and an intermediate physical address (what a guest
+//! believes to be physical) are three types. A range of addresses is a [`Span`]: never empty, never
+//! wrapping, aligned to 4 KiB, the smallest granule of any format, when it is made; an edit checks
+//! it again against the granule of the format at hand. A [`Page`] carries its size in its type, so
+//! that a 2 MiB page at a 4 KiB address cannot be written down.
 //!
-//! A span keeps its first address and its size, not its end: the end of a range that reaches the top of the address
-//! space does not fit in 64 bits.
+//! A span keeps its first address and its size, not its end: the end of a range that reaches the
+//! top of the address space does not fit in 64 bits.
 
 use core::fmt;
 
@@ -30,8 +31,8 @@ pub trait Address:
 {
     /// What an error message calls it.
     const KIND: &'static str;
-    /// Addresses are signed: those that start with ones count backwards from zero, and are as good as those that start
-    /// with zeros. Virtual addresses are; memory starts at 0 and ends.
+    /// Addresses are signed: those that start with ones count backwards from zero, and are as good
+    /// as those that start with zeros. Virtual addresses are; memory starts at 0 and ends.
     const SIGNED: bool;
     /// Makes an address of this kind from its bits.
     fn from_bits(bits: u64) -> Self;
@@ -51,8 +52,8 @@ macro_rules! address {
         pub struct $name(u64);
 
         impl $name {
-            /// Makes an address from its bits. Any value is an address; whether a format can translate or hold it is
-            /// checked by the edit that uses it.
+            /// Makes an address from its bits. Any value is an address; whether a format can
+            /// translate or hold it is checked by the edit that uses it.
             pub const fn new(bits: u64) -> Self {
                 Self(bits)
             }
@@ -62,7 +63,8 @@ macro_rules! address {
                 self.0
             }
 
-            /// The address `bytes` further up, or `None` if it would pass the top of the address space.
+            /// The address `bytes` further up, or `None` if it would pass the top of the address
+            /// space.
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
                     Some(bits) => Some(Self(bits)),
@@ -197,8 +199,8 @@ impl<A: Address> Span<A> {
     /// The range of `size` bytes from `start`.
     ///
     /// # Errors
-    /// [`AddressError::Misaligned`] unless both are multiples of 4 KiB, [`AddressError::Empty`] for a size of 0,
-    /// [`AddressError::Wraps`] if the range passes the top of the address space.
+    /// [`AddressError::Misaligned`] unless both are multiples of 4 KiB, [`AddressError::Empty`] for
+    /// a size of 0, [`AddressError::Wraps`] if the range passes the top of the address space.
     #[cfg_attr(not(feature = "small"), inline)]
     #[cfg_attr(feature = "small", inline(never))]
     pub fn new(start: A, size: u64) -> Result<Self, AddressError> {
@@ -290,7 +292,8 @@ impl<A: Address> Span<A> {
         })
     }
 
-    /// A range that is known not to wrap: of a leaf, which is aligned to its size, or of what a root translates.
+    /// A range that is known not to wrap: of a leaf, which is aligned to its size, or of what a
+    /// root translates.
     #[inline(always)]
     pub(crate) const fn of_leaf(start: A, size: u64) -> Self {
         Self { start, size }
@@ -358,7 +361,8 @@ impl<A: Address, const SHIFT: u32> Page<A, SHIFT> {
         }
     }
 
-    /// The page at an address that is known when the program is compiled; a misaligned one does not compile.
+    /// The page at an address that is known when the program is compiled; a misaligned one does not
+    /// compile.
     pub fn literal<const START: u64>() -> Self {
         let () = Self::VALID;
         const { assert!(START & ((1 << SHIFT) - 1) == 0, "the page is not aligned") };
@@ -388,11 +392,12 @@ impl<A: Address, const SHIFT: u32> From<Page<A, SHIFT>> for Span<A> {
     }
 }
 
-/// A level of a tree of tables, counted from the leaves: 0 is the level whose entries translate pages.
+/// A level of a tree of tables, counted from the leaves: 0 is the level whose entries translate
+/// pages.
 ///
-/// The architectures number their levels differently (arm64: -1 to 3, 3 last; x86: PT to PML5); counted from the
-/// leaves, a level means the same thing in every format, and [`Format::shift`](crate::Format::shift) gives the size
-/// of what one entry covers.
+/// The architectures number their levels differently (arm64: -1 to 3, 3 last; x86: PT to PML5);
+/// counted from the leaves, a level means the same thing in every format, and
+/// [`Format::shift`](crate::Format::shift) gives the size of what one entry covers.
 ///
 /// ```
 /// use tablewright::{Format, Level, format::X86_64};

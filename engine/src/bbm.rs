@@ -1,24 +1,27 @@
 //! Break-before-make: may an entry be changed while walkers use it?
 //!
-//! You need this if you write a [format](mod@crate::format) or a check of your own tables; edits ask it by themselves.
+//! You need this if you write a [format](mod@crate::format) or a check of your own tables; edits
+//! ask it by themselves.
 //!
-//! A processor may hold the old translation and load the new one. Where the two contradict each other (two memory
-//! types for one page, two sizes for one address, two frames for one byte), the architecture allows it to do anything
-//! within the limits of its own protection. The cure is to break the translation first: write an invalid entry,
-//! invalidate, wait until that is complete, and only then write the new one. It is expensive, and the time between is
-//! a hole in the address space; so it is done exactly where it is needed, and [`transition`] is the one place that
-//! knows where.
+//! A processor may hold the old translation and load the new one. Where the two contradict each
+//! other (two memory types for one page, two sizes for one address, two frames for one byte), the
+//! architecture allows it to do anything within the limits of its own protection. The cure is to
+//! break the translation first: write an invalid entry, invalidate, wait until that is complete,
+//! and only then write the new one. It is expensive, and the time between is a hole in the address
+//! space; so it is done exactly where it is needed, and [`transition`] is the one place that knows
+//! where.
 //!
-//! It is a pure function of two [`State`]s, the level, the capabilities of the hardware and what the caller knows about
-//! the contents. A format only names its [`Rule`].
+//! It is a pure function of two [`State`]s, the level, the capabilities of the hardware and what
+//! the caller knows about the contents. A format only names its [`Rule`].
 //!
-//! Sources: DDI 0487 D8.17 (R_WHZWS and what follows), FEAT_BBM levels in ID_AA64MMFR2_EL1; the Arm-maintained
-//! catalogue of litmus tests, for what "can be cached" means: an invalid entry cannot. SDM vol. 3A 5.10.2.4 and 5.10.4
-//! for x86.
+//! Sources: DDI 0487 D8.17 (R_WHZWS and what follows), FEAT_BBM levels in ID_AA64MMFR2_EL1; the
+//! Arm-maintained catalogue of litmus tests, for what "can be cached" means: an invalid entry
+//! cannot. SDM vol. 3A 5.10.2.4 and 5.10.4 for x86.
 //!
-//! Where software manages the access flag, a leaf cannot be cached either while its flag is clear. An entry does not say
-//! whether the flag was clear before, nor whether it will be when the invalidation is complete: leaves that were aged
-//! without a flush are still in TLBs, and the next fault sets the flag again. So nothing is made of it.
+//! Where software manages the access flag, a leaf cannot be cached either while its flag is clear.
+//! An entry does not say whether the flag was clear before, nor whether it will be when the
+//! invalidation is complete: leaves that were aged without a flush are still in TLBs, and the next
+//! fault sets the flag again. So nothing is made of it.
 
 use crate::addr::{Level, Pa};
 use crate::format::packed::{ACCESSED, GLOBAL, PERMS, Packed, TYPE};
@@ -77,8 +80,8 @@ impl State {
         }
     }
 
-    /// The same where what a parked leaf was before may be remembered still, because the edit that has parked it is perhaps not
-    /// complete: it is a leaf without permissions.
+    /// The same where what a parked leaf was before may be remembered still, because the edit that
+    /// has parked it is perhaps not complete: it is a leaf without permissions.
     pub(crate) fn remembered<F: Format>(entry: u64, level: Level) -> Self {
         match F::kind(entry, level) {
             Kind::Leaf => Self::leaf::<F>(entry, level),
@@ -115,8 +118,8 @@ impl State {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Every address reads the same bytes with the same attributes through the old and the new entry; only the way
-    /// they are described differs.
+    /// Every address reads the same bytes with the same attributes through the old and the new
+    /// entry; only the way they are described differs.
     Same,
     /// Anything else.
     Different,
@@ -131,7 +134,8 @@ pub enum Contents {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transition {
-    /// Nothing changes for a walker, or the old entry is a hole, which is not cached: a store, and no invalidation.
+    /// Nothing changes for a walker, or the old entry is a hole, which is not cached: a store, and
+    /// no invalidation.
     Store,
     /// Stored in place, and invalidated afterwards for the change to take effect everywhere.
     Invalidate,
@@ -169,8 +173,8 @@ pub fn transition(
     }
 }
 
-/// The same as [`transition`] of a leaf, or of a member of a run, that stays one and translates the same memory as before, by the
-/// attributes that it had and has.
+/// The same as [`transition`] of a leaf, or of a member of a run, that stays one and translates the
+/// same memory as before, by the attributes that it had and has.
 #[inline(always)]
 pub(crate) fn recoding(
     rule: Rule,
@@ -199,8 +203,8 @@ pub(crate) fn recoding(
     }
 }
 
-/// The same of a leaf that becomes a table which translates the same, or of what becomes or ceases to be a member of a run, where
-/// level `needed` of FEAT_BBM allows it.
+/// The same of a leaf that becomes a table which translates the same, or of what becomes or ceases
+/// to be a member of a run, where level `needed` of FEAT_BBM allows it.
 #[inline(always)]
 pub(crate) fn resizing(rule: Rule, needed: u8, caps: &Caps) -> Transition {
     match rule.breaks() && caps.bbm < needed {
@@ -220,8 +224,8 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
         // This is the break itself.
         (_, State::Absent) => Invalidate,
         (State::Table { frame: was, .. }, State::Table { frame: is, .. }) => {
-            // Another table may translate differently at any size. The same table with other limits is a change of
-            // permissions.
+            // Another table may translate differently at any size. The same table with other limits
+            // is a change of permissions.
             if was == is { Invalidate } else { Break }
         }
         (
@@ -243,8 +247,9 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             let turns_global = to.global && !from.global;
             // Bits of the format's own may mean another physical address space (NS), or a type.
             let native_changes = from.native != to.native;
-            // Hardware sets flags in one member of a run for all of it, so that members may differ in them: changing
-            // those that differ, and only those, must not break a part of the run.
+            // Hardware sets flags in one member of a run for all of it, so that members may differ
+            // in them: changing those that differ, and only those, must not break a part of the
+            // run.
             let but_for_flags = |accessed, dirty| {
                 let flagged = Attrs {
                     accessed,
@@ -260,15 +265,17 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
                 // A copy from when the flag was set before says the same.
                 Store
             } else if run && !but_for_flags(to.accessed, to.dirty) {
-                // Setting or clearing the bit changes the size of what is cached. Changing a member of a run leaves
-                // the members different until the last of them is written, which is the same thing.
+                // Setting or clearing the bit changes the size of what is cached. Changing a member
+                // of a run leaves the members different until the last of them is written, which is
+                // the same thing.
                 break_below(1)
             } else {
                 Invalidate
             }
         }
-        // A change of size. Level 1 is allowed with the nT bit only, which costs the walker its TLB entry while it is
-        // set; the engine does not use it. At the level of pages there is no table to change to.
+        // A change of size. Level 1 is allowed with the nT bit only, which costs the walker its TLB
+        // entry while it is set; the engine does not use it. At the level of pages there is no
+        // table to change to.
         (State::Table { .. }, _) | (_, State::Table { .. }) => {
             if level == Level::PAGE || contents == Contents::Different {
                 Break
@@ -284,7 +291,8 @@ fn x86(old: &State, new: &State, contents: Contents) -> Transition {
     match (old, new) {
         _ if old == new => Store,
         (State::Absent, _) => Store,
-        // SDM 5.10.2.4: software should not change the page size and the frame or another attribute at once.
+        // SDM 5.10.2.4: software should not change the page size and the frame or another attribute
+        // at once.
         (State::Table { .. }, State::Leaf { .. }) | (State::Leaf { .. }, State::Table { .. })
             if contents == Contents::Different =>
         {

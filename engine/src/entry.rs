@@ -1,25 +1,29 @@
 //! Entries, and every kind of access to one.
 //!
-//! A page table is memory that three parties read and write: the processor that edits it, other processors that edit
-//! or read it in software, and the table walkers of all of them, which read it at any time and, where the hardware
-//! sets accessed and dirty bits, write it. Every access is therefore an atomic access of 8 bytes: a walker must never
-//! see half an entry. What differs is the ordering, and each is argued here, once:
+//! A page table is memory that three parties read and write: the processor that edits it, other
+//! processors that edit or read it in software, and the table walkers of all of them, which read it
+//! at any time and, where the hardware sets accessed and dirty bits, write it. Every access is
+//! therefore an atomic access of 8 bytes: a walker must never see half an entry. What differs is
+//! the ordering, and each is argued here, once:
 //!
-//! * [`Entry::load`] and [`Entry::store`] are relaxed. An exclusive edit is ordered by the exclusive borrow; what a
-//!   walker sees, and when, is ordered by the barriers of the platform, not by the store.
-//! * [`Entry::link`] is a release store. It makes a table reachable whose entries were written with relaxed stores
-//!   just before. A reader that follows the link, in software or by a table walk, depends on its address, so a release
-//!   on this side is enough for it never to see the table as it was before (`ROT.inv+dmbst` is forbidden, `ROT.inv+po`
-//!   is allowed in the published Arm tests of the relaxed virtual memory model; a store-release orders the earlier
-//!   stores no less than DMB ST does).
-//! * [`Entry::follow`] is an acquire load, the other side of it for software that walks tables while they are edited.
-//! * [`Entry::exchange`] and [`Entry::compare_exchange`] are acquire-release: they take an entry away from a walker
-//!   that may be setting bits in it. After the exchange the walker cannot set a bit in the old entry any more, because
-//!   it sets them by an atomic update of its own that checks the entry (DDI 0487 D8.5; SDM vol. 3A 5.8); what the
-//!   exchange returned is final.
+//! * [`Entry::load`] and [`Entry::store`] are relaxed. An exclusive edit is ordered by the
+//!   exclusive borrow; what a walker sees, and when, is ordered by the barriers of the platform,
+//!   not by the store.
+//! * [`Entry::link`] is a release store. It makes a table reachable whose entries were written with
+//!   relaxed stores just before. A reader that follows the link, in software or by a table walk,
+//!   depends on its address, so a release on this side is enough for it never to see the table as
+//!   it was before (`ROT.inv+dmbst` is forbidden, `ROT.inv+po` is allowed in the published Arm
+//!   tests of the relaxed virtual memory model; a store-release orders the earlier stores no less
+//!   than DMB ST does).
+//! * [`Entry::follow`] is an acquire load, the other side of it for software that walks tables
+//!   while they are edited.
+//! * [`Entry::exchange`] and [`Entry::compare_exchange`] are acquire-release: they take an entry
+//!   away from a walker that may be setting bits in it. After the exchange the walker cannot set a
+//!   bit in the old entry any more, because it sets them by an atomic update of its own that checks
+//!   the entry (DDI 0487 D8.5; SDM vol. 3A 5.8); what the exchange returned is final.
 //!
-//! The atomics are `loom`'s in the package `tablewright-loom`, which has a feature of that name and otherwise the same
-//! sources.
+//! The atomics are `loom`'s in the package `tablewright-loom`, which has a feature of that name and
+//! otherwise the same sources.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -54,15 +58,17 @@ impl Entry {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Reads an entry in order to go on to the table that it points to: what was written to the table before it was
-    /// linked is seen. Acquire; a table walker has this by the dependency of the address.
+    /// Reads an entry in order to go on to the table that it points to: what was written to the
+    /// table before it was linked is seen. Acquire; a table walker has this by the dependency of
+    /// the address.
     #[inline(always)]
     pub fn follow(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Reads an entry that is not written meanwhile. Not atomic, so that the compiler may read several at once and keep
-    /// other things in registers, which it does not do around an atomic access.
+    /// Reads an entry that is not written meanwhile. Not atomic, so that the compiler may read
+    /// several at once and keep other things in registers, which it does not do around an atomic
+    /// access.
     ///
     /// # Safety
     /// 1. No other processor and no walker writes the entry at the same time.
@@ -82,19 +88,22 @@ impl Entry {
         self.0.store(bits, Ordering::Relaxed);
     }
 
-    /// Writes an entry through which a table becomes reachable, after everything written to that table. Release.
+    /// Writes an entry through which a table becomes reachable, after everything written to that
+    /// table. Release.
     #[inline(always)]
     pub fn link(&self, bits: u64) {
         self.0.store(bits, Ordering::Release);
     }
 
-    /// Replaces an entry that a walker may be writing, and returns what it was. Acquire and release.
+    /// Replaces an entry that a walker may be writing, and returns what it was. Acquire and
+    /// release.
     #[inline(always)]
     pub fn exchange(&self, bits: u64) -> u64 {
         self.0.swap(bits, Ordering::AcqRel)
     }
 
-    /// Replaces the entry if it still is `current`; otherwise returns what it is. Acquire and release.
+    /// Replaces the entry if it still is `current`; otherwise returns what it is. Acquire and
+    /// release.
     ///
     /// # Errors
     /// What the entry was, if that is not `current`.
@@ -112,11 +121,12 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Brings the start of a table towards the processor: a hint, and nothing where the processor has none.
+/// Brings the start of a table towards the processor: a hint, and nothing where the processor has
+/// none.
 ///
 /// A [`Platform`](crate::Platform) that can reach a table without mapping it first calls this in
-/// [`prefetch`](crate::Platform::prefetch). Hardware prefetchers stop at the end of a page, which is the end of a table; a walk
-/// knows which table comes next.
+/// [`prefetch`](crate::Platform::prefetch). Hardware prefetchers stop at the end of a page, which
+/// is the end of a table; a walk knows which table comes next.
 #[inline(always)]
 pub fn prefetch(table: NonNull<Entry>) {
     for line in 0..AHEAD {
@@ -126,7 +136,8 @@ pub fn prefetch(table: NonNull<Entry>) {
 
 /// Entries in a cache line of 64 bytes.
 pub(crate) const LINE: usize = 8;
-/// How many lines ahead of an edit to prefetch: enough to cover the latency of memory at the speed of the loops here.
+/// How many lines ahead of an edit to prefetch: enough to cover the latency of memory at the speed
+/// of the loops here.
 pub(crate) const AHEAD: usize = 24;
 
 #[inline(always)]
@@ -147,8 +158,9 @@ pub(crate) fn prefetch_line(entry: *const Entry) {
 
 /// Side memory of one table frame: 16 bytes that the embedder keeps for it, outside the table.
 ///
-/// The engine chains the tables that a [`Gather`](crate::Gather) carries through it, because the page of a table that
-/// was detached may still be read by walkers until the invalidation is complete. A link belongs to at most one chain.
+/// The engine chains the tables that a [`Gather`](crate::Gather) carries through it, because the
+/// page of a table that was detached may still be read by walkers until the invalidation is
+/// complete. A link belongs to at most one chain.
 ///
 /// ```
 /// use tablewright::TableLink;
@@ -157,8 +169,9 @@ pub(crate) fn prefetch_line(entry: *const Entry) {
 /// ```
 #[derive(Debug)]
 pub struct TableLink {
-    // Written by the owner of the table and read by the owner of the chain, which are the same thread of execution or
-    // hand the chain over with synchronisation of their own: relaxed is enough, and only `Sync` asks for atomics.
+    // Written by the owner of the table and read by the owner of the chain, which are the same
+    // thread of execution or hand the chain over with synchronisation of their own: relaxed is
+    // enough, and only `Sync` asks for atomics.
     next: core::sync::atomic::AtomicU64,
     /// The first address that the next sub-tree translated.
     first: core::sync::atomic::AtomicU64,

@@ -2,11 +2,13 @@
 //!
 //! You need this for tests on your own computer; the kernel that is shipped leaves the feature out.
 //!
-//! For tests, benchmarks, and the unit tests of embedders. No processor walks these tables, so barriers and
-//! invalidations do nothing but be counted, and written down where a test wants to see them. The frames are handed out one
-//! after the other from one region; the first has the physical address [`Hosted::BASE`].
+//! For tests, benchmarks, and the unit tests of embedders. No processor walks these tables, so
+//! barriers and invalidations do nothing but be counted, and written down where a test wants to see
+//! them. The frames are handed out one after the other from one region; the first has the physical
+//! address [`Hosted::BASE`].
 //!
-//! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an integer.
+//! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an
+//! integer.
 
 #[cfg(not(feature = "loom"))]
 mod threads;
@@ -24,8 +26,8 @@ use crate::entry::{Entry, TableLink, prefetch};
 use crate::invalidation::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Caps, Platform};
 
-/// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every leaf that a format has,
-/// because no processor reads these tables.
+/// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every
+/// leaf that a format has, because no processor reads these tables.
 ///
 /// ```
 /// use tablewright::{Caps, Level, hosted::{self, Hosted}};
@@ -200,8 +202,8 @@ impl Hosted {
     /// Frames in memory that belongs to the caller.
     ///
     /// # Safety
-    /// 1. `region` is valid for reads and writes of `frames << page_shift` bytes and aligned to a frame, for as long
-    ///    as the platform exists, and nothing else uses it meanwhile.
+    /// 1. `region` is valid for reads and writes of `frames << page_shift` bytes and aligned to a
+    ///    frame, for as long as the platform exists, and nothing else uses it meanwhile.
     ///
     /// # Panics
     /// If `page_shift` is not that of a granule.
@@ -247,7 +249,8 @@ impl Hosted {
         self
     }
 
-    /// Lets `allocations` more tables be allocated, and no more after that; `None` for as many as there are.
+    /// Lets `allocations` more tables be allocated, and no more after that; `None` for as many as
+    /// there are.
     pub fn limit_allocations(&self, allocations: Option<u64>) {
         self.budget.set(allocations);
     }
@@ -271,8 +274,9 @@ impl Hosted {
             .unwrap_or_default()
     }
 
-    /// Reads the entry `index` of the table in `frame`, which for concatenated tables may lie in a frame behind it; `None`
-    /// if there is no such frame or entry. This is how a walker that knows nothing of the engine reads the tables.
+    /// Reads the entry `index` of the table in `frame`, which for concatenated tables may lie in a
+    /// frame behind it; `None` if there is no such frame or entry. This is how a walker that knows
+    /// nothing of the engine reads the tables.
     pub fn read(&self, frame: Pa, index: usize) -> Option<u64> {
         let number = self.number(frame)?;
         if number + (index >> (self.page_shift - 3)) >= self.frames {
@@ -317,11 +321,11 @@ impl Drop for Hosted {
     }
 }
 
-// SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses others; a frame is marked
-// as used when it is handed out and handed out only when it is not; those of a root are neighbours, and aligned, as
-// `BASE` is, to more than any root has. There is one link for each frame (3.). No
-// processor walks these tables, or remembers what they said (4. to 6.). There is no clone, and a reference is the same
-// platform (7.).
+// SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses
+// others; a frame is marked as used when it is handed out and handed out only when it is not; those
+// of a root are neighbours, and aligned, as `BASE` is, to more than any root has. There is one link
+// for each frame (3.). No processor walks these tables, or remembers what they said (4. to 6.).
+// There is no clone, and a reference is the same platform (7.).
 unsafe impl Platform for Hosted {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -396,7 +400,8 @@ unsafe impl Platform for Hosted {
     unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
         for table in 0..tables as u64 {
             let frame = Pa::new(root.get().wrapping_add(table << self.page_shift));
-            // SAFETY: passed on: a root is that many frames, each of which may have been a table by itself.
+            // SAFETY: passed on: a root is that many frames, each of which may have been a table by
+            // itself.
             unsafe { self.free_table(frame, level) };
         }
     }
@@ -405,7 +410,8 @@ unsafe impl Platform for Hosted {
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         debug_assert!(self.number(frame).is_some(), "no frame of this platform");
         let offset = frame.get().wrapping_sub(Self::BASE.get());
-        // SAFETY: the frame, which `alloc_table` handed out, lies inside the region (Platform::table 1.).
+        // SAFETY: the frame, which `alloc_table` handed out, lies inside the region
+        // (Platform::table 1.).
         unsafe { self.region.byte_add(offset as usize) }
     }
 

@@ -7,18 +7,20 @@ use crate::addr::{Level, Pa};
 /// All that one flush of one space invalidates, as the platform is asked to issue it.
 ///
 /// # Stage 2
-/// The addresses are those that the guest takes for physical, and no processor remembers them alone: what a guest's
-/// access has found is kept under the guest's virtual address, both stages in one. To forget a range is therefore to
-/// forget everything that was combined with it.
+/// The addresses are those that the guest takes for physical, and no processor remembers them
+/// alone: what a guest's access has found is kept under the guest's virtual address, both stages in
+/// one. To forget a range is therefore to forget everything that was combined with it.
 ///
-/// * arm64, with the VMID loaded: first all ranges by intermediate physical address (`tlbi ipas2e1is` or its range form;
-///   `ipas2le1is` where no `tables` were detached) and `dsb ish`; *then*, once for all of them, what was combined (`tlbi
-///   vmalle1is`), which [`Barrier::Complete`](crate::Barrier::Complete) waits for. The other way round a walker makes a combined entry anew between
-///   the two, out of what it still remembers of stage 2. [`What::Everything`] is `tlbi vmalls12e1is`, which does both.
-/// * Intel: INVEPT, single-context, whatever the ranges, on every processor that may run the guest; one that is in the
-///   guest has to be made to leave it. INVEPT drops what was combined too.
-/// * AMD: everything of the guest's ASID, when a processor next enters the guest (`TLB_CONTROL`), after it has been made
-///   to leave; or INVLPGB by ASID.
+/// * arm64, with the VMID loaded: first all ranges by intermediate physical address (`tlbi
+///   ipas2e1is` or its range form; `ipas2le1is` where no `tables` were detached) and `dsb ish`;
+///   *then*, once for all of them, what was combined (`tlbi vmalle1is`), which
+///   [`Barrier::Complete`](crate::Barrier::Complete) waits for. The other way round a walker makes
+///   a combined entry anew between the two, out of what it still remembers of stage 2.
+///   [`What::Everything`] is `tlbi vmalls12e1is`, which does both.
+/// * Intel: INVEPT, single-context, whatever the ranges, on every processor that may run the guest;
+///   one that is in the guest has to be made to leave it. INVEPT drops what was combined too.
+/// * AMD: everything of the guest's ASID, when a processor next enters the guest (`TLB_CONTROL`),
+///   after it has been made to leave; or INVLPGB by ASID.
 ///
 /// # Example
 /// ```
@@ -43,12 +45,13 @@ use crate::addr::{Level, Pa};
 pub struct Invalidation<'a> {
     /// The root of the space's tables.
     pub root: Pa,
-    /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space; where its root has an
-    /// [`Identity`](crate::shootdown::Identity), the identifier that it has now.
+    /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space; where
+    /// its root has an [`Identity`](crate::shootdown::Identity), the identifier that it has now.
     pub id: u16,
-    /// Translations that may be global are meant, so that processors remember them whatever space they have loaded: all
-    /// processors have to be told, by what includes global translations, and what is cached of tables under any identity
-    /// (x86: `INVLPG` where no `tables` were detached, `INVPCID` type 2, `INVLPGB` with its bit 3; arm64: `VAAE1IS`, `VMALLE1IS`).
+    /// Translations that may be global are meant, so that processors remember them whatever space
+    /// they have loaded: all processors have to be told, by what includes global translations, and
+    /// what is cached of tables under any identity (x86: `INVLPG` where no `tables` were detached,
+    /// `INVPCID` type 2, `INVLPGB` with its bit 3; arm64: `VAAE1IS`, `VMALLE1IS`).
     pub global: bool,
     /// The translations to invalidate.
     pub what: What<'a>,
@@ -75,7 +78,8 @@ pub struct Invalidation<'a> {
 pub enum What<'a> {
     /// Every translation of the space, and everything cached of its tables.
     Everything,
-    /// The translations of these ranges of input addresses, one at least and at most [`MAX_RANGES`].
+    /// The translations of these ranges of input addresses, one at least and at most
+    /// [`MAX_RANGES`].
     Ranges(&'a [Stale]),
 }
 
@@ -93,9 +97,9 @@ pub struct Stale {
     pub first: u64,
     /// The last address.
     pub last: u64,
-    /// The level of all leaves in the range, if they are at one level and it is known: a hint that may be passed
-    /// to instructions that take one. Where it is not known, the instruction has to be told so; a wrong hint
-    /// invalidates nothing.
+    /// The level of all leaves in the range, if they are at one level and it is known: a hint that
+    /// may be passed to instructions that take one. Where it is not known, the instruction has to
+    /// be told so; a wrong hint invalidates nothing.
     pub level: Option<Level>,
     /// Tables were detached: what is cached of table descriptors has to go too, not only leaves.
     pub tables: bool,

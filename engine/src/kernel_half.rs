@@ -1,12 +1,15 @@
-//! The kernel's half of the input space, where one root translates both halves: made once, part of every root.
+//! The kernel's half of the input space, where one root translates both halves: made once, part of
+//! every root.
 //!
-//! On x86-64 a root has 512 entries, of which the upper 256 are the kernel's. A [`KernelHalf`] has a table below each of them
-//! from the start, and these entries never change again. So they can be copied into the root of every user space, and what is
-//! mapped, changed and unmapped below them is so in all spaces at once.
+//! On x86-64 a root has 512 entries, of which the upper 256 are the kernel's. A [`KernelHalf`] has
+//! a table below each of them from the start, and these entries never change again. So they can be
+//! copied into the root of every user space, and what is mapped, changed and unmapped below them is
+//! so in all spaces at once.
 //!
-//! A user space that is made [beside](KernelHalf::user) it translates the lower half only, whatever its root says: its edits
-//! refuse the kernel's addresses, and what is destroyed with it are its own tables. What all share is global, and is
-//! invalidated as global: a processor remembers it under whatever space it has loaded.
+//! A user space that is made [beside](KernelHalf::user) it translates the lower half only, whatever
+//! its root says: its edits refuse the kernel's addresses, and what is destroyed with it are its
+//! own tables. What all share is global, and is invalidated as global: a processor remembers it
+//! under whatever space it has loaded.
 //!
 //! On arm64, where each half has a root of its own, there is nothing to share.
 
@@ -20,7 +23,8 @@ use crate::platform::{Barrier, Platform};
 use crate::table::Table;
 use crate::{Address, Level};
 
-/// The kernel's half of every address space. Its tables are never freed, because roots that are made beside it keep them.
+/// The kernel's half of every address space. Its tables are never freed, because roots that are
+/// made beside it keep them.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, EditError, KernelHalf, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -50,14 +54,16 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
         "each half has a root of its own"
     );
 
-    /// The upper half of `space` becomes the kernel's half; what is mapped in it stays so. Takes a table for each of the
-    /// root's upper entries that has none. Walkers use it from now on, if none did: with the roots of user spaces, if not with this one.
+    /// The upper half of `space` becomes the kernel's half; what is mapped in it stays so. Takes a
+    /// table for each of the root's upper entries that has none. Walkers use it from now on, if
+    /// none did: with the roots of user spaces, if not with this one.
     ///
     /// # Errors
-    /// Gives the space back, in which nothing has changed, with the reason: [`EditError::InputOutOfRange`] if it is one that translates
-    /// one half only, like that of a user; [`EditError::AlreadyMapped`] where something is mapped in the lower half, which no edit would
-    /// reach any more, or where a leaf stands in the root; [`EditError::Inexpressible`] for a leaf that is not global;
-    /// [`EditError::OutOfTables`].
+    /// Gives the space back, in which nothing has changed, with the reason:
+    /// [`EditError::InputOutOfRange`] if it is one that translates one half only, like that of a
+    /// user; [`EditError::AlreadyMapped`] where something is mapped in the lower half, which no
+    /// edit would reach any more, or where a leaf stands in the root; [`EditError::Inexpressible`]
+    /// for a leaf that is not global; [`EditError::OutOfTables`].
     #[expect(
         clippy::result_large_err,
         clippy::type_complexity,
@@ -85,7 +91,8 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
         self.space.gather()
     }
 
-    /// An empty user space: the lower half, beside this upper half. `None` if the platform has no frame for the root.
+    /// An empty user space: the lower half, beside this upper half. `None` if the platform has no
+    /// frame for the root.
     pub fn user(&self) -> Option<AddressSpace<F, P>> {
         let mut user = AddressSpace::new(self.space.platform.clone())?;
         user.limit_to(Half::Lower);
@@ -104,8 +111,8 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
         Some(user)
     }
 
-    /// Whether the code that edits runs on it: see [`AddressSpace::make_own`]. It stays [live](Liveness::Live) where it is said to be dead,
-    /// as long as there may be user spaces.
+    /// Whether the code that edits runs on it: see [`AddressSpace::make_own`]. It stays
+    /// [live](Liveness::Live) where it is said to be dead, as long as there may be user spaces.
     pub fn make_live(&mut self, liveness: Liveness) {
         match liveness {
             Liveness::Dead => {}
@@ -139,7 +146,8 @@ fn check<F: Format, P: Platform + Clone>(
     }
 }
 
-/// Puts a table below each of the root's upper entries that has none; below none, if there are not as many.
+/// Puts a table below each of the root's upper entries that has none; below none, if there are not
+/// as many.
 fn fill_root<F: Format, P: Platform>(
     space: &AddressSpace<F, P>,
 ) -> Result<(), EditError<F::Input>> {

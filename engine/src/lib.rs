@@ -1,7 +1,8 @@
-//! Page tables for kernels and hypervisors: built, changed and taken down in bulk, with as few TLB, barrier and cache
-//! operations as the architecture allows.
+//! Page tables for kernels and hypervisors: built, changed and taken down in bulk, with as few TLB,
+//! barrier and cache operations as the architecture allows.
 //!
-//! A change to a live page table has five parts, each with its own price, and this crate keeps them apart:
+//! A change to a live page table has five parts, each with its own price, and this crate keeps them
+//! apart:
 //!
 //! | part | what happens | may it fail? |
 //! |---|---|---|
@@ -11,17 +12,19 @@
 //! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |
 //! | **reclaim** | leaves are accounted for, tables that were detached are freed | no |
 //!
-//! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a platform on ordinary memory for tests, in
-//! the module `hosted`, and needs `std`; a kernel leaves it out. With the feature `small` map, unmap and protect of a range are
-//! half the machine code and take longer for each page, and in a format of [pages alone](format::PagesOnly) they are less again:
-//! docs/process.md has the figures.
+//! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a
+//! platform on ordinary memory for tests, in the module `hosted`, and needs `std`; a kernel leaves
+//! it out. With the feature `small` map, unmap and protect of a range are half the machine code and
+//! take longer for each page, and in a format of [pages alone](format::PagesOnly) they are less
+//! again: docs/process.md has the figures.
 //!
 //! # Ten minutes
 //!
 //! ## A space
 //!
-//! An [`AddressSpace`] is one tree of tables in one [format](mod@format), on one [`Platform`], which is your kernel's. For a start it is
-//! `hosted::Hosted`: frames of ordinary memory, in any program and any test.
+//! An [`AddressSpace`] is one tree of tables in one [format](mod@format), on one [`Platform`],
+//! which is your kernel's. For a start it is `hosted::Hosted`: frames of ordinary memory, in any
+//! program and any test.
 //!
 //! ```
 //! use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -36,14 +39,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Addresses have types ([`Va`], [`Ipa`], [`Pa`]), and a [`Span`] of them is not empty and does not wrap. An edit that fails has changed
-//! nothing: [`EditError`] says why. Whether leaves are blocks, runs or pages is [`Mapping`]'s, where the default is not what you want.
+//! Addresses have types ([`Va`], [`Ipa`], [`Pa`]), and a [`Span`] of them is not empty and does not
+//! wrap. An edit that fails has changed nothing: [`EditError`] says why. Whether leaves are blocks,
+//! runs or pages is [`Mapping`]'s, where the default is not what you want.
 //!
 //! ## Walkers
 //!
-//! [`make_live`](AddressSpace::make_live) says that processors use the tables from now on, and publishes them: load the root after
-//! it. What takes something away is done through a [`Gather`], because what processors remember has to be forgotten before memory is
-//! used for something else:
+//! [`make_live`](AddressSpace::make_live) says that processors use the tables from now on, and
+//! publishes them: load the root after it. What takes something away is done through a [`Gather`],
+//! because what processors remember has to be forgotten before memory is used for something else:
 //!
 //! ```
 //! # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -70,13 +74,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A leaf that is held and never released is a frame that is lost, and nothing worse. A gather that is dropped is completed.
+//! A leaf that is held and never released is a frame that is lost, and nothing worse. A gather that
+//! is dropped is completed.
 //!
 //! ## Your platform
 //!
-//! A [`Platform`] is five functions and what you promise of them: take a frame and give it back, reach it, and two that talk to the
-//! processor. For those two there is [`arch`]: `cpu.barrier(…)` and `cpu.invalidate(…)` of its `Cpu`s are what these functions do, and what
-//! registers hold is computed there as well.
+//! A [`Platform`] is five functions and what you promise of them: take a frame and give it back,
+//! reach it, and two that talk to the processor. For those two there is [`arch`]: `cpu.barrier(…)`
+//! and `cpu.invalidate(…)` of its `Cpu`s are what these functions do, and what registers hold is
+//! computed there as well.
 //!
 //! ```
 //! use core::ptr::NonNull;
@@ -117,7 +123,8 @@
 //! | tests without a processor | `hosted`; with one that breaks every promise that it may, the crate `tablewright-machine` |
 //! | a format that is not here | [`mod@format`], and [`bbm`] for what its architecture lets change in place |
 //!
-//! [`flush`] is what a gather becomes on its way, and is met by those that do something between *issue* and *complete*.
+//! [`flush`] is what a gather becomes on its way, and is met by those that do something between
+//! *issue* and *complete*.
 #![cfg_attr(not(feature = "hosted"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,11 +1,12 @@
 //! What the embedder provides.
 //!
-//! A boot-time user writes five functions: two that hand table frames out and take them back, one that makes a table
-//! reachable, and two that talk to the processor: [`barrier`](Platform::barrier) and
-//! [`invalidate`](Platform::invalidate). Everything else has a default that costs nothing.
+//! A boot-time user writes five functions: two that hand table frames out and take them back, one
+//! that makes a table reachable, and two that talk to the processor: [`barrier`](Platform::barrier)
+//! and [`invalidate`](Platform::invalidate). Everything else has a default that costs nothing.
 //!
-//! The engine is monomorphised over this trait. On a platform whose `table` is pointer arithmetic and whose `barrier`
-//! is one instruction, the compiled edits are the loops one would write by hand.
+//! The engine is monomorphised over this trait. On a platform whose `table` is pointer arithmetic
+//! and whose `barrier` is one instruction, the compiled edits are the loops one would write by
+//! hand.
 
 use core::ptr::NonNull;
 
@@ -24,23 +25,25 @@ use crate::shootdown::Identity;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
-    /// Every store to a table before it is visible to every table walker before anything after it; and this
-    /// processor's own later accesses use the new entries.
+    /// Every store to a table before it is visible to every table walker before anything after it;
+    /// and this processor's own later accesses use the new entries.
     ///
-    /// arm64: `dsb ishst`, and `isb` where this processor uses the space (DDI 0487 D8.2.6). x86: nothing, walkers see
-    /// stores in program order (SDM vol. 3A 9.2.2), but the compiler must not move the stores.
+    /// arm64: `dsb ishst`, and `isb` where this processor uses the space (DDI 0487 D8.2.6). x86:
+    /// nothing, walkers see stores in program order (SDM vol. 3A 9.2.2), but the compiler must not
+    /// move the stores.
     Publish,
-    /// Every invalidation issued before it is complete on every processor: none of them uses, or will finish using,
-    /// what was invalidated.
+    /// Every invalidation issued before it is complete on every processor: none of them uses, or
+    /// will finish using, what was invalidated.
     ///
-    /// arm64: `dsb ish`, and `isb` where this processor uses the space. x86: every processor that was told has
-    /// acknowledged.
+    /// arm64: `dsb ish`, and `isb` where this processor uses the space. x86: every processor that
+    /// was told has acknowledged.
     Complete,
 }
 
 /// The capabilities of the hardware, as far as the engine has to know them.
 ///
-/// Start from [`Caps::CONSERVATIVE`], which is correct on any hardware, and say what is known to be better:
+/// Start from [`Caps::CONSERVATIVE`], which is correct on any hardware, and say what is known to be
+/// better:
 ///
 /// ```
 /// use tablewright::Caps;
@@ -49,23 +52,23 @@ pub enum Barrier {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Break-before-make level, 0 to 3: arm64 `ID_AA64MMFR2_EL1.BBM`. Formats of architectures that have no such rule
-    /// ignore it.
+    /// Break-before-make level, 0 to 3: arm64 `ID_AA64MMFR2_EL1.BBM`. Formats of architectures that
+    /// have no such rule ignore it.
     pub bbm: u8,
-    /// Walkers may set accessed flags (arm64: `TCR_EL1.HA`, of stage 2 `VTCR_EL2.HA`; EPT: bit 6 of the EPTP; x86-64 and
-    /// nested paging: always).
+    /// Walkers may set accessed flags (arm64: `TCR_EL1.HA`, of stage 2 `VTCR_EL2.HA`; EPT: bit 6 of
+    /// the EPTP; x86-64 and nested paging: always).
     pub hardware_access: bool,
-    /// Walkers may set dirty state (arm64: `TCR_EL1.HD`, of stage 2 `VTCR_EL2.HD`; EPT: bit 6 of the EPTP; x86-64 and
-    /// nested paging: always).
+    /// Walkers may set dirty state (arm64: `TCR_EL1.HD`, of stage 2 `VTCR_EL2.HD`; EPT: bit 6 of
+    /// the EPTP; x86-64 and nested paging: always).
     pub hardware_dirty: bool,
-    /// A walker may have cached that an address was *not* mapped, so that a new mapping needs an invalidation
-    /// (no arm64 or x86 processor; RISC-V without Svvptc).
+    /// A walker may have cached that an address was *not* mapped, so that a new mapping needs an
+    /// invalidation (no arm64 or x86 processor; RISC-V without Svvptc).
     pub invalid_entries_cached: bool,
     /// The most operations of one flush, a leaf each; above that it is one of everything.
     ///
-    /// It is a cost of the machine, not of the format: what it takes to forget a space *and to find again what was needed*,
-    /// divided by what it takes to forget one leaf more in a flush that is waited for in any case. Measured on the machine it is
-    /// right; without that:
+    /// It is a cost of the machine, not of the format: what it takes to forget a space *and to find
+    /// again what was needed*, divided by what it takes to forget one leaf more in a flush that is
+    /// waited for in any case. Measured on the machine it is right; without that:
     ///
     /// | | default | so that 512 pages, a table, take |
     /// |---|---|---|
@@ -74,30 +77,34 @@ pub struct Caps {
     /// | arm64 without it | [64](Caps::WITHOUT_RANGES) pages | one ASIDE1IS |
     /// | [`CONSERVATIVE`](Caps::CONSERVATIVE) | the same | one of everything |
     ///
-    /// Where an instruction names a range, the number of *pages* says little: a range of any size takes one instruction for
-    /// each scale that it is made of, four at most, and one for an odd page. There are at most
-    /// [`MAX_RANGES`](crate::flush::MAX_RANGES) of them.
+    /// Where an instruction names a range, the number of *pages* says little: a range of any size
+    /// takes one instruction for each scale that it is made of, four at most, and one for an odd
+    /// page. There are at most [`MAX_RANGES`](crate::flush::MAX_RANGES) of them.
     pub invalidate_all_above: u64,
-    /// The largest leaf that the processors have, where not all have those of the format: pages of 1 GiB on x86
-    /// (`CPUID` 8000_0001 EDX bit 26), large pages of EPT (`IA32_VMX_EPT_VPID_CAP` bits 16 and 17). No edit makes a leaf
-    /// above it; those that are [everywhere](crate::Format::SURE_LEAF) are made in any case.
+    /// The largest leaf that the processors have, where not all have those of the format: pages of
+    /// 1 GiB on x86 (`CPUID` 8000_0001 EDX bit 26), large pages of EPT (`IA32_VMX_EPT_VPID_CAP`
+    /// bits 16 and 17). No edit makes a leaf above it; those that are
+    /// [everywhere](crate::Format::SURE_LEAF) are made in any case.
     pub largest_leaf: Level,
 }
 
 impl Caps {
-    /// [So many](Caps::invalidate_all_above) invalidations of one page each, where all processors hear each of them.
+    /// [So many](Caps::invalidate_all_above) invalidations of one page each, where all processors
+    /// hear each of them.
     ///
-    /// On an Ampere Altra, a table that is shown, cleared and forgotten takes 1.7 µs, of which 79 % and more is the wait, which a
-    /// flush has once (`docs/map-mem.md`): one invalidation more is 0.36 µs at most. To find again all that its second-level
-    /// TLB holds, 1280 entries (Neoverse N1 TRM), takes 25 µs at 20 ns for a walk whose descriptors are cached. The ratio is 70.
+    /// On an Ampere Altra, a table that is shown, cleared and forgotten takes 1.7 µs, of which 79 %
+    /// and more is the wait, which a flush has once (`docs/map-mem.md`): one invalidation more is
+    /// 0.36 µs at most. To find again all that its second-level TLB holds, 1280 entries (Neoverse
+    /// N1 TRM), takes 25 µs at 20 ns for a walk whose descriptors are cached. The ratio is 70.
     ///
-    /// Linux goes on to 512 (`MAX_DVM_OPS`), which is to avoid soft lock-ups, as it says, and not where it costs least.
+    /// Linux goes on to 512 (`MAX_DVM_OPS`), which is to avoid soft lock-ups, as it says, and not
+    /// where it costs least.
     pub const WITHOUT_RANGES: u64 = 64;
 
     /// Correct on any arm64 or x86 processor.
     ///
-    /// What [`arch`](crate::arch) says of a processor is closer to it. Leaves are those that every processor has, which is all
-    /// of them on arm64.
+    /// What [`arch`](crate::arch) says of a processor is closer to it. Leaves are those that every
+    /// processor has, which is all of them on arm64.
     pub const CONSERVATIVE: Self = Self {
         bbm: 0,
         hardware_access: true,
@@ -116,44 +123,49 @@ impl Default for Caps {
 
 /// The embedder's side of the engine: table frames, barriers, invalidations.
 ///
-/// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for embedders that take large
-/// ranges down, [`identity_of`](Platform::identity_of) for those whose identifiers roll over,
-/// [`table_done`](Platform::table_done) for those that reach tables through a window, [`alloc_root`](Platform::alloc_root)
-/// for hypervisors, and [`hooks`](Platform::hooks) for simulators.
+/// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for
+/// embedders that take large ranges down, [`identity_of`](Platform::identity_of) for those whose
+/// identifiers roll over, [`table_done`](Platform::table_done) for those that reach tables through
+/// a window, [`alloc_root`](Platform::alloc_root) for hypervisors, and [`hooks`](Platform::hooks)
+/// for simulators.
 ///
 /// # Safety
-/// The engine reads and writes memory where the implementation tells it to, and gives memory back when the implementation
-/// says that it is forgotten. An implementation promises:
-/// 1. [`alloc_table`](Platform::alloc_table) returns a frame of one granule of the format, aligned to its size, that
-///    nothing else uses until it goes to [`free_table`](Platform::free_table);
-///    [`alloc_root`](Platform::alloc_root) the first of so many adjoining frames, aligned to the size of all.
-/// 2. [`table`](Platform::table) returns a pointer to that frame, valid for reads and writes of a whole granule (of all
-///    granules of a root) by atomic accesses of 8 bytes, until [`table_done`](Platform::table_done) is called with it.
-///    On each processor so many tables are open at a time as the format has levels, plus two; and as many again for each
-///    interrupt handler that edits or walks a space on top of what it has interrupted.
-/// 3. [`link_of`](Platform::link_of) returns the same link for a frame each time, and different links for different
-///    frames.
-/// 4. When [`barrier(Publish)`](Barrier::Publish) returns, every store to a table that was made before it is visible to
-///    the walkers of every processor.
-/// 5. [`invalidate`](Platform::invalidate) is about all that any processor remembers of the space: under the
-///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded (9. excepted), and, where
-///    [global](Invalidation::global) translations are meant, whatever is loaded. All that is named is covered: every range,
-///    at every level where none is named, with what is cached of tables where tables were detached.
-/// 6. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued before it, by this
-///    processor or by one whose issuing happens before this call, is complete on every processor. A program that goes on
-///    on another processor between the two takes that promise with it: a kernel that may move it makes the barrier when
-///    it does (on arm64 a `DSB` waits for what its own processor has issued, and for nothing else).
-/// 7. A clone of the platform, where it has any, is the same platform: what one allocates the other may free, and what
-///    one issues the other may complete.
+/// The engine reads and writes memory where the implementation tells it to, and gives memory back
+/// when the implementation says that it is forgotten. An implementation promises:
+/// 1. [`alloc_table`](Platform::alloc_table) returns a frame of one granule of the format, aligned
+///    to its size, that nothing else uses until it goes to [`free_table`](Platform::free_table);
+///    [`alloc_root`](Platform::alloc_root) the first of so many adjoining frames, aligned to the
+///    size of all.
+/// 2. [`table`](Platform::table) returns a pointer to that frame, valid for reads and writes of a
+///    whole granule (of all granules of a root) by atomic accesses of 8 bytes, until
+///    [`table_done`](Platform::table_done) is called with it. On each processor so many tables are
+///    open at a time as the format has levels, plus two; and as many again for each interrupt
+///    handler that edits or walks a space on top of what it has interrupted.
+/// 3. [`link_of`](Platform::link_of) returns the same link for a frame each time, and different
+///    links for different frames.
+/// 4. When [`barrier(Publish)`](Barrier::Publish) returns, every store to a table that was made
+///    before it is visible to the walkers of every processor.
+/// 5. [`invalidate`](Platform::invalidate) is about all that any processor remembers of the space:
+///    under the [identifier](Invalidation::id) that is named, with which alone the root is ever
+///    loaded (9. excepted), and, where [global](Invalidation::global) translations are meant,
+///    whatever is loaded. All that is named is covered: every range, at every level where none is
+///    named, with what is cached of tables where tables were detached.
+/// 6. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued
+///    before it, by this processor or by one whose issuing happens before this call, is complete on
+///    every processor. A program that goes on on another processor between the two takes that
+///    promise with it: a kernel that may move it makes the barrier when it does (on arm64 a `DSB`
+///    waits for what its own processor has issued, and for nothing else).
+/// 7. A clone of the platform, where it has any, is the same platform: what one allocates the other
+///    may free, and what one issues the other may complete.
 /// 8. None of its functions unwinds: an edit is between two stores when it calls them.
-/// 9. [`identity_of`](Platform::identity_of) returns the same for a root each time, from its allocation until it is freed,
-///    and no two roots have one identity at a time. A processor loads a root that has an identity as
-///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last, of the one
-///    [`Identifiers`](crate::shootdown::Identifiers) of these processors, with its one allocator; and has forgotten what
-///    that has asked it to forget.
+/// 9. [`identity_of`](Platform::identity_of) returns the same for a root each time, from its
+///    allocation until it is freed, and no two roots have one identity at a time. A processor loads
+///    a root that has an identity as [`Identifiers::switch`](crate::shootdown::Identifiers::switch)
+///    has told this processor last, of the one [`Identifiers`](crate::shootdown::Identifiers) of
+///    these processors, with its one allocator; and has forgotten what that has asked it to forget.
 ///
-/// The functions may be called from interrupt handlers, if spaces are edited there; what they share with the code that was
-/// interrupted is theirs to protect.
+/// The functions may be called from interrupt handlers, if spaces are edited there; what they share
+/// with the code that was interrupted is theirs to protect.
 ///
 /// ```
 /// use core::{cell::Cell, ptr::NonNull};
@@ -180,36 +192,39 @@ impl Default for Caps {
 /// }
 /// ```
 pub unsafe trait Platform {
-    /// A frame for a table at `level`, or `None`. Its content does not matter: the engine writes every entry before
-    /// it links the table.
+    /// A frame for a table at `level`, or `None`. Its content does not matter: the engine writes
+    /// every entry before it links the table.
     fn alloc_table(&self, level: Level) -> Option<Pa>;
 
     /// Takes back a frame that [`alloc_table`](Platform::alloc_table) gave out for `level`.
     ///
     /// # Safety
     /// 1. The frame came from this platform and has not been freed since.
-    /// 2. No walker and no software can reach it: it was never linked, or the invalidation that covers it is complete.
+    /// 2. No walker and no software can reach it: it was never linked, or the invalidation that
+    ///    covers it is complete.
     unsafe fn free_table(&self, frame: Pa, level: Level);
 
     /// A pointer to the first entry of the table in `frame`.
     ///
     /// # Safety
-    /// 1. The frame came from [`alloc_table`](Platform::alloc_table) and has not been freed, or the embedder has
-    ///    [adopted](crate::AddressSpace::adopt) the tables it belongs to.
+    /// 1. The frame came from [`alloc_table`](Platform::alloc_table) and has not been freed, or the
+    ///    embedder has [adopted](crate::AddressSpace::adopt) the tables it belongs to.
     unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry>;
 
     /// Executes a barrier.
     fn barrier(&self, barrier: Barrier);
 
-    /// Issues all invalidations of one flush, on every processor that may remember something of the space. They need not be
-    /// complete on return; a [`Barrier::Complete`] follows when they have to be. Stores before it are already published.
+    /// Issues all invalidations of one flush, on every processor that may remember something of the
+    /// space. They need not be complete on return; a [`Barrier::Complete`] follows when they have
+    /// to be. Stores before it are already published.
     fn invalidate(&self, what: &Invalidation<'_>);
 
-    /// Frames for the first table of a tree, at `level`: as many as `tables` says, a power of two, beside each other and
-    /// aligned to the size of all of them. Returns the first, or `None`.
+    /// Frames for the first table of a tree, at `level`: as many as `tables` says, a power of two,
+    /// beside each other and aligned to the size of all of them. Returns the first, or `None`.
     ///
-    /// More than one is asked for by arm64 stage 2 alone, whose first table may be up to 16 concatenated ones. Without
-    /// this function one table is a table like any other, and more cannot be had.
+    /// More than one is asked for by arm64 stage 2 alone, whose first table may be up to 16
+    /// concatenated ones. Without this function one table is a table like any other, and more
+    /// cannot be had.
     #[inline]
     fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
         if tables == 1 {
@@ -219,8 +234,8 @@ pub unsafe trait Platform {
         }
     }
 
-    /// Takes back what [`alloc_root`](Platform::alloc_root) gave out for as many tables at `level`. An embedder
-    /// overrides both or neither.
+    /// Takes back what [`alloc_root`](Platform::alloc_root) gave out for as many tables at `level`.
+    /// An embedder overrides both or neither.
     ///
     /// # Safety
     /// As for [`free_table`](Platform::free_table).
@@ -228,7 +243,8 @@ pub unsafe trait Platform {
     unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
         debug_assert_eq!(tables, 1, "concatenated tables came from elsewhere");
         if tables == 1 {
-            // SAFETY: one table is a table like any other: `alloc_root` got it from `alloc_table`; the rest is passed on.
+            // SAFETY: one table is a table like any other: `alloc_root` got it from `alloc_table`;
+            // the rest is passed on.
             unsafe { self.free_table(root, level) };
         }
     }
@@ -239,34 +255,37 @@ pub unsafe trait Platform {
         Caps::CONSERVATIVE
     }
 
-    /// The engine no longer uses this pointer. A platform that maps tables on demand may unmap it, now or later.
+    /// The engine no longer uses this pointer. A platform that maps tables on demand may unmap it,
+    /// now or later.
     #[inline(always)]
     fn table_done(&self, frame: Pa, table: NonNull<Entry>) {
         let _ = (frame, table);
     }
 
-    /// The side memory of a table frame, if the embedder keeps any. Without it, a [`Gather`](crate::Gather) carries only
-    /// [so many](crate::flush::MAX_UNLINKED) detached tables at a time, and an unmap of more stops to have it completed.
+    /// The side memory of a table frame, if the embedder keeps any. Without it, a
+    /// [`Gather`](crate::Gather) carries only [so many](crate::flush::MAX_UNLINKED) detached tables
+    /// at a time, and an unmap of more stops to have it completed.
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let _ = frame;
         None
     }
 
-    /// The identity of the space with this root, if its identifier is one of those that are
-    /// [given out](crate::shootdown::Identifiers) and taken back while it lives. Without it, a space has the number that it
-    /// was [given](crate::AddressSpace::with_id).
+    /// The identity of the space with this root, if its identifier is one of those that are [given
+    /// out](crate::shootdown::Identifiers) and taken back while it lives. Without it, a space has
+    /// the number that it was [given](crate::AddressSpace::with_id).
     ///
-    /// A platform of one space returns its own; one of all spaces finds it by the frame, as it does a
-    /// [link](Platform::link_of). It is asked when something is invalidated, and when the space is made live or dead.
+    /// A platform of one space returns its own; one of all spaces finds it by the frame, as it does
+    /// a [link](Platform::link_of). It is asked when something is invalidated, and when the space
+    /// is made live or dead.
     #[inline(always)]
     fn identity_of(&self, root: Pa) -> Option<&Identity> {
         let _ = root;
         None
     }
 
-    /// A walk is about to open the table in `frame`. A platform that can reach it without mapping it first may
-    /// [bring it closer](crate::prefetch).
+    /// A walk is about to open the table in `frame`. A platform that can reach it without mapping
+    /// it first may [bring it closer](crate::prefetch).
     #[inline(always)]
     fn prefetch(&self, frame: Pa) {
         let _ = frame;
@@ -279,7 +298,8 @@ pub unsafe trait Platform {
     }
 }
 
-/// Every access that the engine makes to an entry, for simulators and counters. The defaults are the accesses themselves.
+/// Every access that the engine makes to an entry, for simulators and counters. The defaults are
+/// the accesses themselves.
 ///
 /// # Safety
 /// 1. What is overridden does what the default does.
@@ -393,8 +413,8 @@ pub struct NoHooks;
 // SAFETY: nothing is overridden (1.).
 unsafe impl Hooks for NoHooks {}
 
-// SAFETY: everything is passed on to the platform behind the reference, which made the promises; a copy of a
-// reference is the same platform (7.).
+// SAFETY: everything is passed on to the platform behind the reference, which made the promises; a
+// copy of a reference is the same platform (7.).
 unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {

@@ -1,17 +1,18 @@
 //! Contiguous runs: aligned leaves that a walker may hold as one.
 //!
-//! The contiguous bit of a descriptor promises that all members of its aligned run are valid leaves of consecutive
-//! frames with equal attributes. Three things follow.
+//! The contiguous bit of a descriptor promises that all members of its aligned run are valid leaves
+//! of consecutive frames with equal attributes. Three things follow.
 //!
-//! **A run is one leaf to every reader.** Hardware that sets accessed and dirty may do so in any one member, for all
-//! of them (DDI 0487 D8.5.5). What a single member says is therefore not the truth about its page; the run is
-//! visited as one leaf of the size of the run, whose flags are those of all members together.
+//! **A run is one leaf to every reader.** Hardware that sets accessed and dirty may do so in any
+//! one member, for all of them (DDI 0487 D8.5.5). What a single member says is therefore not the
+//! truth about its page; the run is visited as one leaf of the size of the run, whose flags are
+//! those of all members together.
 //!
-//! **A run is changed as a whole, or is no run any more.** An edit of a part unfolds it first: the bit goes from every
-//! member, and the flags of all become the flags of each.
+//! **A run is changed as a whole, or is no run any more.** An edit of a part unfolds it first: the
+//! bit goes from every member, and the flags of all become the flags of each.
 //!
-//! **The bit is a change of size.** Below level 1 of FEAT_BBM the members are broken, all of them, before one is
-//! remade with or without it.
+//! **The bit is a change of size.** Below level 1 of FEAT_BBM the members are broken, all of them,
+//! before one is remade with or without it.
 
 use core::ops::Range;
 
@@ -37,7 +38,8 @@ pub(crate) fn extent<F: Format>(input: u64, level: Level) -> Slice {
     }
 }
 
-/// One descriptor for a run: that of its first member, with the flags of all. `take` reads a member, or takes it out.
+/// One descriptor for a run: that of its first member, with the flags of all. `take` reads a
+/// member, or takes it out.
 #[inline(never)]
 pub(crate) fn gather<F: Format>(
     members: Range<usize>,

@@ -23,11 +23,12 @@ pub(crate) unsafe fn store<P: Platform>(platform: &P, entry: NonNull<Entry>, bit
     }
 }
 
-/// A table that is open for access: mapped by the platform from [`Table::open`] until it is dropped.
+/// A table that is open for access: mapped by the platform from [`Table::open`] until it is
+/// dropped.
 ///
-/// Invariant: `base` points to as many valid entries as a table at this level of the space's format has. It holds
-/// because a table is opened only at a frame that is the root of a space or was read from a table descriptor of one,
-/// and [`Platform::table`] vouches for such frames.
+/// Invariant: `base` points to as many valid entries as a table at this level of the space's format
+/// has. It holds because a table is opened only at a frame that is the root of a space or was read
+/// from a table descriptor of one, and [`Platform::table`] vouches for such frames.
 pub(crate) struct Table<'p, P: Platform> {
     platform: &'p P,
     base: NonNull<Entry>,
@@ -58,8 +59,8 @@ impl<'p, P: Platform> Table<'p, P> {
 
     #[inline(always)]
     fn at(&self, index: usize) -> NonNull<Entry> {
-        // SAFETY: indices come from `Format::index` or from ranges of such, which stay inside a table; by the
-        // invariant of the type these entries are valid.
+        // SAFETY: indices come from `Format::index` or from ranges of such, which stay inside a
+        // table; by the invariant of the type these entries are valid.
         unsafe { self.base.add(index) }
     }
 
@@ -74,7 +75,8 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    /// Reads an entry in order to go on to the table that it points to, while others may be linking it.
+    /// Reads an entry in order to go on to the table that it points to, while others may be linking
+    /// it.
     #[inline(always)]
     pub fn follow(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry.
@@ -145,14 +147,16 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    /// Prefetches what a loop over the table comes to next, called once for each line. Near the end of the table that
-    /// is the frame behind it, often the next table; where it is not, the prefetch is wasted and harmless.
+    /// Prefetches what a loop over the table comes to next, called once for each line. Near the end
+    /// of the table that is the frame behind it, often the next table; where it is not, the
+    /// prefetch is wasted and harmless.
     #[inline(always)]
     pub fn prefetch_ahead(&self, index: usize) {
         prefetch_line(self.base.as_ptr().wrapping_add(index + LINE * AHEAD));
     }
 
-    /// Clears a table of `entries` that was just allocated: as memory, which takes fewer stores than there are entries.
+    /// Clears a table of `entries` that was just allocated: as memory, which takes fewer stores
+    /// than there are entries.
     ///
     /// # Safety
     /// 1. Nothing else can reach the table, and it has so many entries.
@@ -189,8 +193,8 @@ impl<'p, P: Platform> Table<'p, P> {
         even | odd == 0
     }
 
-    /// The first entry of `range` that is not zero; its end if all are. Entries that others write meanwhile are each read once,
-    /// at some time.
+    /// The first entry of `range` that is not zero; its end if all are. Entries that others write
+    /// meanwhile are each read once, at some time.
     ///
     /// A function of its own, so that what is between two holes pays for a comparison and no more.
     #[inline(never)]
@@ -237,11 +241,11 @@ impl<'p, P: Platform> Table<'p, P> {
 }
 
 impl<P: Platform> Table<'_, P> {
-    /// Makes the entries of `range` that are `from` under `mask` what `to` is there, up to the first that is not. Returns
-    /// where that is.
+    /// Makes the entries of `range` that are `from` under `mask` what `to` is there, up to the
+    /// first that is not. Returns where that is.
     ///
-    /// A line of eight entries is checked as one, before any of them is written: they have no other writer. A function
-    /// of its own, so that the loop has the registers to itself.
+    /// A line of eight entries is checked as one, before any of them is written: they have no other
+    /// writer. A function of its own, so that the loop has the registers to itself.
     #[inline(never)]
     pub fn recode(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;
@@ -283,7 +287,8 @@ impl<P: Platform> Table<'_, P> {
         index
     }
 
-    /// The same where walkers may write the entries. One that a walker has changed under our hands is looked at again.
+    /// The same where walkers may write the entries. One that a walker has changed under our hands
+    /// is looked at again.
     #[inline(never)]
     pub fn recode_contended(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;

@@ -1,9 +1,10 @@
 //! The walker.
 //!
-//! There is one. It goes down a tree over a range of input addresses, in order, and asks a visitor at each entry what
-//! to do: nothing, or to go into the table that the entry points to. At the last level it hands the visitor a whole
-//! run of entries of one table, so that the inner loop of an edit is the visitor's own and nothing is asked for each
-//! page. Map, unmap, change, query and reclaiming are visitors; the walk is compiled once for all of them.
+//! There is one. It goes down a tree over a range of input addresses, in order, and asks a visitor
+//! at each entry what to do: nothing, or to go into the table that the entry points to. At the last
+//! level it hands the visitor a whole run of entries of one table, so that the inner loop of an
+//! edit is the visitor's own and nothing is asked for each page. Map, unmap, change, query and
+//! reclaiming are visitors; the walk is compiled once for all of them.
 //!
 //! The depth is bounded by the levels of the format, at most five; so is the recursion.
 
@@ -83,7 +84,8 @@ impl Slice {
         self.last.wrapping_sub(self.first) == (1 << F::shift(level)) - 1
     }
 
-    /// Whether a leaf at `level` may lie in the slice: there are such leaves, and the slice is not too small.
+    /// Whether a leaf at `level` may lie in the slice: there are such leaves, and the slice is not
+    /// too small.
     #[inline(always)]
     pub fn holds<F: Format>(self, level: Level) -> bool {
         F::is_leaf_level(level) && self.last - self.first >= (1 << F::shift(level)) - 1
@@ -149,17 +151,19 @@ pub(crate) trait Visit<F: Format, P: Platform> {
     /// One entry above the level of pages, and the part of the range below it.
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step;
 
-    /// A run of entries at the level of pages; `first` is the address that the first of them translates. The walk ends if it
-    /// breaks. A visitor that is not interested in pages leaves it out.
+    /// A run of entries at the level of pages; `first` is the address that the first of them
+    /// translates. The walk ends if it breaks. A visitor that is not interested in pages leaves it
+    /// out.
     #[inline(always)]
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let _ = (table, range, first);
         ControlFlow::Continue(())
     }
 
-    /// Whether [`entry`](Visit::entry) is to be called for every hole: an entry that is zero, and invalid in every format. Otherwise
-    /// the walk passes holes by, by lines, but for one that is the first or the last on its way. What fills holes says so; what
-    /// forgets to fills the first alone, and fails its first test.
+    /// Whether [`entry`](Visit::entry) is to be called for every hole: an entry that is zero, and
+    /// invalid in every format. Otherwise the walk passes holes by, by lines, but for one that is
+    /// the first or the last on its way. What fills holes says so; what forgets to fills the first
+    /// alone, and fails its first test.
     fn fills_holes(&self) -> bool {
         false
     }
@@ -171,8 +175,8 @@ pub(crate) trait Visit<F: Format, P: Platform> {
     }
 }
 
-/// Visits pages one by one as [entries](Visit::entry) of their level: the [`pages`](Visit::pages) of a visitor that does with a page
-/// what it does with a block, and is rarely needed.
+/// Visits pages one by one as [entries](Visit::entry) of their level: the [`pages`](Visit::pages)
+/// of a visitor that does with a page what it does with a block, and is rarely needed.
 pub(crate) fn one_by_one<F: Format, P: Platform>(
     visitor: &mut dyn Visit<F, P>,
     table: &Table<'_, P>,
@@ -204,11 +208,12 @@ impl<P: Platform> Place<'_, P> {
     }
 }
 
-/// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`. With `SHARED`, tables may be
-/// linked meanwhile.
+/// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`.
+/// With `SHARED`, tables may be linked meanwhile.
 ///
-/// It is the walk of what is small, and of most edits: a load and a test for each level. `None` if there is no such table, or it
-/// does not cover all. With `ONE`, one entry is what it goes to, and no loop over more that needs the registers.
+/// It is the walk of what is small, and of most edits: a load and a test for each level. `None` if
+/// there is no such table, or it does not cover all. With `ONE`, one entry is what it goes to, and
+/// no loop over more that needs the registers.
 ///
 /// # Safety
 /// 1. `frame` holds the root of a tree of this format on `platform`.
@@ -237,7 +242,8 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool, const O
     Some(Place { table, range })
 }
 
-/// The same from the table in `tables`, whose entries are tables of pages, where the first address is in the page of this number below it.
+/// The same from the table in `tables`, whose entries are tables of pages, where the first address
+/// is in the page of this number below it.
 ///
 /// # Safety
 /// 1. `tables` holds such a table of a tree of this format, on `platform`.
@@ -259,13 +265,15 @@ pub(crate) unsafe fn descend_near<F: Format, P: Platform, const ONE: bool>(
         tables = unsafe { step::<F, P, false, ONE>(platform, tables, Level::PAGE.up(), above)? };
     }
     let level = Level::PAGE;
-    // SAFETY: what a table descriptor of the tree points to, or the root where it is a table of pages.
+    // SAFETY: what a table descriptor of the tree points to, or the root where it is a table of
+    // pages.
     let table = unsafe { Table::open(platform, tables, level) };
     let range = start..F::index(slice.last, level) + 1;
     Some(Place { table, range })
 }
 
-/// The same as far as the table whose entries are tables of pages; the root, where there is no other.
+/// The same as far as the table whose entries are tables of pages; the root, where there is no
+/// other.
 ///
 /// # Safety
 /// 1. As of [`descend`].
@@ -280,7 +288,8 @@ pub(crate) unsafe fn descend_to_tables<
     mut frame: Pa,
     input: u64,
 ) -> Option<Pa> {
-    // Written out, so that the level is a constant in each step, and with it shifts, masks and what may be there.
+    // Written out, so that the level is a constant in each step, and with it shifts, masks and what
+    // may be there.
     macro_rules! steps {
         ($($height:literal),*) => { $(
             let level = Level::new($height);
@@ -321,8 +330,8 @@ pub(crate) unsafe fn step<F: Format, P: Platform, const SHARED: bool, const ONE:
 /// Walks the table in `frame` at `level` over `slice`.
 ///
 /// # Safety
-/// 1. `frame` holds a table at `level` of a tree of this format on `platform`, and so does what its table descriptors
-///    point to.
+/// 1. `frame` holds a table at `level` of a tree of this format on `platform`, and so does what its
+///    table descriptors point to.
 pub(crate) unsafe fn walk<F: Format, P: Platform>(
     platform: &P,
     frame: Pa,
@@ -330,7 +339,8 @@ pub(crate) unsafe fn walk<F: Format, P: Platform>(
     slice: Slice,
     visitor: &mut dyn Visit<F, P>,
 ) -> ControlFlow<()> {
-    // SAFETY: (1.), and the visitor read the frame of each table below from a descriptor of the one above.
+    // SAFETY: (1.), and the visitor read the frame of each table below from a descriptor of the one
+    // above.
     let table = unsafe { Table::open(platform, frame, level) };
     let mut index = F::index(slice.first, level);
     let Some(below) = level.down() else {
@@ -349,13 +359,15 @@ pub(crate) unsafe fn walk<F: Format, P: Platform>(
             Step::Into(child) => {
                 if below == Level::PAGE && part.last != slice.last && index + 1 < F::entries(level)
                 {
-                    // Most walks are bounded by memory: the next table is on its way while this one is worked on.
+                    // Most walks are bounded by memory: the next table is on its way while this one
+                    // is worked on.
                     let next = table.load(index + 1);
                     if F::kind(next, level) == Kind::Table {
                         platform.prefetch(F::address(next, level));
                     }
                 }
-                // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
+                // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.)
+                // holds for it.
                 unsafe { walk_below::<F, P>(platform, child, below, part, visitor)? };
                 visitor.leave(level, child);
             }
@@ -391,8 +403,9 @@ unsafe fn walk_below<F: Format, P: Platform>(
     visitor.pages(&table, F::index(slice.first, level)..end, slice.first)
 }
 
-/// Passes by the holes behind an entry, of which there is one, before the last entry of the range that ends at `last`. Returns
-/// the last that was passed by, if any was, and adds what they cover to the part of the range.
+/// Passes by the holes behind an entry, of which there is one, before the last entry of the range
+/// that ends at `last`. Returns the last that was passed by, if any was, and adds what they cover
+/// to the part of the range.
 // A function of its own, so that the walk has the registers to itself.
 #[cold]
 #[inline(never)]

@@ -398,7 +398,8 @@ fn a_page_below_a_protected_table_is_mapped_to_be_written_whatever_the_format() 
     a_page_below_a_protected_table_is_mapped_to_be_written::<Ept<4>>();
 }
 
-/// The levels of what was to be forgotten since the last call, on this processor or on all; in ranges.
+/// The levels of what was to be forgotten since the last call, on this processor or on all; in
+/// ranges.
 fn levels(platform: &Threads) -> Vec<Option<Level>> {
     let mut levels = Vec::new();
     for event in platform.take_events() {
@@ -413,8 +414,8 @@ fn levels(platform: &Threads) -> Vec<Option<Level>> {
     levels
 }
 
-/// An invalidation by the level of a block leaves what is remembered of the table whose place it has taken: until that is
-/// forgotten, no other edit names a level there.
+/// An invalidation by the level of a block leaves what is remembered of the table whose place it
+/// has taken: until that is forgotten, no other edit names a level there.
 #[test]
 fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     let caps = Caps {
@@ -651,8 +652,8 @@ fn what_hardware_marks_is_harvested() {
     assert!(vm.can_write(0));
 }
 
-/// Nothing can be written that hardware would not log: large leaves are closed, pages are clean, and clean again when they are
-/// harvested.
+/// Nothing can be written that hardware would not log: large leaves are closed, pages are clean,
+/// and clean again when they are harvested.
 #[test]
 fn what_hardware_logs_is_harvested() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
@@ -678,7 +679,8 @@ fn what_hardware_logs_is_harvested() {
     assert!(!vm.can_write(0) && !vm.can_write(511 << 12));
     assert!((512..520).all(|page| vm.can_write(page << 12) && !leaf(page).attrs().dirty));
 
-    // One virtual CPU's log: two pages, one of them twice, the other's address, and what has no slot.
+    // One virtual CPU's log: two pages, one of them twice, the other's address, and what has no
+    // slot.
     let words = words(16);
     let bitmap = Bitmap::new(&words, 1024).unwrap();
     let page = [const { AtomicU64::new(0) }; 512];
@@ -776,8 +778,9 @@ fn log_page(log: &[AtomicU64; 512], entry: usize, page: u64) {
     log[entry].store(page << 12, std::sync::atomic::Ordering::Relaxed);
 }
 
-/// A log that two host threads drain, or one drains twice because the index was not set anew, has its pages marked once
-/// more and none besides: a page is found once by the harvest, and again after a second drain.
+/// A log that two host threads drain, or one drains twice because the index was not set anew, has
+/// its pages marked once more and none besides: a page is found once by the harvest, and again
+/// after a second drain.
 #[test]
 fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
@@ -815,7 +818,8 @@ fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
     assert_eq!(vm.guest.drain(&log, first, |_| Some(&bitmap)), Ok(0));
 }
 
-/// Drains of one thread beside harvests of another: each page is found by a harvest after its drain, whichever was in the way.
+/// Drains of one thread beside harvests of another: each page is found by a harvest after its
+/// drain, whichever was in the way.
 #[test]
 fn a_drain_beside_a_harvest_loses_no_page() {
     let platform = Threads::new(700, 12, 2).with_caps(tablewright::hosted::CAPS);

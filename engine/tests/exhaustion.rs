@@ -1,4 +1,5 @@
-//! Running out of table frames in the middle of an edit: each edit that takes several tables, with one too few.
+//! Running out of table frames in the middle of an edit: each edit that takes several tables, with
+//! one too few.
 
 mod common;
 
@@ -18,7 +19,8 @@ fn span(first: u64, size: u64) -> Span<Va> {
     Span::new(Va::new(first), size).unwrap()
 }
 
-/// Tries `edit` on two blocks of 1 GiB with 0 to `needed - 1` frames, and then with as many as it needs.
+/// Tries `edit` on two blocks of 1 GiB with 0 to `needed - 1` frames, and then with as many as it
+/// needs.
 fn exhaust(needed: u64, mut edit: impl FnMut(&mut Edits) -> Result<(), EditError<Va>>) {
     let platform = Hosted::new(600, 12);
     let mut space = Space::new(&platform).unwrap();

@@ -1,5 +1,5 @@
-//! What is particular to stage 2: first tables beside each other, addresses that end with the memory of the guest, and
-//! what an edit of a guest's space leaves to invalidate.
+//! What is particular to stage 2: first tables beside each other, addresses that end with the
+//! memory of the guest, and what an edit of a guest's space leaves to invalidate.
 
 mod common;
 
@@ -57,7 +57,8 @@ fn the_first_table_follows_from_the_input_size() {
     assert_eq!(<Stage2<16, 33>>::contiguous(Level::PAGE), 5);
 }
 
-/// Maps, changes and unmaps around `border`, an address between two tables of the root, judged by the walker.
+/// Maps, changes and unmaps around `border`, an address between two tables of the root, judged by
+/// the walker.
 fn edit_across<F: Decoded<Input = Ipa>>(border: u64) {
     let platform = Hosted::new(64, F::PAGE_SHIFT);
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
@@ -260,7 +261,8 @@ fn a_block_is_broken_on_arm_and_split_in_place_on_x86() {
     assert_eq!(split::<Npt<4>>(caps), (vec![], vec![x86]));
 }
 
-/// Takes the permission to write away, and gives it back: that the page was written is not forgotten.
+/// Takes the permission to write away, and gives it back: that the page was written is not
+/// forgotten.
 fn dirty_stays<F: Decoded<Input = Ipa>>() {
     let platform = Hosted::new(64, F::PAGE_SHIFT);
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap();

@@ -1,5 +1,5 @@
-//! The house: no circle of imports between the rooms of the engine, nor between its files, and no file that is too long to be
-//! read.
+//! The house: no circle of imports between the rooms of the engine, nor between its files, and no
+//! file that is too long to be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -82,7 +82,8 @@ fn paths(prefix: &str, tree: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The modules that each imports from, as far as the name says it: what the crate's root exports is of the module that it is from.
+/// The modules that each imports from, as far as the name says it: what the crate's root exports is
+/// of the module that it is from.
 fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut exported = BTreeMap::new();
     let root = modules.get("lib").or(modules.get("main")).unwrap();
@@ -267,8 +268,9 @@ fn no_file_is_too_long() {
     }
 }
 
-/// Words that a reader would have to guess at. A processor and an edit are things, and have names of things; what an edit does
-/// has the field's names: reclaim, grace period, clear dirty, zap, defer, cache maintenance, write-protect, set accessed, collapse.
+/// Words that a reader would have to guess at. A processor and an edit are things, and have names
+/// of things; what an edit does has the field's names: reclaim, grace period, clear dirty, zap,
+/// defer, cache maintenance, write-protect, set accessed, collapse.
 const NOT_THE_FIELDS: &[&str] = &[
     "nobody",
     "somebody",
@@ -299,7 +301,8 @@ const NOT_THE_FIELDS: &[&str] = &[
     "recovers",
 ];
 
-/// How often all of them may be in what is not the engine's: `quiet` is an option of cargo and of Linux.
+/// How often all of them may be in what is not the engine's: `quiet` is an option of cargo and of
+/// Linux.
 const MOST_ELSEWHERE: usize = 29;
 
 /// The words of the list in a line of source or of prose, and a sentence that begins with *who*.

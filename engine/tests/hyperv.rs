@@ -1,4 +1,5 @@
-//! Flushes by hypercall: what a guest encodes a host decodes, and what a host is given it does not believe.
+//! Flushes by hypercall: what a guest encodes a host decodes, and what a host is given it does not
+//! believe.
 
 mod common;
 
@@ -436,7 +437,8 @@ fn an_empty_mask_means_all_and_none_beyond_the_last_is_told() {
     );
 }
 
-/// Random and broken input: no panic, nothing read beyond what was given, and nothing decoded that was not there.
+/// Random and broken input: no panic, nothing read beyond what was given, and nothing decoded that
+/// was not there.
 fn believe_nothing(rounds: u64) {
     let dice = common::Dice::new(7);
     let mut accepted = 0u64;

@@ -1,5 +1,6 @@
-//! Spaces that are invalidated by identity: which identifier an invalidation names, what a processor is told to load, and that a
-//! space without global translations has no more forgotten than its own.
+//! Spaces that are invalidated by identity: which identifier an invalidation names, what a
+//! processor is told to load, and that a space without global translations has no more forgotten
+//! than its own.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -46,7 +47,8 @@ impl<'m> Ids<'m> {
     }
 }
 
-/// The platform of one space. Something may happen while stores are published, on another processor.
+/// The platform of one space. Something may happen while stores are published, on another
+/// processor.
 #[derive(Clone, Copy)]
 struct Tables<'k, P> {
     inner: P,
@@ -180,8 +182,8 @@ fn an_invalidation_names_the_identifier_of_its_time() {
     // It stays loaded while another processor goes through all identifiers: it keeps its own.
     assert_eq!([load(1, 1), load(1, 2), load(1, 3)], [2, 3, 2]);
     assert_eq!((named(&mut space), kernel.flushes.get()), (vec![1], 1));
-    // It is left, and generations begin in which its identifier is another's. What is remembered of it under that one is of
-    // no use to a processor before it has forgotten everything.
+    // It is left, and generations begin in which its identifier is another's. What is remembered of
+    // it under that one is of no use to a processor before it has forgotten everything.
     assert_eq!(load(0, 1), 3);
     let before = kernel.flushes.get();
     assert!((0..9).any(|turn| load(1, 2 + turn % 3) == 1));
@@ -199,7 +201,8 @@ fn an_invalidation_names_the_identifier_of_its_time() {
     assert_eq!((told.id, told.everything, told.global), (id, true, false));
 }
 
-/// An identifier that is given between the stores and the look is seen, because the look comes behind the publication.
+/// An identifier that is given between the stores and the look is seen, because the look comes
+/// behind the publication.
 #[test]
 fn the_identifier_is_read_when_the_stores_are_published() {
     let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
@@ -422,7 +425,8 @@ fn everything_of_a_space_is_one_instruction_of_its_identifier() {
     }
 }
 
-/// What a processor remembers: under which identifier, of which space, which page of it in which state.
+/// What a processor remembers: under which identifier, of which space, which page of it in which
+/// state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Remembered {
     id: u16,
@@ -456,8 +460,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Hardware that tells every processor, with seven identifiers for three processors and nine spaces, of which as many are
-    /// invalidated as are edited: what a processor uses is what the tables say.
+    /// Hardware that tells every processor, with seven identifiers for three processors and nine
+    /// spaces, of which as many are invalidated as are edited: what a processor uses is what the
+    /// tables say.
     #[test]
     fn what_is_used_is_what_the_tables_say(steps in prop::collection::vec(step(), 1..300)) {
         let (holders, mut memory) = ([const { Holder::new() }; CPUS], [0; 1]);
@@ -536,7 +541,8 @@ proptest! {
     }
 }
 
-/// What a change of so many pages beside each other takes, by what each kind of processor is said to do best.
+/// What a change of so many pages beside each other takes, by what each kind of processor is said
+/// to do best.
 #[test]
 fn a_range_of_any_size_takes_few_instructions() {
     fn told<F: Format<Input = Va>>(caps: Caps, pages: u64, unmap: bool) -> Vec<Told> {

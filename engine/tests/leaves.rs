@@ -1,4 +1,5 @@
-//! Leaves that the processor has: where it has no large ones, none is made, by whatever edit; and flags that it sets in them are kept.
+//! Leaves that the processor has: where it has no large ones, none is made, by whatever edit; and
+//! flags that it sets in them are kept.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -150,7 +151,8 @@ struct Walked<F> {
 }
 
 impl<F: Format> Walked<F> {
-    /// A write by way of the entry, if one is due and the entry lets it: what is clean is dirty (DDI 0487 D8.5.5; SDM vol. 3A 5.8).
+    /// A write by way of the entry, if one is due and the entry lets it: what is clean is dirty
+    /// (DDI 0487 D8.5.5; SDM vol. 3A 5.8).
     fn walk(&self, entry: NonNull<Entry>) {
         // SAFETY: an entry that the engine is about to write.
         let entry = unsafe { entry.as_ref() };
@@ -219,7 +221,8 @@ unsafe impl<F: Format> Hooks for Walked<F> {
     }
 }
 
-/// Each page is like the last, so that the engine does to it what it did to that; and is written between the look and the edit.
+/// Each page is like the last, so that the engine does to it what it did to that; and is written
+/// between the look and the edit.
 fn a_page_like_the_last_is_written_meanwhile<F: Format<Input = Va>>() {
     let platform = Walked::<F> {
         memory: Hosted::new(16, 12),
@@ -264,7 +267,8 @@ fn what_hardware_writes_between_look_and_edit_is_kept() {
     a_page_like_the_last_is_written_meanwhile::<Arm64K4>();
 }
 
-/// Pages of a line that can only be read, but one, which is written between the look and the edit: it is not taken for one of them.
+/// Pages of a line that can only be read, but one, which is written between the look and the edit:
+/// it is not taken for one of them.
 fn one_page_of_a_line_is_written_meanwhile<F: Format<Input = Va>>() {
     for odd in 0..8 {
         let platform = Walked::<F> {

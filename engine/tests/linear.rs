@@ -1,7 +1,7 @@
 //! The linear map through each kind of window, on memory that notices a window used wrongly.
 //!
-//! `Boot` plays the machine: it keeps what a processor may remember of each slot, and refuses an access to a table
-//! that no window shows.
+//! `Boot` plays the machine: it keeps what a processor may remember of each slot, and refuses an
+//! access to a table that no window shows.
 
 mod common;
 
@@ -124,7 +124,8 @@ fn slots<F: Judged>(boot: &Boot<F>) -> Slots<'_, F, Boot<F>, SlotsOf<'_, F>, SLO
     .unwrap()
 }
 
-/// The coarse map's identity: a frame may be used only if the tables under the coarse root map it to itself.
+/// The coarse map's identity: a frame may be used only if the tables under the coarse root map it
+/// to itself.
 struct IdentityOf<'b, F: Judged> {
     boot: &'b Boot<F>,
     root: Cell<Option<Pa>>,
@@ -180,7 +181,8 @@ fn slots_are_cleared_together_and_never_reused_before_completion() {
     space.map(all, Pa::new(0), mapping).unwrap();
     window.end_batch();
     let counts = boot.memory.counts();
-    // 512 last-level tables and the two above them were each shown once; a completion serves at least a dozen.
+    // 512 last-level tables and the two above them were each shown once; a completion serves at
+    // least a dozen.
     assert_eq!(counts.tables - before.tables, 514);
     let completions = counts.completions - before.completions;
     assert!(completions <= 514 / 12 + 1, "{completions} completions");

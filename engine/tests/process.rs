@@ -1,4 +1,5 @@
-//! What the address space of a process does: fork, and copy on write. Against a plain model, judged by the separate walker.
+//! What the address space of a process does: fork, and copy on write. Against a plain model, judged
+//! by the separate walker.
 
 mod common;
 
@@ -28,7 +29,8 @@ fn span(first: u64, size: u64) -> Span<Va> {
     Span::new(Va::new(first), size).unwrap()
 }
 
-/// What is mapped: addresses and sizes in pages, memory at the same offset in a block or not, attributes, kind of leaves.
+/// What is mapped: addresses and sizes in pages, memory at the same offset in a block or not,
+/// attributes, kind of leaves.
 #[derive(Clone, Debug)]
 struct Piece {
     first: u64,
@@ -288,7 +290,8 @@ fn a_fork_whose_visitor_unwinds_has_everything_forgotten() {
     );
 }
 
-/// What a break has taken out is put back, or other edits take it for theirs: a block for a table that they have built.
+/// What a break has taken out is put back, or other edits take it for theirs: a block for a table
+/// that they have built.
 #[test]
 fn a_fork_whose_visitor_unwinds_leaves_nothing_suspended() {
     let mapping = Mapping::new(Attrs::USER_DATA);
@@ -389,7 +392,8 @@ fn what_is_made_writable_is_writable_in_hardware() {
     }
 }
 
-/// What a gather that was forgotten has mapped is published by the next one, though that has nothing of its own to tell.
+/// What a gather that was forgotten has mapped is published by the next one, though that has
+/// nothing of its own to tell.
 #[test]
 fn what_a_forgotten_gather_has_mapped_is_published_by_the_next() {
     let platform = Hosted::new(64, 12);

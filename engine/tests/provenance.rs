@@ -1,4 +1,5 @@
-//! Each edit once, on few frames: short enough for Miri, which checks provenance and undefined behaviour.
+//! Each edit once, on few frames: short enough for Miri, which checks provenance and undefined
+//! behaviour.
 
 use std::ops::ControlFlow;
 use std::ptr::NonNull;

@@ -1,4 +1,5 @@
-//! Shared edits: what each does alone, and what is left when several threads have made them at once.
+//! Shared edits: what each does alone, and what is left when several threads have made them at
+//! once.
 
 mod common;
 
@@ -168,8 +169,9 @@ fn pages_become_a_block_and_a_block_pages() {
     }
 }
 
-/// Without permissions a page is not there for a walker, and is for the engine: a fault gives it back, or puts another in its
-/// place, and what it was before is forgotten first where that matters.
+/// Without permissions a page is not there for a walker, and is for the engine: a fault gives it
+/// back, or puts another in its place, and what it was before is forgotten first where that
+/// matters.
 #[test]
 fn what_is_parked_is_given_back_by_a_fault() {
     fn parked<F: Judged + PartialEq>() {
@@ -243,7 +245,8 @@ fn what_is_parked_is_given_back_by_a_fault() {
         assert_eq!(gone.frame(), mapped.frame(), "{name}");
         let events = platform.take_events();
         assert!(events.contains(&Event::Complete), "{name}: {events:?}");
-        // A block in the place of a table with what is parked: the table did not translate all of it.
+        // A block in the place of a table with what is parked: the table did not translate all of
+        // it.
         assert!(gather.protect(whole, none).unwrap().changed);
         let block = leaf(0, Level::new(1), written);
         assert_eq!(map(&mut gather, &block), Ok(Mapped::Collapsed), "{name}");
@@ -260,8 +263,8 @@ fn what_is_parked_is_given_back_by_a_fault() {
     parked::<Arm64K16>();
 }
 
-/// Seed 70752 of the guests: a leaf whose access flag was cleared without a flush, and which a TLB therefore still held, was
-/// split without a break.
+/// Seed 70752 of the guests: a leaf whose access flag was cleared without a flush, and which a TLB
+/// therefore still held, was split without a break.
 #[test]
 fn what_was_aged_is_still_remembered() {
     let platform = Threads::new(64, 12, 1).with_caps(Caps {
@@ -318,8 +321,8 @@ fn caches_are_cleaned_for_memory_and_not_for_devices() {
     reclaim(&mut gather, &mut |_| ());
 }
 
-/// Threads map, take away, protect, split and collapse in two blocks at once. In the end every page leads to its own
-/// memory, and there are as many tables as the walker finds.
+/// Threads map, take away, protect, split and collapse in two blocks at once. In the end every page
+/// leads to its own memory, and there are as many tables as the walker finds.
 fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
     const THREADS: u16 = 4;
     let platform = Threads::new(600, F::PAGE_SHIFT, THREADS.into())

@@ -1,11 +1,13 @@
-//! The processor itself is asked what random tables mean, address by address, and has to say what the judge says.
+//! The processor itself is asked what random tables mean, address by address, and has to say what
+//! the judge says.
 //!
-//! The engine edits two trees at random while the processor uses them: stage 1 of EL1, with 48 bits and with 39, and stage 2
-//! below it. Then addresses are translated by `AT`, with stage 1 alone and with both, to read and to write, as EL1 and as EL0.
-//! The same is done with the map that the hypervisor itself runs on, where it has nothing, as EL2. The judge
-//! ([`tablewright_walker`]) walks the same tables by what the manual says. They agree if both find the same address, or the same
-//! fault at the same level of the same stage. An emulator may walk the tables anew for each `AT`, as QEMU does: then this says
-//! nothing about translations that should have been forgotten.
+//! The engine edits two trees at random while the processor uses them: stage 1 of EL1, with 48 bits
+//! and with 39, and stage 2 below it. Then addresses are translated by `AT`, with stage 1 alone and
+//! with both, to read and to write, as EL1 and as EL0. The same is done with the map that the
+//! hypervisor itself runs on, where it has nothing, as EL2. The judge ([`tablewright_walker`])
+//! walks the same tables by what the manual says. They agree if both find the same address, or the
+//! same fault at the same level of the same stage. An emulator may walk the tables anew for each
+//! `AT`, as QEMU does: then this says nothing about translations that should have been forgotten.
 
 use core::arch::asm;
 use core::ops::ControlFlow;
@@ -24,7 +26,8 @@ use crate::edits::{PAGE, Random, WINDOW, Window};
 use crate::machine::{CAPS, EL1, Machine, VMID, count};
 use crate::vm::Stage2;
 
-/// Addresses that are edited and asked for, in each stage: 1 GiB from here on. The hypervisor itself has nothing there.
+/// Addresses that are edited and asked for, in each stage: 1 GiB from here on. The hypervisor
+/// itself has nothing there.
 const VIRTUAL: u64 = 0x10_0000_0000;
 const INTERMEDIATE: u64 = 0x50_0000_0000;
 const PHYSICAL: u64 = 0x100_0000_0000;
@@ -121,7 +124,8 @@ fn judge(
                 .read_volatile()
         }
     };
-    // DDI 0487, ISS encoding of a data abort, DFSC: translation, access flag, permission, each with the level.
+    // DDI 0487, ISS encoding of a data abort, DFSC: translation, access flag, permission, each with
+    // the level.
     let fault = |kind: u64, level: i8| Answer::Fault {
         stage,
         status: kind << 2 | level as u64 & 3,
@@ -175,8 +179,8 @@ fn question(at: u64, access: Access, first: (Regime, Pa), root_2: Pa) {
     count(Count::Disagreed, u64::from(!is_right));
 }
 
-/// Asks the processor so many times of each. `tables` is the memory in which tables are, which stage 1 is read through stage 2
-/// from; `own` is the map that the hypervisor runs on.
+/// Asks the processor so many times of each. `tables` is the memory in which tables are, which
+/// stage 1 is read through stage 2 from; `own` is the map that the hypervisor runs on.
 ///
 /// # Errors
 /// There is no memory for tables.
@@ -267,8 +271,8 @@ fn of_el1<F: Translation<Input = Va>>(
         .map_err(|_| NO_MEMORY)?;
     stage_1.make_live();
     stage_2.make_live();
-    // SAFETY: EL1 does not run, and is set up anew before it does; its stage 1 is read through a stage 2 that maps the
-    // tables.
+    // SAFETY: EL1 does not run, and is set up anew before it does; its stage 1 is read through a
+    // stage 2 that maps the tables.
     unsafe {
         cpu::confine(stage_2.root());
         asm!(
@@ -323,7 +327,8 @@ fn of_el1<F: Translation<Input = Va>>(
             }
         }
     }
-    // SAFETY: EL1 has no stage 1 and no stage 2 any more, and no TLB holds them; the guest's is loaded before it runs.
+    // SAFETY: EL1 has no stage 1 and no stage 2 any more, and no TLB holds them; the guest's is
+    // loaded before it runs.
     unsafe {
         asm!(
             "msr sctlr_el1, {sctlr}", "msr ttbr0_el1, xzr", "msr vttbr_el2, xzr", "isb",

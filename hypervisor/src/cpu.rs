@@ -1,7 +1,8 @@
 //! A processor: which one this is, the registers of EL2, and the way into the guest.
 //!
-//! Each virtual CPU is a processor. Interrupt controller, timers and UART are the guest's own, so interrupts go to it
-//! directly and the hypervisor has none: it is entered by a fault or a firmware call, and leaves again.
+//! Each virtual CPU is a processor. Interrupt controller, timers and UART are the guest's own, so
+//! interrupts go to it directly and the hypervisor has none: it is entered by a fault or a firmware
+//! call, and leaves again.
 
 use core::arch::{asm, naked_asm};
 use core::cell::UnsafeCell;
@@ -40,7 +41,8 @@ pub const MOST: usize = tablewright_hypervisor_common::PROCESSORS;
 /// The bits of SCTLR_EL1 that are one where features are missing; MMU and caches off.
 pub const SCTLR_EL1: u64 = 0x30d0_0800;
 
-/// The format of the map that the hypervisor runs on: 39 bits, in which the `virt` machine of QEMU has its devices and memory.
+/// The format of the map that the hypervisor runs on: 39 bits, in which the `virt` machine of QEMU
+/// has its devices and memory.
 pub type Own = format::Arm64El2<12, 39>;
 
 /// The stack of a processor that is started by a firmware call; it has 64 KiB.
@@ -59,10 +61,12 @@ pub fn stack(cpu: usize) -> *mut CpuStack {
     STACKS.0.get().cast::<CpuStack>().wrapping_add(cpu)
 }
 
-/// How far the guest's virtual counter is behind the machine's: so many ticks it stood still, and they did not pass for it.
+/// How far the guest's virtual counter is behind the machine's: so many ticks it stood still, and
+/// they did not pass for it.
 static STOOD: AtomicU64 = AtomicU64::new(0);
 
-/// The guest stood still for so many ticks. Each of its processors [knows](keep_time) before it goes on.
+/// The guest stood still for so many ticks. Each of its processors [knows](keep_time) before it
+/// goes on.
 pub fn stood(ticks: u64) {
     STOOD.fetch_add(ticks, Ordering::Release);
 }
@@ -75,7 +79,8 @@ pub fn keep_time() {
     }
 }
 
-/// Whether what this processor remembers of the guest with this root is under the guest's VMID, by which all are told to forget.
+/// Whether what this processor remembers of the guest with this root is under the guest's VMID, by
+/// which all are told to forget.
 pub fn has_vmid(root: Pa) -> bool {
     let alone = || read_vttbr_el2().bits() >> 48 == u64::from(VMID);
     crate::identifiers::is_loaded(root).unwrap_or_else(alone)
@@ -93,7 +98,8 @@ pub fn become_number(cpu: usize) {
     unsafe { write_tpidr_el2(TpidrEl2::from_bits_retain(cpu as u64)) };
 }
 
-/// Has this processor count the instructions that it executes at EL2, with a counter that is a guest's on others.
+/// Has this processor count the instructions that it executes at EL2, with a counter that is a
+/// guest's on others.
 ///
 /// QEMU counts them where their number is its clock: `-icount` with a shift that is fixed.
 pub fn count_instructions() {
@@ -123,11 +129,13 @@ pub fn instructions() -> u32 {
 
 /// Loads the hypervisor's own map.
 ///
-/// The map that the startup code has made translates as much, and the rest differently; and the two are of different
-/// heights, which no one store can change. So the MMU is off between them, and no memory is touched there.
+/// The map that the startup code has made translates as much, and the rest differently; and the two
+/// are of different heights, which no one store can change. So the MMU is off between them, and no
+/// memory is touched there.
 ///
 /// # Safety
-/// 1. `root` is the first table of a map in which everything that the hypervisor uses is where it was.
+/// 1. `root` is the first table of a map in which everything that the hypervisor uses is where it
+///    was.
 #[unsafe(naked)]
 unsafe extern "C" fn switch_map(root: u64, tcr: u64) {
     naked_asm!(
@@ -167,8 +175,9 @@ pub fn has_hcrx() -> bool {
     read_id_aa64mmfr1_el1().bits() >> 40 & 0xf != 0
 }
 
-/// Sets up everything that decides what the guest may do, and what comes to EL2. Whatever a register holds after reset is
-/// not known, so all of them are written; those of features are written where the processor has the feature.
+/// Sets up everything that decides what the guest may do, and what comes to EL2. Whatever a
+/// register holds after reset is not known, so all of them are written; those of features are
+/// written where the processor has the feature.
 ///
 /// # Safety
 /// 1. `root` is the first table of the guest's stage 2.
@@ -186,8 +195,8 @@ pub unsafe fn confine(root: Pa) {
 enum Share {
     /// One guest's, with its timers, counters, and all vectors that it has.
     Alone,
-    /// Several guests', in turn. They have floating point and the virtual timer, which are stored and loaded; vectors of other
-    /// lengths, debugging and performance monitors they have not.
+    /// Several guests', in turn. They have floating point and the virtual timer, which are stored
+    /// and loaded; vectors of other lengths, debugging and performance monitors they have not.
     Several,
 }
 
@@ -231,13 +240,14 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
         // SAFETY: they are set below, and no guest runs before.
         unsafe { spoil() };
     }
-    // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller says (1.).
+    // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller
+    // says (1.).
     unsafe {
         write_vtcr_el2(vtcr);
         write_vttbr_el2(VttbrEl2::from_bits_retain(vttbr));
         write_hcr_el2(hcr);
-        // Nothing of floating point, SVE or SME is trapped; trace and activity monitors are, where there are such. One are
-        // bits 13, 9 and 7 to 0.
+        // Nothing of floating point, SVE or SME is trapped; trace and activity monitors are, where
+        // there are such. One are bits 13, 9 and 7 to 0.
         let trace = if has(debug, 4) { 1 << 20 } else { 0 };
         let activity = if has(features, 44) { 1 << 30 } else { 0 };
         // SVE and SME of several guests are, too: bits 8 and 12.
@@ -254,13 +264,14 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
             asm!("msr s3_4_c1_c2_0, {}", in(reg) 0xfu64, options(nostack, preserves_flags));
         }
         if vectors == 0 && has(more, 24) {
-            // SMCR_EL2.LEN, and FA64 where there is such a thing; of the second SME EZT0, the table of look-ups.
+            // SMCR_EL2.LEN, and FA64 where there is such a thing; of the second SME EZT0, the table
+            // of look-ups.
             let table = if more >> 24 & 0xf >= 2 { 1 << 30 } else { 0 };
             asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31 | table, options(nostack, preserves_flags));
         }
         if has_hcrx() {
-            // Memory is copied by instructions, where there are such: they need nothing of the hypervisor. Nothing else is
-            // allowed or trapped that is not without this register.
+            // Memory is copied by instructions, where there are such: they need nothing of the
+            // hypervisor. Nothing else is allowed or trapped that is not without this register.
             let copies = has(read_id_aa64isar2_el1().bits(), 16);
             write_hcrx_el2(if copies {
                 HcrxEl2::MSCEN
@@ -270,8 +281,9 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
         }
         let fine = read_id_aa64mmfr0_el1().bits() >> 56 & 0xf;
         if fine != 0 {
-            // Fine traps are off. Bits whose names begin with n trap when they are zero: of these, SMPRI_EL1 and TPIDR2_EL0
-            // are let through, and the others are of features that the guest does not see.
+            // Fine traps are off. Bits whose names begin with n trap when they are zero: of these,
+            // SMPRI_EL1 and TPIDR2_EL0 are let through, and the others are of features that the
+            // guest does not see.
             write_hfgrtr_el2(HfgrtrEl2::from_bits_retain(3 << 54));
             write_hfgwtr_el2(HfgwtrEl2::from_bits_retain(3 << 54));
             write_hfgitr_el2(HfgitrEl2::empty());
@@ -311,7 +323,8 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
         write_mdcr_el2(debug_traps);
         asm!("msr hstr_el2, xzr", options(nostack, preserves_flags));
     }
-    // Timers, physical ones too, are the guest's; of several guests the virtual one. All processors have the same time.
+    // Timers, physical ones too, are the guest's; of several guests the virtual one. All processors
+    // have the same time.
     write_cnthctl_el2(match share {
         Share::Alone => CnthctlEl2::EL0PCTEN | CnthctlEl2::EL1PCEN,
         Share::Several => CnthctlEl2::EL0PCTEN,
@@ -321,7 +334,8 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
     write_vmpidr_el2(VmpidrEl2::from_bits_retain(read_mpidr_el1().bits()));
 }
 
-/// Sets all traps that there are, and says that the processor is another: registers of EL2 that a reset leaves unknown (DDI 0487 D1.3.2).
+/// Sets all traps that there are, and says that the processor is another: registers of EL2 that a
+/// reset leaves unknown (DDI 0487 D1.3.2).
 ///
 /// # Safety
 /// 1. No guest is entered before they have been set.
@@ -351,8 +365,8 @@ unsafe fn spoil() {
     write_vmpidr_el2(VmpidrEl2::from_bits_retain(0));
 }
 
-/// Runs the guest on this processor: from `entry` on, with its MMU off, interrupts masked, and `argument` in its first
-/// register.
+/// Runs the guest on this processor: from `entry` on, with its MMU off, interrupts masked, and
+/// `argument` in its first register.
 ///
 /// # Safety
 /// 1. `root` is the first table of the guest's stage 2, which maps nothing but what is the guest's.

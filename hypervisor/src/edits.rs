@@ -1,4 +1,5 @@
-//! Random edits of a tree that a processor uses. The file is part of two programs: the hypervisor, and the check of x86-64.
+//! Random edits of a tree that a processor uses. The file is part of two programs: the hypervisor,
+//! and the check of x86-64.
 
 use core::ops::ControlFlow;
 
@@ -48,7 +49,8 @@ pub struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// One edit of a tree that is in use. What the engine refuses has changed nothing, and is as good as another.
+    /// One edit of a tree that is in use. What the engine refuses has changed nothing, and is as
+    /// good as another.
     pub fn edit<F: Format, P: Platform + Clone>(
         &self,
         space: &mut AddressSpace<F, P>,

@@ -1,5 +1,5 @@
-//! What brings the guest here: aborts of stage 2, and firmware calls. Nothing that a guest does stops the hypervisor;
-//! what it may not do ends with an exception of its own, or an error code.
+//! What brings the guest here: aborts of stage 2, and firmware calls. Nothing that a guest does
+//! stops the hypervisor; what it may not do ends with an exception of its own, or an error code.
 
 use core::arch::{asm, naked_asm};
 use core::ptr;
@@ -23,8 +23,8 @@ use crate::machine::{Machine, count};
 use crate::vm::{Next, POISONED};
 use crate::{features, firmware, world};
 
-/// Where the guest writes a word when its load is at work, and reads one when it asks whether it was copied; the machine has
-/// nothing there.
+/// Where the guest writes a word when its load is at work, and reads one when it asks whether it
+/// was copied; the machine has nothing there.
 pub const BELL: u64 = 0xb00_0000;
 
 struct Handlers;
@@ -42,7 +42,8 @@ pub mod class {
     pub const UNKNOWN: u64 = 0;
 }
 
-/// An access of one register to one place, as the ISS of a data abort describes it (DDI 0487 D24.2).
+/// An access of one register to one place, as the ISS of a data abort describes it (DDI 0487
+/// D24.2).
 pub struct Transfer {
     /// The binary logarithm of its bytes.
     pub size: u32,
@@ -188,8 +189,8 @@ fn of_several(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> Then
     Then::On
 }
 
-/// The instruction that brought the guest here is done: it goes on behind it, as after any other (DDI 0487 D1.3.5): with no
-/// step pending (SS), and no branch before it (BTYPE).
+/// The instruction that brought the guest here is done: it goes on behind it, as after any other
+/// (DDI 0487 D1.3.5): with no step pending (SS), and no branch before it (BTYPE).
 pub fn step(state: &mut RegisterState) {
     state.elr = state.elr.wrapping_add(4);
     state.spsr &= !(1 << 21 | 3 << 10);
@@ -300,8 +301,9 @@ pub fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u
     }
 }
 
-/// A write to a control register of a redistributor, by the guest. Those that say where in memory it keeps its tables are
-/// ignored, and so is the bit that makes it use them (GICv3 specification, IHI 0069, 12.11).
+/// A write to a control register of a redistributor, by the guest. Those that say where in memory
+/// it keeps its tables are ignored, and so is the bit that makes it use them (GICv3 specification,
+/// IHI 0069, 12.11).
 fn emulate(state: &mut RegisterState, saved: &Saved, esr: EsrEl2, at: Ipa) -> Next {
     const ENABLE_LPIS: u32 = 1;
     let Some(Transfer { register, .. }) = Transfer::of_word(esr) else {
@@ -317,7 +319,8 @@ fn emulate(state: &mut RegisterState, saved: &Saved, esr: EsrEl2, at: Ipa) -> Ne
     };
     if let Some(value) = value {
         let register = ptr::with_exposed_provenance_mut::<u32>(at.get() as usize);
-        // SAFETY: one of these two registers of one of the redistributors, which are mapped one to one.
+        // SAFETY: one of these two registers of one of the redistributors, which are mapped one to
+        // one.
         unsafe { register.write_volatile(value) };
     }
     step(state);
@@ -327,7 +330,8 @@ fn emulate(state: &mut RegisterState, saved: &Saved, esr: EsrEl2, at: Ipa) -> Ne
 /// What stage 1 of the guest makes of an address, to the page.
 fn translate(address: u64) -> Option<u64> {
     let (kept, found): (u64, u64);
-    // SAFETY: a look at a translation. The register that answers is the guest's, and gets back what it held.
+    // SAFETY: a look at a translation. The register that answers is the guest's, and gets back what
+    // it held.
     unsafe {
         asm!(
             "mrs {kept}, par_el1",
@@ -345,7 +349,8 @@ fn translate(address: u64) -> Option<u64> {
     (found & 1 == 0).then_some(found & 0x000f_ffff_ffff_f000)
 }
 
-/// Takes an exception to EL1, as the processor does (DDI 0487 D1.3.1): `esr` is as for one from a lower level.
+/// Takes an exception to EL1, as the processor does (DDI 0487 D1.3.1): `esr` is as for one from a
+/// lower level.
 fn raise(state: &mut RegisterState, esr: u64, far: Option<u64>) {
     const SAME_LEVEL: u64 = 1 << 26;
     let from = state.spsr;
@@ -362,8 +367,9 @@ fn raise(state: &mut RegisterState, esr: u64, far: Option<u64>) {
         esr
     };
     let sctlr = read_sctlr_el1().bits();
-    // The conditions, DIT and PAN stay (AArch32 has DIT elsewhere); PAN is set unless SCTLR_EL1.SPAN says so, SSBS is
-    // SCTLR_EL1.DSSBS, and TCO is set where there may be tags in memory (FEAT_MTE2), whether or not they are the guest's.
+    // The conditions, DIT and PAN stay (AArch32 has DIT elsewhere); PAN is set unless
+    // SCTLR_EL1.SPAN says so, SSBS is SCTLR_EL1.DSSBS, and TCO is set where there may be tags in
+    // memory (FEAT_MTE2), whether or not they are the guest's.
     let pan = if sctlr >> 23 & 1 == 0 { 1 << 22 } else { 0 };
     let ssbs = if sctlr >> 44 & 1 != 0 { 1 << 12 } else { 0 };
     let tco = if read_id_aa64pfr1_el1().bits() >> 8 & 0xf >= 2 {
@@ -373,7 +379,8 @@ fn raise(state: &mut RegisterState, esr: u64, far: Option<u64>) {
     };
     let dit = if from & 0x10 != 0 { from << 3 } else { from };
     let kept = from & (0xf << 28 | 1 << 22) | dit & 1 << 24;
-    // SAFETY: the registers into which the processor would put this, had it taken the exception to EL1.
+    // SAFETY: the registers into which the processor would put this, had it taken the exception to
+    // EL1.
     unsafe {
         write_spsr_el1(SpsrEl1::from_bits_retain(from));
         write_elr_el1(ElrEl1::from_bits_retain(state.elr as u64));

@@ -1,9 +1,10 @@
 //! What the guest is told that its processors can do.
 //!
-//! A feature may need more of a hypervisor than to let it through: a bit that enables it, registers that are the guest's, tags
-//! that move with a page. So reads of the identification registers come here (HCR_EL2.TID3), and are answered with those
-//! fields alone that [`confine`](crate::cpu::confine) enables or that need nothing. All others read as zero, those that are
-//! not known yet too: the architecture has "not implemented" there (DDI 0487 D24.1.3).
+//! A feature may need more of a hypervisor than to let it through: a bit that enables it, registers
+//! that are the guest's, tags that move with a page. So reads of the identification registers come
+//! here (HCR_EL2.TID3), and are answered with those fields alone that
+//! [`confine`](crate::cpu::confine) enables or that need nothing. All others read as zero, those
+//! that are not known yet too: the architecture has "not implemented" there (DDI 0487 D24.1.3).
 
 use core::arch::asm;
 
@@ -67,7 +68,8 @@ registers! {
     1, 0: ALL & !fields(&[20, 28]), &[];
     1, 1: ALL & !fields(&[12, 24]), &[];
     1, 2: ALL & !fields(&[12, 16, 28]), &[];
-    // ID_MMFR0 to ID_MMFR3, ID_ISAR0 to ID_ISAR5, ID_MMFR4, ID_ISAR6, MVFR0 to MVFR2, ID_PFR2, ID_MMFR5: AArch32 at EL0.
+    // ID_MMFR0 to ID_MMFR3, ID_ISAR0 to ID_ISAR5, ID_MMFR4, ID_ISAR6, MVFR0 to MVFR2, ID_PFR2,
+    // ID_MMFR5: AArch32 at EL0.
     1, 4: ALL, &[];
     1, 5: ALL, &[];
     1, 6: ALL, &[];
@@ -85,28 +87,32 @@ registers! {
     3, 2: ALL, &[];
     3, 4: ALL, &[];
     3, 6: ALL, &[];
-    // ID_AA64PFR0: EL0, FP, AdvSIMD, GIC, SVE, DIT, CSV3. EL1 is AArch64 (HCR_EL2.RW); RAS without ERXPFG registers
-    // (HCR_EL2.FIEN), CSV2 without SCXTNUM registers (HCR_EL2.EnSCXT).
+    // ID_AA64PFR0: EL0, FP, AdvSIMD, GIC, SVE, DIT, CSV3. EL1 is AArch64 (HCR_EL2.RW); RAS without
+    // ERXPFG registers (HCR_EL2.FIEN), CSV2 without SCXTNUM registers (HCR_EL2.EnSCXT).
     4, 0: fields(&[0, 16, 20, 24, 32, 48, 60]), &[(4, 1), (28, 1), (56, 1)];
-    // ID_AA64PFR1: BT, SSBS; MTE without tags in memory (HCR_EL2.ATA), SME up to the second (SMCR_EL2.EZT0).
+    // ID_AA64PFR1: BT, SSBS; MTE without tags in memory (HCR_EL2.ATA), SME up to the second
+    // (SMCR_EL2.EZT0).
     4, 1: fields(&[0, 4]), &[(8, 1), (24, 2), (32, 1)];
     // ID_AA64ZFR0 and ID_AA64SMFR0: vectors are the guest's.
     4, 4: ALL, &[];
     4, 5: ALL, &[];
-    // ID_AA64DFR0: BRPs, WRPs, CTX_CMPs, DoubleLock; DebugVer and PMUVer as far as 8.8. No tracing, no profiling.
+    // ID_AA64DFR0: BRPs, WRPs, CTX_CMPs, DoubleLock; DebugVer and PMUVer as far as 8.8. No tracing,
+    // no profiling.
     5, 0: fields(&[12, 20, 28, 36]), &[(0, 10), (8, 8)];
     // ID_AA64ISAR0: all but TME.
     6, 0: ALL & !fields(&[0, 24]), &[];
     // ID_AA64ISAR1: all but LS64 (HCRX_EL2.EnALS).
     6, 1: ALL & !fields(&[60]), &[];
-    // ID_AA64ISAR2: WFxT, RPRES, GPA3, APA3, BC, PAC_frac, CLRBHB, PRFMSLC, RPRFM, CSSC, LUT; MOPS where it is enabled.
+    // ID_AA64ISAR2: WFxT, RPRES, GPA3, APA3, BC, PAC_frac, CLRBHB, PRFMSLC, RPRFM, CSSC, LUT; MOPS
+    // where it is enabled.
     6, 2: fields(&[0, 4, 8, 12, 16, 20, 24, 28, 40, 48, 52, 56]), &[];
     // ID_AA64ISAR3: FAMINMAX.
     6, 3: fields(&[4]), &[];
-    // ID_AA64MMFR0: ASIDBits, BigEnd, SNSMem, BigEndEL0, the granules of stage 1, ExS. As much memory as stage 2 translates; ECV
-    // without an offset of the physical counter.
+    // ID_AA64MMFR0: ASIDBits, BigEnd, SNSMem, BigEndEL0, the granules of stage 1, ExS. As much
+    // memory as stage 2 translates; ECV without an offset of the physical counter.
     7, 0: fields(&[4, 8, 12, 16, 20, 24, 28, 44]), &[(0, cpu::GUEST_SIZE), (60, 1)];
-    // ID_AA64MMFR1: HPDS, LO, PAN, SpecSEI, ETS, AFP, nTLBPA, TIDCP1, CMOW, ECBHB; HAFDBS without HAFT and HDBSS.
+    // ID_AA64MMFR1: HPDS, LO, PAN, SpecSEI, ETS, AFP, nTLBPA, TIDCP1, CMOW, ECBHB; HAFDBS without
+    // HAFT and HDBSS.
     7, 1: fields(&[12, 16, 20, 24, 36, 44, 48, 52, 56, 60]), &[(0, 2)];
     // ID_AA64MMFR2: CnP, UAO, LSM, IESB, VARange, CCIDX, ST, AT, IDS, TTL, BBM, E0PD.
     7, 2: fields(&[0, 4, 8, 12, 16, 20, 28, 32, 36, 48, 52, 60]), &[];
@@ -115,7 +121,8 @@ registers! {
 /// What the guest reads in the identification register of this CRm, which is 1 to 7, and op2.
 pub fn read(crm: u8, op2: u8) -> u64 {
     count(Count::Identified, 1);
-    // What is not stored and loaded of several guests: the registers of SVE and SME by their own registers.
+    // What is not stored and loaded of several guests: the registers of SVE and SME by their own
+    // registers.
     let is_several = are_several();
     if is_several && matches!((crm, op2), (4, 4 | 5)) {
         return 0;

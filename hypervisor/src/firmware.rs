@@ -1,4 +1,5 @@
-//! Firmware calls of the guest's: PSCI 1.0, as far as the specification (DEN0022) demands it, and nothing else.
+//! Firmware calls of the guest's: PSCI 1.0, as far as the specification (DEN0022) demands it, and
+//! nothing else.
 
 use core::arch::asm;
 
@@ -126,7 +127,8 @@ fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
         })?;
     let run = move || {
         cpu::become_number(number);
-        // SAFETY: the map that the first processor has made, and runs on; the guest's tables map what is the guest's.
+        // SAFETY: the map that the first processor has made, and runs on; the guest's tables map
+        // what is the guest's.
         unsafe {
             cpu::load_map(world.map);
             world.cpus[number].power.set(State::On);
@@ -142,7 +144,8 @@ pub fn launch(
     number: usize,
     run: impl FnOnce() + Send + 'static,
 ) -> Result<(), ErrorCode> {
-    // SAFETY: the caller alone starts this processor, and it is off, so its stack is not in use; it is static, and is in both maps at one place.
+    // SAFETY: the caller alone starts this processor, and it is off, so its stack is not in use; it
+    // is static, and is in both maps at one place.
     unsafe { aarch64_rt::start_core::<Smc, _, 16>(affinity, cpu::stack(number), run) }
         .map_err(|_| ErrorCode::InternalFailure)
 }

@@ -1,23 +1,27 @@
-//! VMIDs of several guests: few, given again and again by the engine's [`Identifiers`], and how a guest is flushed that is not
-//! loaded.
+//! VMIDs of several guests: few, given again and again by the engine's [`Identifiers`], and how a
+//! guest is flushed that is not loaded.
 //!
 //! # Which guest has which
 //!
-//! Each guest has an [`Identity`]. A processor asks for the guest's identifier each time it loads it, and is told to forget
-//! everything first where a new generation has begun. A guest that comes back has the identifier that it had, or, if that is
-//! another's by now, a new one: nothing of it is found under that.
+//! Each guest has an [`Identity`]. A processor asks for the guest's identifier each time it loads
+//! it, and is told to forget everything first where a new generation has begun. A guest that comes
+//! back has the identifier that it had, or, if that is another's by now, a new one: nothing of it
+//! is found under that.
 //!
 //! # A flush of a guest that is not loaded
 //!
-//! A TLBI of stage 2 goes by the VMID in `VTTBR_EL2`, so that is what has to be there: the identifier of the guest that is flushed.
-//! Its root must not be. A walk that the processor makes ahead of anything would fill the TLB under an identifier that may be
-//! another guest's by now, or will be: the engine has told the processor to load something else, and no processor is told to forget
-//! what that walk finds. So the identifier is loaded with a root that is **empty**. Nothing is found in it, and what is not found is not remembered
-//! (DDI 0487 D8.16, R_XCLRD). It is that same root under 0, which no guest has, that a processor has while it goes from one guest to the
+//! A TLBI of stage 2 goes by the VMID in `VTTBR_EL2`, so that is what has to be there: the
+//! identifier of the guest that is flushed. Its root must not be. A walk that the processor makes
+//! ahead of anything would fill the TLB under an identifier that may be another guest's by now, or
+//! will be: the engine has told the processor to load something else, and no processor is told to
+//! forget what that walk finds. So the identifier is loaded with a root that is **empty**. Nothing
+//! is found in it, and what is not found is not remembered (DDI 0487 D8.16, R_XCLRD). It is that
+//! same root under 0, which no guest has, that a processor has while it goes from one guest to the
 //! next, and while it has none.
 //!
-//! The identifier was read after the change was published. If the guest has got another meanwhile, a processor that has loaded it
-//! under that walks what is there now; and if another guest has got this one, it forgets more than it has to.
+//! The identifier was read after the change was published. If the guest has got another meanwhile,
+//! a processor that has loaded it under that walks what is there now; and if another guest has got
+//! this one, it forgets more than it has to.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -161,7 +165,8 @@ pub fn enter(guest: usize) {
     if is_planted(Plant::OldIdentifier) && last != 0 {
         switch.id = last;
     }
-    // SAFETY: the guest's tables map what is the guest's (1.), and it is what this processor was told to load (2.).
+    // SAFETY: the guest's tables map what is the guest's (1.), and it is what this processor was
+    // told to load (2.).
     unsafe { load(ttbr::<Stage2>(switch.root, switch.id, false)) };
 }
 
@@ -183,7 +188,8 @@ pub fn under(flush: &Invalidation<'_>, instructions: impl FnOnce()) {
     // SAFETY: a root in which nothing is translates nothing, under whatever identifier.
     unsafe { load(ttbr::<Stage2>(root, flush.id, false)) };
     instructions();
-    // SAFETY: what this processor has been told to load last. An invalidation takes its VMID when it is executed.
+    // SAFETY: what this processor has been told to load last. An invalidation takes its VMID when
+    // it is executed.
     unsafe {
         asm!("isb", options(nostack, preserves_flags));
         load(loaded);

@@ -1,25 +1,27 @@
-//! What the engine asks of an embedder, on this machine: frames for tables, barriers, invalidations.
+//! What the engine asks of an embedder, on this machine: frames for tables, barriers,
+//! invalidations.
 //!
-//! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry: the map that the hypervisor
-//! itself runs on ([`OWN`]), and stage 2 of the guest ([`VMID`]). Of [several guests](crate::guests) each root has an
-//! [identifier](crate::identifiers) that changes.
+//! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry:
+//! the map that the hypervisor itself runs on ([`OWN`]), and stage 2 of the guest ([`VMID`]). Of
+//! [several guests](crate::guests) each root has an [identifier](crate::identifiers) that changes.
 //!
 //! # Why these instructions
 //!
 //! Sections are those of the Arm Architecture Reference Manual, DDI 0487.
 //!
-//! *Publish.* A walker is another observer of memory. A store to a descriptor is visible to it once a DSB that orders stores
-//! has completed (D8.2.6), on all processors of the inner shareable domain: `dsb ishst`. The ISB makes this processor
-//! discard what it has fetched ahead with the old descriptors, if it is its own map.
+//! *Publish.* A walker is another observer of memory. A store to a descriptor is visible to it once
+//! a DSB that orders stores has completed (D8.2.6), on all processors of the inner shareable
+//! domain: `dsb ishst`. The ISB makes this processor discard what it has fetched ahead with the old
+//! descriptors, if it is its own map.
 //!
 //! *Invalidate.* The instructions are the engine's ([`Encoder`]), which argues their order.
 //!
-//! *Complete.* TLB maintenance is complete when a DSB after it is, on the processor that issued it (D8.17.5); `ISH` because
-//! the instructions are broadcast to the inner shareable domain.
+//! *Complete.* TLB maintenance is complete when a DSB after it is, on the processor that issued it
+//! (D8.17.5); `ISH` because the instructions are broadcast to the inner shareable domain.
 //!
-//! The VMID that the instructions go by is that of `VTTBR_EL2`. Every processor that edits stage 2 has loaded it
-//! ([`cpu::confine`](crate::cpu::confine)), the one that runs no guest too. Where there are several guests, it is loaded
-//! [for the flush](crate::identifiers::under).
+//! The VMID that the instructions go by is that of `VTTBR_EL2`. Every processor that edits stage 2
+//! has loaded it ([`cpu::confine`](crate::cpu::confine)), the one that runs no guest too. Where
+//! there are several guests, it is loaded [for the flush](crate::identifiers::under).
 
 use core::arch::asm;
 use core::ptr::{self, NonNull};
@@ -52,9 +54,10 @@ pub const VMID: u16 = 1;
 /// The identity of a stage 1 of EL1 that is made to be [checked](crate::check).
 pub const EL1: u16 = 2;
 
-/// What the engine has to know. The flags are left to software, as `VTCR_EL2.HA` and `HD` say, and those of `TCR_EL2`, if the hypervisor
-/// is not built for hardware that marks what is written. A table of
-/// pages is still named page by page: to forget all of a guest costs it what both of its stages have remembered.
+/// What the engine has to know. The flags are left to software, as `VTCR_EL2.HA` and `HD` say, and
+/// those of `TCR_EL2`, if the hypervisor is not built for hardware that marks what is written. A
+/// table of pages is still named page by page: to forget all of a guest costs it what both of its
+/// stages have remembered.
 pub const CAPS: Caps = Caps {
     hardware_access: MARKS,
     hardware_dirty: MARKS,
@@ -87,7 +90,8 @@ pub fn raise(what: Count, to: u64) {
     COUNTERS[what as usize].fetch_max(to, Ordering::Relaxed);
 }
 
-/// Waits out of the way of others: where processors take turns, as they may in an emulator, this is the next one's.
+/// Waits out of the way of others: where processors take turns, as they may in an emulator, this is
+/// the next one's.
 pub struct Patience;
 
 impl spin::RelaxStrategy for Patience {
@@ -101,13 +105,15 @@ impl spin::RelaxStrategy for Patience {
 /// A lock whose waiters are [patient](Patience).
 pub type Mutex<T> = spin::mutex::SpinMutex<T, Patience>;
 
-/// A planted bug: a class of invalidations that is left out, so that a test can show that it is missed.
+/// A planted bug: a class of invalidations that is left out, so that a test can show that it is
+/// missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omit {
     /// Those of leaves that were taken away, or protected.
     Leaves,
-    /// Those of the permission to write that a log has taken away. [The log](tablewright_hypervisor_common::snapshot) says which they are,
-    /// because what an invalidation is for cannot be seen from it.
+    /// Those of the permission to write that a log has taken away. [The
+    /// log](tablewright_hypervisor_common::snapshot) says which they are, because what an
+    /// invalidation is for cannot be seen from it.
     Permissions,
     /// Those of tables that were detached, with the leaves below them.
     Tables,
@@ -139,7 +145,8 @@ pub struct Machine {
     silent: AtomicUsize,
 }
 
-/// Frames that are not in use: those that never were used, and a chain of those that were, through their first words.
+/// Frames that are not in use: those that never were used, and a chain of those that were, through
+/// their first words.
 struct Free {
     fresh: u64,
     chain: u64,
@@ -303,15 +310,15 @@ fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
 /// Barriers and maintenance by their names.
 macro_rules! instruct {
     ($($text:literal),* $(; $operand:expr)?) => {
-        // SAFETY: what is forgotten is found again, and what is cleaned keeps its value. It is a compiler barrier as well: no
-        // `nomem`.
+        // SAFETY: what is forgotten is found again, and what is cleaned keeps its value. It is a
+        // compiler barrier as well: no `nomem`.
         unsafe { asm!($($text),* $(, in(reg) $operand)?, options(nostack, preserves_flags)) }
     };
 }
 
-// SAFETY: a frame is handed out once until it is freed (1.), lies where its address says, because the hypervisor's map is
-// one to one (2.), and has a link of its own (3.). Barriers are argued above (4., 6.), invalidations by the engine (5.), and a
-// reference is the machine (7.).
+// SAFETY: a frame is handed out once until it is freed (1.), lies where its address says, because
+// the hypervisor's map is one to one (2.), and has a link of its own (3.). Barriers are argued
+// above (4., 6.), invalidations by the engine (5.), and a reference is the machine (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let frame = self.take_table(PAGE)?;
@@ -391,8 +398,9 @@ unsafe impl SharedPlatform for Machine {
 
     #[inline(always)]
     fn enter(&self) -> Self::Walk<'_> {
-        // SAFETY: processors have different numbers, and no exception that EL2 takes in a walk comes back (1., 2.); no program is
-        // moved to another processor (3.), and the slots are these epochs' alone (4.).
+        // SAFETY: processors have different numbers, and no exception that EL2 takes in a walk
+        // comes back (1., 2.); no program is moved to another processor (3.), and the slots are
+        // these epochs' alone (4.).
         unsafe { self.epochs.enter(cpu::number()) }
     }
 
@@ -405,8 +413,8 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn maintenance(&self) -> CacheMaintenance {
-        // The guest starts with its caches off, and reads memory past them, if it is not forced to write-back. CTR_EL0.DIC: instruction caches look after
-        // themselves.
+        // The guest starts with its caches off, and reads memory past them, if it is not forced to
+        // write-back. CTR_EL0.DIC: instruction caches look after themselves.
         CacheMaintenance {
             clean: !crate::vm::FORCED,
             instructions: read_ctr_el0().bits() >> 29 & 1 == 0,
@@ -436,7 +444,8 @@ unsafe impl SharedPlatform for Machine {
     }
 }
 
-// SAFETY: all memory is mapped one to one by the map that the hypervisor runs on (1.), and a frame is handed out once (2.).
+// SAFETY: all memory is mapped one to one by the map that the hypervisor runs on (1.), and a frame
+// is handed out once (2.).
 unsafe impl Host for Machine {
     type Format = crate::vm::Stage2;
     type Relax = Patience;

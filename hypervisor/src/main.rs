@@ -1,8 +1,10 @@
-//! A thin arm64 hypervisor on the engine's tables. It boots one guest, which need not know of it: an unmodified Linux.
+//! A thin arm64 hypervisor on the engine's tables. It boots one guest, which need not know of it:
+//! an unmodified Linux.
 //!
-//! It starts at EL2, on the `virt` machine of QEMU, with a device tree that says where the guest's kernel was loaded. All
-//! memory below that is its own, and does not exist for the guest: it is in no node of the guest's tree, and in no entry of
-//! stage 2. What is above is mapped when it is touched, and nothing is mapped before ([`vm`]).
+//! It starts at EL2, on the `virt` machine of QEMU, with a device tree that says where the guest's
+//! kernel was loaded. All memory below that is its own, and does not exist for the guest: it is in
+//! no node of the guest's tree, and in no entry of stage 2. What is above is mapped when it is
+//! touched, and nothing is mapped before ([`vm`]).
 //!
 //! | | |
 //! |---|---|
@@ -22,9 +24,10 @@
 //! | [`check`] | tables of the engine, read by the processor and by the judge |
 //! | [`tree`] | the device tree, and what of it the guest is told |
 //!
-//! The order of the boot: the startup code turns the MMU on with a map of two blocks. On it the engine builds the map of
-//! all memory ([`own_map`]), which is loaded; then the guest's tree is written into the guest's memory, and the guest is
-//! entered. Further processors are started when the guest asks for them.
+//! The order of the boot: the startup code turns the MMU on with a map of two blocks. On it the
+//! engine builds the map of all memory ([`own_map`]), which is loaded; then the guest's tree is
+//! written into the guest's memory, and the guest is entered. Further processors are started when
+//! the guest asks for them.
 #![no_std]
 #![no_main]
 
@@ -94,7 +97,8 @@ const REDISTRIBUTOR: u64 = 128 << 10;
 
 entry!(main);
 
-/// The map of the startup code, in blocks of 1 GiB: devices below, and the memory in which this was loaded.
+/// The map of the startup code, in blocks of 1 GiB: devices below, and the memory in which this was
+/// loaded.
 const BOOT_MAP: InitialPagetable = {
     // Accessed, a single privilege level, valid.
     let block = 1 << 10 | 1 << 6 | 1;
@@ -206,7 +210,8 @@ impl Rest {
     }
 }
 
-/// The map that the hypervisor runs on: all memory one to one, its code executable and not writable, its constants neither.
+/// The map that the hypervisor runs on: all memory one to one, its code executable and not
+/// writable, its constants neither.
 fn own_map(
     machine: &'static Machine,
     tree: &Tree,
@@ -358,7 +363,8 @@ impl Options {
     }
 }
 
-/// Everything up to the guest: where it starts, and with what; or nothing of it, if there are several.
+/// Everything up to the guest: where it starts, and with what; or nothing of it, if there are
+/// several.
 fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     static MACHINE: spin::once::Once<Machine> = spin::once::Once::new();
     const HEAP_SIZE: u64 = 4 << 20;
@@ -376,8 +382,8 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
         return Err("there are more processors than the hypervisor has stacks for");
     }
 
-    // What is left of the hypervisor's memory: room for a copy of the guest at the end, what the guest's memory is on, and
-    // tables.
+    // What is left of the hypervisor's memory: room for a copy of the guest at the end, what the
+    // guest's memory is on, and tables.
     let mut rest = Rest {
         next: image_end + HEAP_SIZE,
         end: guest.start().get(),
@@ -408,7 +414,8 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     } else {
         0
     };
-    // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, is nothing else (2.).
+    // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, is nothing
+    // else (2.).
     let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &[AtomicU64]) = unsafe {
         (
             rest.take(pages),
@@ -429,7 +436,8 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     if MARKS && !Ids::read().caps().hardware_dirty {
         return Err("the processor does not mark what is written");
     }
-    // For pages only there is a table for each 2 MiB, and what is above them; and each processor holds some in reserve.
+    // For pages only there is a table for each 2 MiB, and what is above them; and each processor
+    // holds some in reserve.
     if tables.size() < guest.size() / 512 * 9 / 8 + (1 << 20) {
         return Err("the hypervisor's memory is too small for the guest's tables");
     }
@@ -514,8 +522,9 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     if let Some(helper) = helper {
         let run = move || {
             cpu::become_number(cpus);
-            // SAFETY: the map that the first processor runs on; the guest's tables, by whose VMID it invalidates; and what is its own of
-            // the interrupt controller, which it uses for nothing else.
+            // SAFETY: the map that the first processor runs on; the guest's tables, by whose VMID
+            // it invalidates; and what is its own of the interrupt controller, which it uses for
+            // nothing else.
             unsafe {
                 cpu::load_map(world.map);
                 cpu::confine(vm.guest.space().root());
@@ -538,14 +547,16 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     Ok(Some((entry, at.get())))
 }
 
-/// What each guest's memory is kept in: the frame of each page, the blocks of which pages have moved, marks.
+/// What each guest's memory is kept in: the frame of each page, the blocks of which pages have
+/// moved, marks.
 type Given = (
     &'static [AtomicU32],
     &'static [AtomicBool],
     &'static [AtomicU64],
 );
 
-/// Several guests, up to where the first vCPU of each waits for its turn and the other processors have theirs.
+/// Several guests, up to where the first vCPU of each waits for its turn and the other processors
+/// have theirs.
 fn boot_several(
     machine: &'static Machine,
     tree: &Tree,
@@ -728,7 +739,8 @@ fn say(what: core::fmt::Arguments<'_>) {
     let Some(registers) = NonNull::new(ptr::with_exposed_provenance_mut(address as usize)) else {
         return;
     };
-    // SAFETY: the registers of the UART. The guest may use them at the same time: then what both say is mixed up.
+    // SAFETY: the registers of the UART. The guest may use them at the same time: then what both
+    // say is mixed up.
     let mut uart = Uart::new(unsafe { UniqueMmioPointer::new(registers) });
     let _ = write!(uart, "{what}\r\n");
 }

@@ -1,5 +1,5 @@
-//! Flushes of the hypervisor's own, between marks by which an emulator's plugin (`xtask/plugin`) tells what each executes, and in
-//! what order. No guest runs.
+//! Flushes of the hypervisor's own, between marks by which an emulator's plugin (`xtask/plugin`)
+//! tells what each executes, and in what order. No guest runs.
 
 use core::arch::asm;
 
@@ -18,8 +18,8 @@ fn mark<const NUMBER: u16>() {
     unsafe { asm!("movz xzr, #{}", const NUMBER, options(nostack, preserves_flags)) }
 }
 
-/// Maps the first 4 MiB of a guest with pages, as its faults would, and takes away, each between two marks: a page; three pages in
-/// a row; and 2 MiB, with the table in which they are.
+/// Maps the first 4 MiB of a guest with pages, as its faults would, and takes away, each between
+/// two marks: a page; three pages in a row; and 2 MiB, with the table in which they are.
 pub fn flushes(vm: &'static Vm, memory: Slot) -> Result<(), &'static str> {
     let first = memory.guest.start().get();
     for page in 0..2 * BLOCK / PAGE {

@@ -1,5 +1,6 @@
-//! Bugs of TLB maintenance that an emulator does not show, because it remembers less than a processor may. Each is planted by
-//! `plant=NAME`, for `cargo xtask check`, which sees what is executed.
+//! Bugs of TLB maintenance that an emulator does not show, because it remembers less than a
+//! processor may. Each is planted by `plant=NAME`, for `cargo xtask check`, which sees what is
+//! executed.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -38,7 +39,8 @@ plants! {
     WrongVmid = "wrong-vmid",
     /// A guest that is not loaded is flushed with its own root loaded.
     RootOfFlush = "root-of-flush",
-    /// No bug: before they are set, registers of EL2 hold what they may hold after a reset, which is anything.
+    /// No bug: before they are set, registers of EL2 hold what they may hold after a reset, which
+    /// is anything.
     UnknownRegisters = "unknown-registers",
 }
 

@@ -1,13 +1,15 @@
-//! Whether a virtual CPU is on, by the hypervisor's own account. The file is part of two programs: the hypervisor, and the
-//! tests of `xtask`, in which threads race for it.
+//! Whether a virtual CPU is on, by the hypervisor's own account. The file is part of two programs:
+//! the hypervisor, and the tests of `xtask`, in which threads race for it.
 //!
-//! Firmware cannot be asked alone. Between its answer that a processor is off and the call that starts it, another processor
-//! may have started it: the second start would write to a stack that is in use. So a start is a claim first: one store by
-//! compare-exchange, which one caller wins; the others are told `ON_PENDING` or `ALREADY_ON` (PSCI, DEN0022, 5.6).
+//! Firmware cannot be asked alone. Between its answer that a processor is off and the call that
+//! starts it, another processor may have started it: the second start would write to a stack that
+//! is in use. So a start is a claim first: one store by compare-exchange, which one caller wins;
+//! the others are told `ON_PENDING` or `ALREADY_ON` (PSCI, DEN0022, 5.6).
 //!
-//! A processor that switches itself off uses its stack until firmware has it: it is [`Leaving`](State::Leaving) until firmware
-//! says that it is off. Such an answer may be old when it is used: the processor may have been started and have left again. So
-//! each change counts, and a claim names the change that it was made upon.
+//! A processor that switches itself off uses its stack until firmware has it: it is
+//! [`Leaving`](State::Leaving) until firmware says that it is off. Such an answer may be old when
+//! it is used: the processor may have been started and have left again. So each change counts, and
+//! a claim names the change that it was made upon.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -59,14 +61,16 @@ impl Power {
     /// The next change after `word`. Whether it was made.
     fn change(&self, word: u64, to: State) -> bool {
         let next = (word - word % CHANGE).wrapping_add(CHANGE) + to as u64;
-        // Acquire: what the processor did before it was off. Release: what was done before it is this.
+        // Acquire: what the processor did before it was off. Release: what was done before it is
+        // this.
         let changed = self
             .0
             .compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed);
         changed.is_ok()
     }
 
-    /// What it is. `is_off` asks firmware whether it is off, and is asked only while it [leaves](State::Leaving).
+    /// What it is. `is_off` asks firmware whether it is off, and is asked only while it
+    /// [leaves](State::Leaving).
     pub fn state(&self, is_off: impl FnOnce() -> bool) -> State {
         match State::of(self.0.load(Ordering::Acquire)) {
             State::Leaving if is_off() => State::Off,
@@ -74,7 +78,8 @@ impl Power {
         }
     }
 
-    /// Claims it for a start. Of all that claim one that is off, one succeeds; it starts it, or [gives up](Self::set).
+    /// Claims it for a start. Of all that claim one that is off, one succeeds; it starts it, or
+    /// [gives up](Self::set).
     ///
     /// # Errors
     /// It is not off.
@@ -93,8 +98,8 @@ impl Power {
         }
     }
 
-    /// Says what it is now. The caller is the CPU itself, or the one that has [claimed](Self::claim) it: no other changes it
-    /// meanwhile.
+    /// Says what it is now. The caller is the CPU itself, or the one that has
+    /// [claimed](Self::claim) it: no other changes it meanwhile.
     pub fn set(&self, state: State) {
         self.change(self.0.load(Ordering::Relaxed), state);
     }

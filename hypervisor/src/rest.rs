@@ -1,8 +1,10 @@
-//! How the processor that is not the guest's waits for a time: it sleeps, so that an emulator has the time for the guest.
+//! How the processor that is not the guest's waits for a time: it sleeps, so that an emulator has
+//! the time for the guest.
 //!
-//! The interrupt controller is the guest's, but for what each processor has of its own: in its redistributor this one has the interrupt of
-//! its timer (`CNTHP`) enabled. It is never taken, because it is masked here, and wakes a processor all the same (DDI 0487 D1.7.2). Until
-//! the guest has enabled the distributor nothing comes, and one that would sleep spins.
+//! The interrupt controller is the guest's, but for what each processor has of its own: in its
+//! redistributor this one has the interrupt of its timer (`CNTHP`) enabled. It is never taken,
+//! because it is masked here, and wakes a processor all the same (DDI 0487 D1.7.2). Until the guest
+//! has enabled the distributor nothing comes, and one that would sleep spins.
 
 use core::arch::asm;
 use core::ptr;
@@ -25,11 +27,12 @@ fn register(at: u64) -> *mut u32 {
     ptr::with_exposed_provenance_mut(at as usize)
 }
 
-/// Has the timer of this processor wake it, and nothing else: of those that there are, this is the only one that [rests](rest).
+/// Has the timer of this processor wake it, and nothing else: of those that there are, this is the
+/// only one that [rests](rest).
 ///
 /// # Safety
-/// 1. They are the distributor of the machine and the redistributor of this processor, mapped one to one; the processor has no other
-///    use for interrupts, and masks them.
+/// 1. They are the distributor of the machine and the redistributor of this processor, mapped one
+///    to one; the processor has no other use for interrupts, and masks them.
 pub unsafe fn set_up(distributor: u64, redistributor: u64) {
     // SAFETY: registers of this processor's own (1.).
     unsafe {
@@ -64,7 +67,8 @@ pub fn rest(ticks: u64) -> bool {
     if distributor == 0 || unsafe { register(distributor).read_volatile() } & ENABLED == 0 {
         return false;
     }
-    // SAFETY: a timer that has no other user. It is a level: if it is high already, the processor does not sleep.
+    // SAFETY: a timer that has no other user. It is a level: if it is high already, the processor
+    // does not sleep.
     unsafe {
         asm!(
             "msr cnthp_tval_el2, {ticks}",

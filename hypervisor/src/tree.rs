@@ -1,10 +1,12 @@
 //! The device tree: what the machine has, and what of it the guest is told.
 //!
-//! A guest that sees its physical addresses through stage 2 is confined as long as only processors use them. A device that
-//! reads and writes memory by itself is told physical addresses by the guest, and goes around stage 2 where there is no
-//! system MMU. So the guest gets the devices on a list of those that are known not to ([`KEPT`]), and no other is in
-//! its tree or in its stage 2: no virtio, no PCI, no firmware configuration, and no interrupt translation service. The
-//! interrupt controller itself can be made to write memory too, where it has LPIs; then nothing is started.
+//! A guest that sees its physical addresses through stage 2 is confined as long as only processors
+//! use them. A device that reads and writes memory by itself is told physical addresses by the
+//! guest, and goes around stage 2 where there is no system MMU. So the guest gets the devices on a
+//! list of those that are known not to ([`KEPT`]), and no other is in its tree or in its stage 2:
+//! no virtio, no PCI, no firmware configuration, and no interrupt translation service. The
+//! interrupt controller itself can be made to write memory too, where it has LPIs; then nothing is
+//! started.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -180,7 +182,8 @@ impl Tree {
             .map_err(|_| "no memory for the guest")
     }
 
-    /// The tree for the guest with so many processors, and where it goes: behind everything that was loaded.
+    /// The tree for the guest with so many processors, and where it goes: behind everything that
+    /// was loaded.
     ///
     /// # Errors
     /// There is no room for it.
@@ -188,8 +191,9 @@ impl Tree {
         self.of(pieces, cpus, &KEPT, None)
     }
 
-    /// The same for one of several guests, with this memory: `guest=` its number, in its kernel's command line, and with those
-    /// devices alone that are emulated. The address is the guest's own.
+    /// The same for one of several guests, with this memory: `guest=` its number, in its kernel's
+    /// command line, and with those devices alone that are emulated. The address is the guest's
+    /// own.
     ///
     /// # Errors
     /// There is no room for it.
@@ -279,7 +283,8 @@ impl Tree {
             }
         }
         let blob = given.to_dtb();
-        // A kernel takes more memory than its file has, for which the loader has left room before the initial file system.
+        // A kernel takes more memory than its file has, for which the loader has left room before
+        // the initial file system.
         let initrd = self
             .initrd
             .as_ref()

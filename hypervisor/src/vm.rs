@@ -1,7 +1,8 @@
 //! The guest's memory: mapped when it is touched.
 //!
-//! The guest sees all of its memory from the beginning, at the addresses at which the machine has it. Which frame is behind
-//! a page, and not always the one of the same address, [`memory`](common::memory) says.
+//! The guest sees all of its memory from the beginning, at the addresses at which the machine has
+//! it. Which frame is behind a page, and not always the one of the same address,
+//! [`memory`](common::memory) says.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,10 +46,11 @@ pub const PAGE: u64 = 1 << PAGE_SHIFT;
 
 /// The number of the slot of memory; devices have others.
 pub const MEMORY_SLOT: u16 = 0;
-/// The number before that of the slot of the second piece of memory, and those of the others follow.
+/// The number before that of the slot of the second piece of memory, and those of the others
+/// follow.
 pub const PIECE_SLOT: u16 = 200;
-/// The number of the slot of the first redistributor's control registers, and those of the others follow. The guest only reads
-/// them.
+/// The number of the slot of the first redistributor's control registers, and those of the others
+/// follow. The guest only reads them.
 pub const CONTROL_SLOT: u16 = 100;
 
 /// What becomes of a fault.
@@ -62,8 +64,8 @@ pub enum Next {
     Inject,
 }
 
-/// How many frames are taken away in a second, at most. Each one that is missed is a fault, and with each fault another could be
-/// taken: without a pace the guest does little else.
+/// How many frames are taken away in a second, at most. Each one that is missed is a fault, and
+/// with each fault another could be taken: without a pace the guest does little else.
 pub struct Pace {
     /// So many, or any number if it is zero.
     per_second: u64,

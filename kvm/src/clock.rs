@@ -59,8 +59,9 @@ impl Took {
 const SLICE: Duration = Duration::from_micros(20);
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Waits, running, until the calling thread has had a CPU for itself for a moment. To be called by a thread that has slept, before it is timed: a CPU that was halted may be one of a
-/// computer that is itself a virtual machine, and its host needs a while to let it go on.
+/// Waits, running, until the calling thread has had a CPU for itself for a moment. To be called by
+/// a thread that has slept, before it is timed: a CPU that was halted may be one of a computer that
+/// is itself a virtual machine, and its host needs a while to let it go on.
 pub fn settle() {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
@@ -76,18 +77,21 @@ pub fn settle() {
     }
 }
 
-/// So many steps of arithmetic are a measure of the pace, and so many measures are made: an interrupt is in one of them.
+/// So many steps of arithmetic are a measure of the pace, and so many measures are made: an
+/// interrupt is in one of them.
 const STEPS: u32 = 32_000;
 const MEASURES: usize = 3;
 
-/// CPU time of a fixed piece of arithmetic on the CPU of the calling thread: 20 to 50 us, and more where a processor has lowered its frequency or where
-/// another thread has the other half of the core, which no time away tells. It touches no memory, so what was in the caches stays.
+/// CPU time of a fixed piece of arithmetic on the CPU of the calling thread: 20 to 50 us, and more
+/// where a processor has lowered its frequency or where another thread has the other half of the
+/// core, which no time away tells. It touches no memory, so what was in the caches stays.
 pub fn pace() -> Duration {
     let measure = || timed(arithmetic).1.cpu;
     (0..MEASURES).map(|_| measure()).min().unwrap_or_default()
 }
 
-/// Chains that do not wait for each other, so that their multiplications fill what a core has for them.
+/// Chains that do not wait for each other, so that their multiplications fill what a core has for
+/// them.
 fn arithmetic() {
     let mut chains = [1_u64, 2, 3, 4, 5, 6];
     for _ in 0..STEPS {
@@ -104,7 +108,8 @@ pub fn thread_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `clock_gettime`: the structure is there to be written to; the clock exists in every Linux.
+    // SAFETY: `clock_gettime`: the structure is there to be written to; the clock exists in every
+    // Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
     Duration::new(time.tv_sec.unsigned_abs(), nanoseconds)

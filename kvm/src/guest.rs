@@ -1,17 +1,21 @@
-//! What the guest does, and what it knows: a block of memory that the host fills and the guest keeps its figures in.
+//! What the guest does, and what it knows: a block of memory that the host fills and the guest
+//! keeps its figures in.
 //!
-//! The guest is a loop. It takes its orders from its [`Block`], makes as many accesses as these say, and after each reads the
-//! processor's counter: the difference to the one before is a *gap*, the time that an access and thirty instructions took with all
-//! that came between. Gaps are counted in the block in classes that are 1/64 wide ([`class`]), so that a guest that runs for
-//! hours keeps all of them; the longest is kept exactly. At its end it stores to an address that has no memory, which is how it
-//! leaves for the host, and begins again when it is entered again: its registers are set once.
+//! The guest is a loop. It takes its orders from its [`Block`], makes as many accesses as these
+//! say, and after each reads the processor's counter: the difference to the one before is a *gap*,
+//! the time that an access and thirty instructions took with all that came between. Gaps are
+//! counted in the block in classes that are 1/64 wide ([`class`]), so that a guest that runs for
+//! hours keeps all of them; the longest is kept exactly. At its end it stores to an address that
+//! has no memory, which is how it leaves for the host, and begins again when it is entered again:
+//! its registers are set once.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Classes of gaps.
 pub const CLASSES: usize = 59 * 64;
 
-/// What a vCPU and the host share. Everything is read and written by both, never at the same time but [`stop`](Block::stop).
+/// What a vCPU and the host share. Everything is read and written by both, never at the same time
+/// but [`stop`](Block::stop).
 #[repr(C, align(4096))]
 pub struct Block {
     /// The guest leaves before its next access if it is not zero.
@@ -83,8 +87,8 @@ pub struct Orders {
     pub write_percent: u8,
     /// In random order, from the seed that the block has.
     pub random: bool,
-    /// The second halves alone of blocks of twice as many pages, a power of two; of whole memory, if it is zero. `pages` are those of
-    /// the halves.
+    /// The second halves alone of blocks of twice as many pages, a power of two; of whole memory,
+    /// if it is zero. `pages` are those of the halves.
     pub half: u64,
 }
 
@@ -142,8 +146,8 @@ impl Block {
     }
 }
 
-/// The pages that a guest writes that has these orders and starts from `seed`: `visit` is given the number of each, perhaps more
-/// than once, and the seed of what it does next comes back.
+/// The pages that a guest writes that has these orders and starts from `seed`: `visit` is given the
+/// number of each, perhaps more than once, and the seed of what it does next comes back.
 ///
 /// ```
 /// use tablewright_kvm::guest::{Orders, written};

@@ -1,4 +1,5 @@
-//! What kind of KVM a computer has. A figure means nothing without it: software paging is another algorithm than nested paging.
+//! What kind of KVM a computer has. A figure means nothing without it: software paging is another
+//! algorithm than nested paging.
 
 use std::fmt;
 use std::fs;
@@ -43,7 +44,8 @@ pub struct Host {
     pub cpus: u32,
 }
 
-/// The modules that may run guests, and how each has memory translated if the named parameter is on.
+/// The modules that may run guests, and how each has memory translated if the named parameter is
+/// on.
 const MODULES: [(&str, &str, &str); 2] = [("kvm_intel", "ept", "EPT"), ("kvm_amd", "npt", "NPT")];
 
 impl Host {

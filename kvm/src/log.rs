@@ -19,7 +19,8 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// No page of so many slots with so many pages each. The first is slot 1: slot 0 is the guest's own.
+    /// No page of so many slots with so many pages each. The first is slot 1: slot 0 is the guest's
+    /// own.
     pub fn new(slots: u64, pages_per_slot: u64) -> Self {
         Self {
             words: vec![0; (slots * pages_per_slot / 64) as usize],

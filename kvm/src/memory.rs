@@ -45,11 +45,12 @@ pub fn available() -> u64 {
     kib.map_or(u64::MAX, |kib| kib << 10)
 }
 
-/// As much memory as the calling thread's vCPU is to touch, touched. If it goes just before that, and not before all others have theirs, there is
-/// as much at hand.
+/// As much memory as the calling thread's vCPU is to touch, touched. If it goes just before that,
+/// and not before all others have theirs, there is as much at hand.
 ///
-/// A computer that is itself a virtual machine may give free memory back to its host, within seconds, and gets it again at the first access: on
-/// one such, 2 MiB took 4.5 ms where to zero them takes 85 us. What was freed last it has still.
+/// A computer that is itself a virtual machine may give free memory back to its host, within
+/// seconds, and gets it again at the first access: on one such, 2 MiB took 4.5 ms where to zero
+/// them takes 85 us. What was freed last it has still.
 ///
 /// # Errors
 /// There is no such memory.
@@ -78,7 +79,8 @@ pub struct Memory {
     whole: (NonNull<u8>, usize),
 }
 
-// SAFETY: the memory is the process's, not a thread's; what is read and written in it is by atomics, or before others know of it.
+// SAFETY: the memory is the process's, not a thread's; what is read and written in it is by
+// atomics, or before others know of it.
 unsafe impl Send for Memory {}
 // SAFETY: the same.
 unsafe impl Sync for Memory {}
@@ -123,7 +125,8 @@ impl Memory {
         use std::os::fd::AsRawFd;
         let descriptor = file.as_ref().map_or(-1, |file| file.as_raw_fd());
         let length = bytes.checked_add(align).ok_or_else(too_large)?;
-        // Huge pages of a pool are reserved, so that too few are an error now and not a signal later.
+        // Huge pages of a pool are reserved, so that too few are an error now and not a signal
+        // later.
         let kind = match backing {
             Backing::Hugetlb { .. } => kind & !libc::MAP_NORESERVE,
             _ => kind,
@@ -159,7 +162,8 @@ impl Memory {
             _ => None,
         };
         if let Some(advice) = advice {
-            // SAFETY: `madvise`: the memory was just mapped, and the advice changes nothing that can be read.
+            // SAFETY: `madvise`: the memory was just mapped, and the advice changes nothing that
+            // can be read.
             let done = unsafe { libc::madvise(memory.first.as_ptr().cast(), bytes, advice) };
             if done != 0 && backing == Backing::Thp {
                 return Err(refused(io::Error::last_os_error()));

@@ -24,7 +24,8 @@ pub struct Ring {
     next: u32,
 }
 
-// SAFETY: the ring is the process's; its entries are handed over by atomics, and one thread at a time has it.
+// SAFETY: the ring is the process's; its entries are handed over by atomics, and one thread at a
+// time has it.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -33,7 +34,8 @@ impl Ring {
     /// # Errors
     /// It cannot be mapped.
     pub fn new(vcpu: &impl AsRawFd, entries: u32) -> Result<Self, Error> {
-        // SAFETY: `mmap`: a new mapping, wherever the kernel likes it, of memory that KVM has for this vCPU.
+        // SAFETY: `mmap`: a new mapping, wherever the kernel likes it, of memory that KVM has for
+        // this vCPU.
         let at = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -54,8 +56,8 @@ impl Ring {
         }
     }
 
-    /// Marks the pages of all entries that are there, and says how many there were. They are KVM's again after
-    /// `KVM_RESET_DIRTY_RINGS`.
+    /// Marks the pages of all entries that are there, and says how many there were. They are KVM's
+    /// again after `KVM_RESET_DIRTY_RINGS`.
     pub fn collect(&mut self, bitmap: &mut Bitmap) -> u64 {
         let mut count = 0;
         loop {
@@ -66,7 +68,8 @@ impl Ring {
             if flags.load(Ordering::Acquire) & DIRTY == 0 {
                 return count;
             }
-            // SAFETY: KVM wrote the rest of the entry before the flag, and leaves it alone until it is reset.
+            // SAFETY: KVM wrote the rest of the entry before the flag, and leaves it alone until it
+            // is reset.
             let (slot, page) = unsafe { ((*entry).slot, (*entry).offset) };
             bitmap.mark(slot, page);
             flags.store(SEEN, Ordering::Release);

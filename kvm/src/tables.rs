@@ -18,10 +18,10 @@ struct Frames<'m> {
     memory: std::marker::PhantomData<&'m mut [u8]>,
 }
 
-// SAFETY: 1. each frame is handed out once, is aligned to a page, and is the guest's memory, which is mapped for as long as the
-// borrow. 2. A frame's address is the guest's, and its place that far from where the guest's memory begins. 3. There are no
-// links. 4. to 6. No processor walks these tables yet: that a vCPU is entered later orders all that was stored. 7. There are
-// no clones.
+// SAFETY: 1. each frame is handed out once, is aligned to a page, and is the guest's memory, which
+// is mapped for as long as the borrow. 2. A frame's address is the guest's, and its place that far
+// from where the guest's memory begins. 3. There are no links. 4. to 6. No processor walks these
+// tables yet: that a vCPU is entered later orders all that was stored. 7. There are no clones.
 unsafe impl Platform for Frames<'_> {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let frame = self.next.get();
@@ -54,12 +54,12 @@ pub struct Area {
     pub attrs: Attrs,
 }
 
-/// Maps areas with tables that take frames from `first` up to `end`, addresses of the guest. Gives back the root. `None` if there are
-/// too few frames, or an area cannot be mapped.
+/// Maps areas with tables that take frames from `first` up to `end`, addresses of the guest. Gives
+/// back the root. `None` if there are too few frames, or an area cannot be mapped.
 ///
 /// # Safety
-/// 1. `memory` is where the guest's address zero is, and what lies from there up to `end` is mapped, and no one else's until this is
-///    over.
+/// 1. `memory` is where the guest's address zero is, and what lies from there up to `end` is
+///    mapped, and no one else's until this is over.
 pub unsafe fn build(memory: NonNull<u8>, first: u64, end: u64, areas: &[Area]) -> Option<u64> {
     let frames = Frames {
         base: memory,

@@ -29,8 +29,8 @@ struct Work {
     start: Start,
 }
 
-/// A line from which vCPUs start together: what two do at once, and how much they are in each other's way, does not depend on when their threads
-/// were woken.
+/// A line from which vCPUs start together: what two do at once, and how much they are in each
+/// other's way, does not depend on when their threads were woken.
 #[derive(Clone, Debug)]
 pub struct Start {
     missing: Arc<AtomicUsize>,
@@ -49,7 +49,8 @@ impl Start {
         }
     }
 
-    /// Waits for the others, but not for long. Where each has a CPU, it keeps it: a thread that lets others run may be away when the last one comes.
+    /// Waits for the others, but not for long. Where each has a CPU, it keeps it: a thread that
+    /// lets others run may be away when the last one comes.
     fn wait(&self) {
         self.missing.fetch_sub(1, Ordering::AcqRel);
         let begin = Instant::now();
@@ -120,8 +121,8 @@ struct Shared {
     turn: Turn,
 }
 
-/// The right to have rings reset. KVM's own lock is one for which a thread spins, in its CPU time, while another has it; here it sleeps, as threads do in
-/// programs that empty rings under a lock.
+/// The right to have rings reset. KVM's own lock is one for which a thread spins, in its CPU time,
+/// while another has it; here it sleeps, as threads do in programs that empty rings under a lock.
 pub type Turn = Arc<Mutex<()>>;
 
 // SAFETY: the block is in the memory, which is held, and all of it is atomics.
@@ -273,7 +274,8 @@ impl Vcpu {
         self.block().made.load(Ordering::Relaxed)
     }
 
-    /// Keeps it out of the guest for so long, and comes back when that is over. It has to be at work.
+    /// Keeps it out of the guest for so long, and comes back when that is over. It has to be at
+    /// work.
     pub fn pause(&self, time: Duration) {
         handle_signal();
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -290,7 +292,8 @@ impl Vcpu {
         }
     }
 
-    /// Takes what is in its ring, and what was in it when it was full; clears the latter. How many pages the ring had.
+    /// Takes what is in its ring, and what was in it when it was full; clears the latter. How many
+    /// pages the ring had.
     pub fn collect(&self, into: &mut Bitmap) -> u64 {
         let Some(ring) = &self.shared.ring else {
             return 0;

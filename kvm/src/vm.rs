@@ -37,7 +37,8 @@ const PAGE: u64 = 4096;
 /// Where the guest's code is, and where its blocks are.
 const CODE: u64 = 0x1000;
 const BLOCKS: u64 = 0x10_000;
-/// Of a guest of the guest: its control block, and where the processor keeps the guest's state meanwhile.
+/// Of a guest of the guest: its control block, and where the processor keeps the guest's state
+/// meanwhile.
 const INNER_BYTES: u64 = 2 * PAGE;
 /// A ring has to have room for what a vCPU may write before it can be stopped.
 const LEAST_RING: u32 = 1024;
@@ -176,7 +177,8 @@ impl Vm {
             end: end.unwrap_or(u64::MAX),
             bits: can.address_bits,
         };
-        // The guest's own: code, a block for each vCPU, tables, and the page by which it leaves, which has no memory.
+        // The guest's own: code, a block for each vCPU, tables, and the page by which it leaves,
+        // which has no memory.
         let tables_at = BLOCKS + u64::from(setup.vcpus) * BLOCK_BYTES;
         // Where blocks of 2 MiB do not lie so in the guest, it has pages.
         let of_pages = match first.is_multiple_of(2 << 20) {
@@ -184,7 +186,8 @@ impl Vm {
             false => (setup.bytes >> 21) + 2,
         };
         let tables = (setup.bytes >> 30) + (tables_at >> 21) + of_pages + 16;
-        // Of a guest of the guest two pages for each vCPU, and its tables, one more for what the guest does not map itself.
+        // Of a guest of the guest two pages for each vCPU, and its tables, one more for what the
+        // guest does not map itself.
         let inner_bytes = match setup.nested {
             true => u64::from(setup.vcpus) * INNER_BYTES + (tables + 1) * PAGE,
             false => 0,
@@ -207,8 +210,8 @@ impl Vm {
             own_bytes,
         )?);
         let code = arch::code();
-        // SAFETY: the place is within the guest's own memory, of which this function is the only user, and it has room for the
-        // code before the blocks begin.
+        // SAFETY: the place is within the guest's own memory, of which this function is the only
+        // user, and it has room for the code before the blocks begin.
         unsafe {
             let to = own.first().byte_add(CODE as usize);
             to.copy_from_nonoverlapping(NonNull::from(code).cast(), code.len());
@@ -235,12 +238,14 @@ impl Vm {
                 attrs: arch::data(),
             },
         ];
-        // SAFETY: `tables::build`: 1. the guest's own memory is as large, and no other thread knows of it yet.
+        // SAFETY: `tables::build`: 1. the guest's own memory is as large, and no other thread knows
+        // of it yet.
         let root = unsafe { tables::build(own.first(), tables_at, inner_at, &areas) };
         let Some(root) = root else {
             return Err(address);
         };
-        // What is the guest's is its guest's as well, at the same address; its tables have to be read, and marked.
+        // What is the guest's is its guest's as well, at the same address; its tables have to be
+        // read, and marked.
         let [code, _, exit_page, logged] = areas;
         let below = Area {
             first: 0,
@@ -323,7 +328,8 @@ impl Vm {
             stats.extend(Stats::of(&fd));
             // SAFETY: the blocks lie in the guest's own memory, one after the other.
             let at: NonNull<Block> = unsafe { own.first().byte_add(block as usize) }.cast();
-            // SAFETY: a block is atomics, for which zeros are values, and the memory is aligned to a page.
+            // SAFETY: a block is atomics, for which zeros are values, and the memory is aligned to
+            // a page.
             let known = unsafe { at.as_ref() };
             known.exit.store(exit, std::sync::atomic::Ordering::Relaxed);
             let ring = match setup.ring {
@@ -507,7 +513,8 @@ impl Vm {
         done.map(|()| took)
     }
 
-    /// Reads the log so often, and says what it took each time on average. It is as it was only if reading leaves it so.
+    /// Reads the log so often, and says what it took each time on average. It is as it was only if
+    /// reading leaves it so.
     ///
     /// # Errors
     /// KVM refuses.

@@ -69,7 +69,8 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
             vm.begin(|id| shares[id]);
             let done = vm.finish().unwrap();
             assert!(done.iter().all(|done| done.made == shares[0].pages));
-            // The guest's value is in every page: the block has zero, so the memory is as it was; the log knows better.
+            // The guest's value is in every page: the block has zero, so the memory is as it was;
+            // the log knows better.
             vm.log(true).unwrap();
             for random in [false, true] {
                 let orders = |id: usize| Orders {
@@ -106,8 +107,8 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
                         vm.clear(&mut got).unwrap();
                     }
                 }
-                // Where leaves are split, or tables are of two stages at once, what is only read may be mapped for a write, and is
-                // logged then.
+                // Where leaves are split, or tables are of two stages at once, what is only read
+                // may be mapped for a write, and is logged then.
                 let mut most = expected.clone();
                 if random && (nested || backing == Backing::Thp) {
                     vm.mark_accessed(orders, &done, &mut most);
@@ -248,8 +249,9 @@ fn a_user_without_the_right_is_told_so() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
     let opened = std::thread::scope(|scope| {
         let open = || {
-            // Root may all: this thread alone is another user, which the system call, unlike the library's function, can do.
-            // SAFETY: `setresuid`: plain numbers; the thread ends with this.
+            // Root may all: this thread alone is another user, which the system call, unlike the
+            // library's function, can do. SAFETY: `setresuid`: plain numbers; the thread ends with
+            // this.
             unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
             host::open(&path).map(|_| ())
         };

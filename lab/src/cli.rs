@@ -46,9 +46,11 @@ enum Command {
     PageTableTest(page_table_test::Arguments),
     /// Start to log what a guest writes, on a machine: as published and with the engine
     WriteProtect(write_protect::Arguments),
-    /// Have other CPUs forget what was unmapped, by each messenger, on a machine or with this computer's kernel
+    /// Have other CPUs forget what was unmapped, by each messenger, on a machine or with this
+    /// computer's kernel
     TlbFlush(tlb_flush::Arguments),
-    /// Log what a guest writes, phase by phase, on a machine, and disable the log as published and with the engine
+    /// Log what a guest writes, phase by phase, on a machine, and disable the log as published and
+    /// with the engine
     DirtyLog(dirty_log::Arguments),
     /// Measure the published problems on this computer, in a minute
     Doctor(doctor::Arguments),
@@ -58,13 +60,15 @@ enum Command {
     Reproduce(reproduce::Arguments),
     /// Try litmus tests of translation: all executions, and the verdict of the architecture
     Litmus(litmus::Arguments),
-    /// Map, protect and unmap with Tablewright and the published crates, beside what this computer can do at best
+    /// Map, protect and unmap with Tablewright and the published crates, beside what this computer
+    /// can do at best
     Compare(compare::Arguments),
     /// Record which pages a program writes, interval by interval
     Record(record::Arguments),
     /// Migrate a running guest over a link, under each kind of dirty logging, on a machine
     Migrate(migrate::Arguments),
-    /// List the machines that experiments can be run on, check one of your own, or print one to start from
+    /// List the machines that experiments can be run on, check one of your own, or print one to
+    /// start from
     Machine(machine::Arguments),
     /// Print a script that completes this program's options in a shell
     Completions {
@@ -134,8 +138,8 @@ fn help_or_error(error: &clap::Error) -> Result<(), Error> {
     }
 }
 
-/// The parser's message is a paragraph, perhaps a tip, then usage and where to read more: keeps the first two, on one
-/// line. What the user typed may be in it, blank lines and all.
+/// The parser's message is a paragraph, perhaps a tip, then usage and where to read more: keeps the
+/// first two, on one line. What the user typed may be in it, blank lines and all.
 fn one_line(message: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
     let end = ["\n\nUsage: ", "\n\nFor more information"]

@@ -1,4 +1,5 @@
-//! Machines for the tests of what is around them: what a run shows follows from what was asked for, and nothing is run.
+//! Machines for the tests of what is around them: what a run shows follows from what was asked for,
+//! and nothing is run.
 
 use tablewright_experiments::dirty_log::{self, Scale};
 use tablewright_experiments::linear_map::{self, steps::Way};

@@ -1,4 +1,5 @@
-//! The program without a command: does the engine work here, is it fast, and what is it for. A few seconds, no rights.
+//! The program without a command: does the engine work here, is it fast, and what is it for. A few
+//! seconds, no rights.
 
 use std::fs;
 
@@ -13,7 +14,8 @@ use crate::reproduce::{self, Problem};
 use crate::size::{Size, human};
 use crate::stats;
 
-/// As much memory is mapped at most: the tables have to fit. With assertions each page takes ten times as long to check.
+/// As much memory is mapped at most: the tables have to fit. With assertions each page takes ten
+/// times as long to check.
 const MOST: u64 = if cfg!(debug_assertions) {
     2 << 30
 } else {
@@ -21,7 +23,8 @@ const MOST: u64 = if cfg!(debug_assertions) {
 };
 /// And so much if this computer does not say how much it has.
 const USUAL: u64 = 16 << 30;
-/// Memory that is mapped beside the best other crate. With assertions the figures say nothing, and a small part says as much.
+/// Memory that is mapped beside the best other crate. With assertions the figures say nothing, and
+/// a small part says as much.
 const LARGE: u64 = if cfg!(debug_assertions) {
     64 << 20
 } else {

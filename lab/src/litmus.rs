@@ -1,4 +1,5 @@
-//! `litmus`: small programs around page tables, over all their executions, and the verdict of the architecture on each.
+//! `litmus`: small programs around page tables, over all their executions, and the verdict of the
+//! architecture on each.
 
 use std::fs;
 use std::io;
@@ -27,7 +28,8 @@ Examples:
 
 The format of a test is described in docs/litmus.md. The exit status is 1 if a verdict does not hold, or a test has no answer.")]
 pub struct Arguments {
-    /// Files of tests, or directories with files *.litmus [default: those that come with the program]
+    /// Files of tests, or directories with files *.litmus [default: those that come with the
+    /// program]
     #[arg(value_name = "FILE|DIR")]
     paths: Vec<PathBuf>,
     /// The rules that hold [default: all that a test can be run under]
@@ -158,8 +160,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// All tests in all profiles that are asked for, each over `most` states. One that has no answer does not keep the others
-/// from theirs.
+/// All tests in all profiles that are asked for, each over `most` states. One that has no answer
+/// does not keep the others from theirs.
 fn try_all(tests: &[Test], arguments: &Arguments, most: usize) -> Vec<Row> {
     let wanted = arguments.profile.map(Profile::from);
     let mut rows = Vec::new();

@@ -1,7 +1,7 @@
 //! Which costs each experiment depends on, and what is taken for those that a profile leaves out.
 //!
-//! A cost that is not known is not nothing. An experiment that depends on it runs with the [`usual`] value, and says
-//! so; `tablewright machine check` says it for all experiments at once.
+//! A cost that is not known is not nothing. An experiment that depends on it runs with the
+//! [`usual`] value, and says so; `tablewright machine check` says it for all experiments at once.
 
 use tablewright_machine::{Cost, MAX_CPUS, Profile, Regime, Time};
 
@@ -42,9 +42,10 @@ impl Experiment {
         }
     }
 
-    /// The costs that its time depends on. `bus`, which bounds how many invalidations a system takes, `clean_again`,
-    /// and `call`, `copy` and `visit`, which are measured of a host, are refinements: without them a system takes any number, a page
-    /// is cleaned as any other, and calls take what is done in them.
+    /// The costs that its time depends on. `bus`, which bounds how many invalidations a system
+    /// takes, `clean_again`, and `call`, `copy` and `visit`, which are measured of a host, are
+    /// refinements: without them a system takes any number, a page is cleaned as any other, and
+    /// calls take what is done in them.
     const fn costs(self) -> &'static str {
         match self {
             Self::MapMem => "entry load table publish issue complete walk",
@@ -127,8 +128,8 @@ impl Experiment {
 }
 
 impl Experiment {
-    /// That a machine can run it with so many vCPUs. The thread of the host has a CPU of its own: one of the profile's where
-    /// the experiment is about it, one more elsewhere.
+    /// That a machine can run it with so many vCPUs. The thread of the host has a CPU of its own:
+    /// one of the profile's where the experiment is about it, one more elsewhere.
     pub fn fits(self, profile: &Profile, vcpus: u16) -> Result<(), Error> {
         if let Some(why) = self.unsuitable(profile) {
             return Err(Error::input(&profile.name, why));
@@ -177,7 +178,8 @@ pub fn usual(cost: Cost) -> Time {
     })
 }
 
-/// Takes the usual value of each cost that an experiment depends on and a profile leaves out, and gives what to say of it.
+/// Takes the usual value of each cost that an experiment depends on and a profile leaves out, and
+/// gives what to say of it.
 pub fn complete(profile: &mut Profile, experiment: Experiment) -> Option<String> {
     let missing = experiment.missing(profile);
     let taken: Vec<String> = missing
@@ -197,7 +199,8 @@ pub fn complete(profile: &mut Profile, experiment: Experiment) -> Option<String>
     })
 }
 
-/// A profile for an experiment, by name or as a file, and what to [warn] of when the experiment has run.
+/// A profile for an experiment, by name or as a file, and what to [warn] of when the experiment has
+/// run.
 pub fn load(
     name: &str,
     experiment: Experiment,

@@ -1,5 +1,5 @@
-//! A report as a page: text, tables and bars that are read on a screen of any width, in the light and in the dark, and fetch
-//! nothing.
+//! A report as a page: text, tables and bars that are read on a screen of any width, in the light
+//! and in the dark, and fetch nothing.
 //!
 //! It is well-formed XML as well as HTML, so that a program can read it.
 
@@ -195,8 +195,8 @@ pub mod tests {
         "google-chrome",
     ];
 
-    /// Nothing of the page is beyond the right edge of a screen, of a telephone or of a computer. Where there is no browser
-    /// nothing is tested, and that is said.
+    /// Nothing of the page is beyond the right edge of a screen, of a telephone or of a computer.
+    /// Where there is no browser nothing is tested, and that is said.
     pub fn fits_screens(page: &str) {
         let Some(browser) = BROWSERS.into_iter().find(|name| {
             let version = Command::new(name)

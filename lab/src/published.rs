@@ -1,7 +1,8 @@
 //! Published results: tables of figures that others measured, as rows with units.
 //!
-//! A table is a CSV file with the columns of [`COLUMNS`]. Those that come with the program are transcribed, not computed,
-//! and hold what was published even where a percentage does not follow from its own row.
+//! A table is a CSV file with the columns of [`COLUMNS`]. Those that come with the program are
+//! transcribed, not computed, and hold what was published even where a percentage does not follow
+//! from its own row.
 
 use std::io;
 use std::path::Path;
@@ -103,7 +104,8 @@ impl Row {
             .ok_or_else(|| TableError::Ram(self.system.clone()))
     }
 
-    /// The configuration without a remark in parentheses behind it, such as the name of the one that measured.
+    /// The configuration without a remark in parentheses behind it, such as the name of the one
+    /// that measured.
     pub fn without_remark(&self) -> &str {
         match self.configuration.rsplit_once(" (") {
             Some((before, remark)) if remark.ends_with(')') => before,
@@ -132,7 +134,8 @@ impl Row {
                 )));
             }
         };
-        // Relative errors are computed from it, and virtual time is whole picoseconds and has an end.
+        // Relative errors are computed from it, and virtual time is whole picoseconds and has an
+        // end.
         let after_ms = after * scale;
         match (NANOSECOND_MS..=MOST_MS).contains(&after_ms) {
             true => Ok(after_ms),
@@ -173,7 +176,8 @@ pub fn parse(csv: impl io::Read) -> Result<Vec<Row>, TableError> {
     Ok(rows)
 }
 
-/// Refuses a header that has a column which no table has, or lacks one that is needed. An empty file has none.
+/// Refuses a header that has a column which no table has, or lacks one that is needed. An empty
+/// file has none.
 fn check_header(header: &csv::StringRecord) -> Result<(), TableError> {
     let wrong = |problem: String| TableError::Line { line: 1, problem };
     let known: Vec<&str> = COLUMNS.split(',').collect();
@@ -197,7 +201,8 @@ fn check_header(header: &csv::StringRecord) -> Result<(), TableError> {
     }
 }
 
-/// The crate's message says where in many words and on one line or more; line and reason are enough.
+/// The crate's message says where in many words and on one line or more; line and reason are
+/// enough.
 fn refusal(error: &csv::Error) -> TableError {
     let line = error.position().map_or(1, csv::Position::line);
     let problem = match error.kind() {

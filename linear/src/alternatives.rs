@@ -1,13 +1,15 @@
-//! Ways to make the linear map that were discussed beside the techniques, in the published walk with all of them.
+//! Ways to make the linear map that were discussed beside the techniques, in the published walk
+//! with all of them.
 //!
-//! * [`one_to_one`]: for the time being all RAM is mapped to its own address, in the largest leaves, in a root of its own in the other
-//!   half. Tables are reached through that, so nothing is moved, and nothing invalidated before the end. It maps RAM and nothing
-//!   else, also where that ends inside of a block; it was discussed with blocks over all of DRAM, of which some memory must not
-//!   be mapped.
-//! * [`huge_slots`]: the slots of the fixmap are blocks. One shows 512 tables that lie beside each other, and is moved when a table
-//!   lies in another block.
-//! * [`blocks`]: the map itself is of blocks and contiguous runs (`rodata=off`), so that it has few tables, and the
-//!   permissions of a page cannot be changed alone.
+//! * [`one_to_one`]: for the time being all RAM is mapped to its own address, in the largest
+//!   leaves, in a root of its own in the other half. Tables are reached through that, so nothing is
+//!   moved, and nothing invalidated before the end. It maps RAM and nothing else, also where that
+//!   ends inside of a block; it was discussed with blocks over all of DRAM, of which some memory
+//!   must not be mapped.
+//! * [`huge_slots`]: the slots of the fixmap are blocks. One shows 512 tables that lie beside each
+//!   other, and is moved when a table lies in another block.
+//! * [`blocks`]: the map itself is of blocks and contiguous runs (`rodata=off`), so that it has few
+//!   tables, and the permissions of a page cannot be changed alone.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -34,7 +36,8 @@ fn all() -> Techniques {
 /// All RAM at its own address.
 struct AllRam<I>(I);
 
-// SAFETY: tables are RAM, and all of that is mapped so while this is used; its own trait promises the rest (1.).
+// SAFETY: tables are RAM, and all of that is mapped so while this is used; its own trait promises
+// the rest (1.).
 unsafe impl<I: OneToOne> Window for AllRam<I> {
     unsafe fn open(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         self.0.pointer(frame)
@@ -43,8 +46,8 @@ unsafe impl<I: OneToOne> Window for AllRam<I> {
     fn close(&self, _: Pa, _: NonNull<Entry>) {}
 }
 
-/// Maps all memory of `goal` as published, through a map of all RAM to its own address. `switch` and `identity` are as for
-/// [`engine::coarse`](super::engine::coarse).
+/// Maps all memory of `goal` as published, through a map of all RAM to its own address. `switch`
+/// and `identity` are as for [`engine::coarse`](super::engine::coarse).
 ///
 /// # Errors
 /// As [`build`](super::build).
@@ -101,7 +104,8 @@ where
         what: What::Everything,
     });
     platform.barrier(Barrier::Complete);
-    // SAFETY: the root was made above, and no processor has it loaded any more, by (4.), or remembers it.
+    // SAFETY: the root was made above, and no processor has it loaded any more, by (4.), or
+    // remembers it.
     let space =
         unsafe { AddressSpace::<F, _>::adopt(through(), root, Half::Lower, Liveness::Dead) };
     // A dead space can always be destroyed.
@@ -127,8 +131,9 @@ impl<M> HugeSlots<M> {
     /// Slots at the blocks from `base` on, used through `memory`, which counts them in pages.
     ///
     /// # Safety
-    /// 1. `entries` points to [`SLOTS`](HugeSlots::SLOTS) consecutive entries of a table at the level above pages, which
-    ///    translate these blocks; they are 0, have no other user, and stay valid for the platform's accessors.
+    /// 1. `entries` points to [`SLOTS`](HugeSlots::SLOTS) consecutive entries of a table at the
+    ///    level above pages, which translate these blocks; they are 0, have no other user, and stay
+    ///    valid for the platform's accessors.
     pub const unsafe fn new(base: Va, entries: NonNull<Entry>, memory: M) -> Self {
         Self {
             base,
@@ -177,8 +182,9 @@ impl<F: Format<Input = Va>, P: Platform + Hooks, M> Huge<'_, F, P, M> {
     }
 }
 
-// SAFETY: a slot shows the block of its frame from the barrier in `open` on, until it is cleared before it shows another;
-// meanwhile `SlotMemory` vouches for the pointer (1.). Tables of one level are open one at a time, and each level has a slot.
+// SAFETY: a slot shows the block of its frame from the barrier in `open` on, until it is cleared
+// before it shows another; meanwhile `SlotMemory` vouches for the pointer (1.). Tables of one level
+// are open one at a time, and each level has a slot.
 unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach for Huge<'_, F, P, M> {
     fn publishes(&self) -> bool {
         false
@@ -210,11 +216,12 @@ unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach for
     fn clean(&mut self) {}
 }
 
-/// Maps all memory of `goal` as published, with tables that are reached through slots of a block each.
+/// Maps all memory of `goal` as published, with tables that are reached through slots of a block
+/// each.
 ///
 /// # Errors
-/// As [`build`](super::build); [`LinearError::NotRam`] if a block around tables, of those in `tables`, is not all RAM, so that it must
-/// not be mapped.
+/// As [`build`](super::build); [`LinearError::NotRam`] if a block around tables, of those in
+/// `tables`, is not all RAM, so that it must not be mapped.
 ///
 /// # Safety
 /// As for [`build`](super::build), with these slots; and all frames of tables lie in `tables`.
@@ -258,8 +265,9 @@ where
     built
 }
 
-/// Maps all memory of `goal` as a kernel does that need not change the permissions of each page (`rodata=off`), with these
-/// `techniques`: in blocks, and in contiguous runs of blocks and pages, as large as fit.
+/// Maps all memory of `goal` as a kernel does that need not change the permissions of each page
+/// (`rodata=off`), with these `techniques`: in blocks, and in contiguous runs of blocks and pages,
+/// as large as fit.
 ///
 /// # Errors
 /// As [`build`](super::build).

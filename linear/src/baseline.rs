@@ -1,25 +1,27 @@
 //! The map as kernels have made it: one walk for all techniques.
 //!
-//! The walk goes down from the root, region by region. A table that is missing is allocated, zeroed, and linked while it
-//! is still empty; then it is filled where walkers can see it. So there are two things to publish: the zeroes before the
-//! link, for a walker that follows the link reads what the frame held before; and each entry, or all of a table
-//! together, before it is relied on.
+//! The walk goes down from the root, region by region. A table that is missing is allocated,
+//! zeroed, and linked while it is still empty; then it is filled where walkers can see it. So there
+//! are two things to publish: the zeroes before the link, for a walker that follows the link reads
+//! what the frame held before; and each entry, or all of a table together, before it is relied on.
 //!
 //! What the techniques mean where they meet:
 //!
-//! * The last two levels are filled in contiguous runs, and the table is shown anew for each run, even where no entry
-//!   carries the hint. Formats that have no runs fill a table in one piece. With **no-cont-remap** all do.
-//! * A new table is zeroed in a last-level slot, whatever its level: none is in use at that time. With
-//!   **no-alloc-remap** it is zeroed in the slot of its own level and stays there for its first run. Alone, this saves
-//!   one of 33 moves (4 KiB pages); with no-cont-remap one of two.
-//! * **lazy-unmap** is about last-level slots, so about zeroing too where that uses one. A table that is shown
-//!   anew takes the next slot, although an older one may still show it. Whatever is stale is cleared at the end of each
-//!   region.
-//! * Closing a slot at once publishes all stores before it. So with **batch-barriers** a table needs a barrier of its own
-//!   only where nothing is closed at once: with lazy-unmap, and late.
+//! * The last two levels are filled in contiguous runs, and the table is shown anew for each run,
+//!   even where no entry carries the hint. Formats that have no runs fill a table in one piece.
+//!   With **no-cont-remap** all do.
+//! * A new table is zeroed in a last-level slot, whatever its level: none is in use at that time.
+//!   With **no-alloc-remap** it is zeroed in the slot of its own level and stays there for its
+//!   first run. Alone, this saves one of 33 moves (4 KiB pages); with no-cont-remap one of two.
+//! * **lazy-unmap** is about last-level slots, so about zeroing too where that uses one. A table
+//!   that is shown anew takes the next slot, although an older one may still show it. Whatever is
+//!   stale is cleared at the end of each region.
+//! * Closing a slot at once publishes all stores before it. So with **batch-barriers** a table
+//!   needs a barrier of its own only where nothing is closed at once: with lazy-unmap, and late.
 //! * A link is published by itself, whatever the techniques: there is one for each table.
 //!
-//! A map that fails stays half made, as the original, which panics, would leave it; but no slot is left open.
+//! A map that fails stays half made, as the original, which panics, would leave it; but no slot is
+//! left open.
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -34,16 +36,16 @@ use super::reach::{Early, Late, Open, Reach};
 use super::technique::{Technique, Techniques};
 use super::{Goal, Region};
 
-/// Maps all memory of `goal` as a kernel does that has these `techniques`: all tables, the root among them, are reached
-/// through the fixmap.
+/// Maps all memory of `goal` as a kernel does that has these `techniques`: all tables, the root
+/// among them, are reached through the fixmap.
 ///
 /// # Errors
-/// [`LinearError`] as [`LinearMap::build`](tablewright::linear::LinearMap::build) says it. Where the memory map or the
-/// format is to blame, nothing has changed.
+/// [`LinearError`] as [`LinearMap::build`](tablewright::linear::LinearMap::build) says it. Where
+/// the memory map or the format is to blame, nothing has changed.
 ///
 /// # Safety
-/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap can
-///    show.
+/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames
+///    that the fixmap can show.
 /// 2. So are the frames that the platform allocates.
 /// 3. The tree has no other editor meanwhile.
 pub unsafe fn build<F, P, M>(
@@ -85,14 +87,15 @@ where
     unsafe { map::<F, P, _>(techniques, leaves, platform, reach, goal.root, &regions) }
 }
 
-/// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached through `window`, the
-/// linear map itself, so that nothing is moved and nothing invalidated.
+/// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached
+/// through `window`, the linear map itself, so that nothing is moved and nothing invalidated.
 ///
 /// # Errors
 /// As [`build`], and [`LinearError::NotRam`] if nothing of the range is memory.
 ///
 /// # Safety
-/// 1. `goal.root` holds the first table of a tree of this format, and all its tables can be reached through `window`.
+/// 1. `goal.root` holds the first table of a tree of this format, and all its tables can be reached
+///    through `window`.
 /// 2. So can the frames that the platform allocates.
 /// 3. The tree has no other editor meanwhile.
 pub unsafe fn add<F, P, W>(
@@ -178,8 +181,8 @@ fn parts((first, last): (u64, u64), shift: u32) -> impl Iterator<Item = (u64, u6
     })
 }
 
-/// The walk. Invariant: every table it opens is the root, was read from a table descriptor of the tree, or was
-/// allocated, so that it can be reached; `map` was promised that.
+/// The walk. Invariant: every table it opens is the root, was read from a table descriptor of the
+/// tree, or was allocated, so that it can be reached; `map` was promised that.
 struct Walk<'a, F, P, R> {
     techniques: Techniques,
     leaves: Leaves,
@@ -281,14 +284,16 @@ impl<F: Format<Input = Va>, P: Platform + Hooks, R: Reach> Walk<'_, F, P, R> {
         Ok((frame, shown))
     }
 
-    /// Whether a block fits: all that an entry translates is wanted, and lies as it should in memory.
+    /// Whether a block fits: all that an entry translates is wanted, and lies as it should in
+    /// memory.
     fn is_leaf(&self, part: (u64, u64), level: Level, region: &Region) -> bool {
         let low = (1u64 << F::shift(level)) - 1;
         let whole = part.0 & low == 0 && part.1 & low == low && region.delta & low == 0;
         self.leaves == Leaves::Largest && F::is_leaf_level(level) && whole
     }
 
-    /// The hint of a run, where all that it would translate is of the region, and lies as it should.
+    /// The hint of a run, where all that it would translate is of the region, and lies as it
+    /// should.
     fn hint(&self, first: u64, level: Level, region: &Region) -> u64 {
         let run = F::contiguous(level);
         if self.leaves == Leaves::Pages || run == 0 || level.height() > 1 {

@@ -35,8 +35,8 @@ pub struct Counts {
     pub entry_barriers: u64,
 }
 
-/// A platform, and what it was asked to do. Stores to the slots of a fixmap are told from stores to tables by where they
-/// go.
+/// A platform, and what it was asked to do. Stores to the slots of a fixmap are told from stores to
+/// tables by where they go.
 pub struct Counted<P> {
     platform: P,
     /// The addresses of the entries of the slots.
@@ -81,7 +81,8 @@ impl<P: Platform + Hooks> Counted<P> {
     }
 }
 
-// SAFETY: everything is passed on to the platform, which made the promises (1. to 6.); there is no clone (7.).
+// SAFETY: everything is passed on to the platform, which made the promises (1. to 6.); there is no
+// clone (7.).
 unsafe impl<P: Platform + Hooks> Platform for Counted<P> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         let frame = self.platform.alloc_table(level)?;

@@ -1,5 +1,6 @@
-//! The engine's way: a coarse map of table memory in a root of its own, the linear map built through it, and the coarse
-//! map taken away again. Where one root serves both halves, [slots](through_slots) have to do.
+//! The engine's way: a coarse map of table memory in a root of its own, the linear map built
+//! through it, and the coarse map taken away again. Where one root serves both halves,
+//! [slots](through_slots) have to do.
 
 use tablewright::linear::{
     Coarse, LinearError, LinearMap, OneToOne, SlotMemory, Slots, Window, Windowed,
@@ -14,16 +15,17 @@ use super::fixmap::{Fixmap, LAST_LEVEL};
 /// The identity (ASID, PCID) of the coarse map.
 pub const COARSE_ID: u16 = 1;
 
-/// Maps all memory of `goal` with the engine. `switch` is told to load the root of the coarse map, under the identity
-/// [`COARSE_ID`], and at the end, with `None`, to unload it; `identity` is used in between. The fixmap serves until the
-/// coarse map reaches its own tables, and again for taking them down.
+/// Maps all memory of `goal` with the engine. `switch` is told to load the root of the coarse map,
+/// under the identity [`COARSE_ID`], and at the end, with `None`, to unload it; `identity` is used
+/// in between. The fixmap serves until the coarse map reaches its own tables, and again for taking
+/// them down.
 ///
 /// # Errors
 /// [`LinearError`]; nothing has changed then.
 ///
 /// # Safety
-/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap and,
-///    while it is loaded, the coarse map can show.
+/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames
+///    that the fixmap and, while it is loaded, the coarse map can show.
 /// 2. So are the frames that the platform allocates.
 /// 3. The tree has no other editor meanwhile.
 /// 4. When `switch` returns from unloading, no processor has the root loaded any more.
@@ -46,8 +48,8 @@ where
         global: false,
         ..goal.attrs
     };
-    // SAFETY: the fixmap shows all frames (1. and 2. here), a slot for each table that is open (1.); `switch` is told to
-    // load it under this identity (2.).
+    // SAFETY: the fixmap shows all frames (1. and 2. here), a slot for each table that is open
+    // (1.); `switch` is told to load it under this identity (2.).
     let window = unsafe {
         Coarse::<F, _, _, _>::new(platform, identity, &slots, goal.memory, attrs, COARSE_ID)
     }
@@ -58,8 +60,8 @@ where
     let built = unsafe { edit::<F, _, _>(platform, &window, goal, None) };
 
     switch(None);
-    // SAFETY: unloaded, by (4.); the frames came from this platform, and the fixmap shows them, whether or not there is a
-    // linear map now.
+    // SAFETY: unloaded, by (4.); the frames came from this platform, and the fixmap shows them,
+    // whether or not there is a linear map now.
     unsafe { window.finish(Windowed::new(platform, &slots)) };
     slots.end_batch();
     built
@@ -71,8 +73,8 @@ where
 /// [`LinearError`]; nothing has changed then.
 ///
 /// # Safety
-/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap can
-///    show.
+/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames
+///    that the fixmap can show.
 /// 2. So are the frames that the platform allocates.
 /// 3. The tree has no other editor meanwhile.
 pub unsafe fn through_slots<F, P, M>(
@@ -92,7 +94,8 @@ where
     built
 }
 
-/// The same in blocks and contiguous runs, as large as fit: where the permissions of a page need not be changed alone.
+/// The same in blocks and contiguous runs, as large as fit: where the permissions of a page need
+/// not be changed alone.
 ///
 /// # Errors
 /// [`LinearError`]; nothing has changed then.
@@ -124,8 +127,8 @@ where
     built
 }
 
-/// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached through `window`, the
-/// linear map itself.
+/// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached
+/// through `window`, the linear map itself.
 ///
 /// # Errors
 /// [`LinearError`]; nothing has changed then.
@@ -158,7 +161,8 @@ where
     M: SlotMemory,
 {
     let (memory, entries, tree) = (&fixmap.memory, fixmap.entry(0), (goal.root, 0));
-    // SAFETY: the caller of `Fixmap::new` vouched for more entries than these, and nothing else uses them (1.).
+    // SAFETY: the caller of `Fixmap::new` vouched for more entries than these, and nothing else
+    // uses them (1.).
     let slots = unsafe { Slots::new(platform, memory, fixmap.base, entries, &goal.attrs, tree) };
     Ok(slots.map_err(EditError::from)?)
 }
@@ -171,10 +175,12 @@ fn half<F: Format>(goal: &Goal<'_>) -> Half {
     }
 }
 
-/// Maps all memory of `goal`, or what of it lies in `added`, with tables that are reached through `window`.
+/// Maps all memory of `goal`, or what of it lies in `added`, with tables that are reached through
+/// `window`.
 ///
 /// # Safety
-/// 1. `goal.root` holds the first table of a tree of this format, and the window can show all its tables.
+/// 1. `goal.root` holds the first table of a tree of this format, and the window can show all its
+///    tables.
 /// 2. It can show the frames that the platform allocates.
 /// 3. The tree has no other editor meanwhile.
 unsafe fn edit<F, P, W>(

@@ -1,10 +1,11 @@
-//! The linear map as kernels have made it, with each technique that was published to make it faster, beside the engine's
-//! own way.
+//! The linear map as kernels have made it, with each technique that was published to make it
+//! faster, beside the engine's own way.
 //!
-//! A kernel maps all its memory when it boots. Before that map exists no table can be reached, so each is shown in a
-//! *slot* of the fixmap, a page of address space whose entry is reachable from the start. To show a table costs a store
-//! and a barrier; to hide it, a store, a barrier, an invalidation and the wait until it is complete. The techniques change
-//! how often that is done, and how often what was written is published:
+//! A kernel maps all its memory when it boots. Before that map exists no table can be reached, so
+//! each is shown in a *slot* of the fixmap, a page of address space whose entry is reachable from
+//! the start. To show a table costs a store and a barrier; to hide it, a store, a barrier, an
+//! invalidation and the wait until it is complete. The techniques change how often that is done,
+//! and how often what was written is published:
 //!
 //! | | a last-level table is shown | waits | barriers after its entries |
 //! |---|---|---|---|
@@ -14,14 +15,18 @@
 //! | [`LazyUnmap`](Technique::LazyUnmap) | | once for 16 slots | |
 //! | [`BatchBarriers`](Technique::BatchBarriers) | | | one for all |
 //!
-//! The originals are the arm64 port of Linux 6.9 and the series that was published on top of it. They map with pages only
-//! where the permissions of each page can change (`rodata=full`), and their tables are live while they are filled. The
-//! techniques are independent here, because the series was published in more than one order.
+//! The originals are the arm64 port of Linux 6.9 and the series that was published on top of it.
+//! They map with pages only where the permissions of each page can change (`rodata=full`), and
+//! their tables are live while they are filled. The techniques are independent here, because the
+//! series was published in more than one order.
 //!
-//! [`build`] maps all memory through the fixmap, and [`add`] maps memory that is added later, through the linear map
-//! itself. What was discussed beside the techniques is in [`alternatives`], and what the engine does instead in [`engine`]. [`Counted`] tells what each of them asked of the platform.
+//! [`build`] maps all memory through the fixmap, and [`add`] maps memory that is added later,
+//! through the linear map itself. What was discussed beside the techniques is in [`alternatives`],
+//! and what the engine does instead in [`engine`]. [`Counted`] tells what each of them asked of the
+//! platform.
 //!
-//! The same code runs on the software machine, in the crate `tablewright-lab`, and on a processor, in `hypervisor/`.
+//! The same code runs on the software machine, in the crate `tablewright-lab`, and on a processor,
+//! in `hypervisor/`.
 #![no_std]
 
 extern crate alloc;
@@ -57,7 +62,8 @@ pub struct Goal<'m> {
     pub base: Va,
     /// The memory.
     pub memory: MemoryMap<'m>,
-    /// The attributes of all memory that is not special, and of the windows through which tables are written.
+    /// The attributes of all memory that is not special, and of the windows through which tables
+    /// are written.
     pub attrs: Attrs,
 }
 
@@ -81,7 +87,8 @@ impl Goal<'_> {
         LinearMap::new(self.base, Mapping::new(self.attrs).pages_only())
     }
 
-    /// The stretches to be mapped, of each the `part` that is wanted, all of them checked before anything is written.
+    /// The stretches to be mapped, of each the `part` that is wanted, all of them checked before
+    /// anything is written.
     fn regions<F: Format<Input = Va>>(
         &self,
         part: impl Fn(Span<Pa>) -> Option<Span<Pa>>,

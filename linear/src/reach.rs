@@ -1,4 +1,5 @@
-//! How a baseline reaches a table: through a slot before the linear map exists, through the linear map after.
+//! How a baseline reaches a table: through a slot before the linear map exists, through the linear
+//! map after.
 
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -22,7 +23,8 @@ pub struct Open {
 impl Open {
     /// An entry of it.
     pub fn at(&self, index: usize) -> NonNull<Entry> {
-        // SAFETY: indices come from `Format::index`, which stays inside of a table, and `Reach` vouches for a whole one.
+        // SAFETY: indices come from `Format::index`, which stays inside of a table, and `Reach`
+        // vouches for a whole one.
         unsafe { self.table.add(index) }
     }
 }
@@ -30,14 +32,15 @@ impl Open {
 /// A way to reach tables.
 ///
 /// # Safety
-/// 1. What [`open`](Reach::open) returns points to the entries of the table in the frame, valid for the platform's
-///    accessors until it is closed.
+/// 1. What [`open`](Reach::open) returns points to the entries of the table in the frame, valid for
+///    the platform's accessors until it is closed.
 pub unsafe trait Reach {
-    /// Whether closing a table of the last level makes all stores before it visible to table walkers.
+    /// Whether closing a table of the last level makes all stores before it visible to table
+    /// walkers.
     fn publishes(&self) -> bool;
 
-    /// Makes a table reachable, in the slot for tables at `level` if there are slots. Tables of one level are open one
-    /// at a time.
+    /// Makes a table reachable, in the slot for tables at `level` if there are slots. Tables of one
+    /// level are open one at a time.
     ///
     /// # Safety
     /// 1. The frame was allocated for a table, or is one of a tree of tables.
@@ -50,11 +53,13 @@ pub unsafe trait Reach {
     fn clean(&mut self);
 }
 
-/// Through the fixmap: each level has a slot, so that those above stay open while a table below is filled.
+/// Through the fixmap: each level has a slot, so that those above stay open while a table below is
+/// filled.
 ///
-/// *Lazy* applies to last-level tables alone: their 16 slots are used in turn, each for one use of one table. A slot
-/// that is done with keeps showing its table. When there is no other left, all are cleared under one barrier, one
-/// invalidation is issued for each, and one wait serves them all.
+/// *Lazy* applies to last-level tables alone: their 16 slots are used in turn, each for one use of
+/// one table. A slot that is done with keeps showing its table. When there is no other left, all
+/// are cleared under one barrier, one invalidation is issued for each, and one wait serves them
+/// all.
 pub struct Early<'a, F, P, M> {
     platform: &'a P,
     fixmap: &'a Fixmap<M>,
@@ -121,8 +126,8 @@ impl<'a, F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Early<'a, F,
     }
 }
 
-// SAFETY: a slot shows its frame from the barrier in `open` until `clear`, which a slot goes through before it is given to
-// another frame; meanwhile `SlotMemory` vouches for the pointer (1.).
+// SAFETY: a slot shows its frame from the barrier in `open` until `clear`, which a slot goes
+// through before it is given to another frame; meanwhile `SlotMemory` vouches for the pointer (1.).
 unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach
     for Early<'_, F, P, M>
 {
@@ -163,7 +168,8 @@ unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach
     }
 }
 
-/// Through a window that is there to stay, as the finished linear map is: nothing is moved and nothing invalidated.
+/// Through a window that is there to stay, as the finished linear map is: nothing is moved and
+/// nothing invalidated.
 pub struct Late<'a, W>(pub &'a W);
 
 // SAFETY: `Window` promises the same (1.).

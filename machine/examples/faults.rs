@@ -4,8 +4,9 @@
 //! cargo run --release -p tablewright-machine --example faults [CPUS] [MAPPINGS] [lock|free]
 //! ```
 //!
-//! A mapping is six accesses to two cache lines, that of the entry and that of the table's counters, and private work.
-//! In the first variant all CPUs map under one lock; in the second each works on lines of its own, without a lock.
+//! A mapping is six accesses to two cache lines, that of the entry and that of the table's
+//! counters, and private work. In the first variant all CPUs map under one lock; in the second each
+//! works on lines of its own, without a lock.
 
 use std::time::Instant;
 

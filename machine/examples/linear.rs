@@ -1,12 +1,13 @@
-//! How fast the machine is on one CPU: a linear map of pages as a kernel makes it when it boots, entry by entry in tables
-//! that walkers can reach, through a window of one page.
+//! How fast the machine is on one CPU: a linear map of pages as a kernel makes it when it boots,
+//! entry by entry in tables that walkers can reach, through a window of one page.
 //!
 //! ```text
 //! cargo run --release -p tablewright-machine --example linear [GIB] [RUNS]
 //! ```
 //!
-//! `run by run` shows each table anew for every 16 entries, `table by table` once, and the last publishes its entries
-//! together. The time of the host is the least of the runs; virtual time is there to see that it stays the same.
+//! `run by run` shows each table anew for every 16 entries, `table by table` once, and the last
+//! publishes its entries together. The time of the host is the least of the runs; virtual time is
+//! there to see that it stays the same.
 
 use std::time::Instant;
 

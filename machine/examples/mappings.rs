@@ -1,12 +1,12 @@
-//! How fast the machine is with all its rules on: one-page mappings a second of the host, each made by the engine under
-//! one lock that many CPUs queue for, every access to a table ordered.
+//! How fast the machine is with all its rules on: one-page mappings a second of the host, each made
+//! by the engine under one lock that many CPUs queue for, every access to a table ordered.
 //!
 //! ```text
 //! cargo run --release -p tablewright-machine --example mappings [CPUS] [MAPPINGS] [map|access]
 //! ```
 //!
-//! `map` maps; `access` also has the CPU load from each page that it has mapped. Published machines: 416 CPUs, 109 million
-//! pages.
+//! `map` maps; `access` also has the CPU load from each page that it has mapped. Published
+//! machines: 416 CPUs, 109 million pages.
 
 use std::cell::RefCell;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! How faults scale: many virtual CPUs map pages of their own in one tree, as a share of what one CPU alone does in the
-//! same time; and the same under a lock around the tree.
+//! How faults scale: many virtual CPUs map pages of their own in one tree, as a share of what one
+//! CPU alone does in the same time; and the same under a lock around the tree.
 //!
 //! ```text
 //! cargo run --release -p tablewright-machine --example scaling [PAGES OF EACH CPU]
@@ -7,8 +7,9 @@
 //!
 //! It ends with status 1 if 416 CPUs reach less than 0.85 of 416 times one.
 //!
-//! The machine has EPT, where caches need no maintenance. Its costs are round figures of current servers; a fault costs
-//! 300 ns of entering and leaving the guest, a cache line of another CPU 60 ns.
+//! The machine has EPT, where caches need no maintenance. Its costs are round figures of current
+//! servers; a fault costs 300 ns of entering and leaving the guest, a cache line of another CPU 60
+//! ns.
 
 use std::cell::RefCell;
 

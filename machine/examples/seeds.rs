@@ -5,10 +5,11 @@
 //! cargo run --release --features tablewright-workloads/every-format --example seeds -- --seed N --workload NAME [--trace FILE]
 //! ```
 //!
-//! Each seed is run on every workload. What is printed is the same for any number of threads: a line for each rule that
-//! was broken, in the order of the seeds, and in the end what was done, with a digest of the memory of all runs. `--twice`
-//! runs everything twice and compares. A single seed can be run again, and every step of it written to a file in the
-//! format of `tablewright_machine::trace`.
+//! Each seed is run on every workload. What is printed is the same for any number of threads: a
+//! line for each rule that was broken, in the order of the seeds, and in the end what was done,
+//! with a digest of the memory of all runs. `--twice` runs everything twice and compares. A single
+//! seed can be run again, and every step of it written to a file in the format of
+//! `tablewright_machine::trace`.
 //!
 //! Exit status: 0 if no rule was broken, 1 if one was, 2 if the arguments or the file are no good.
 
@@ -38,7 +39,8 @@ struct Arguments {
     /// The first of them
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "seed")]
     from: u64,
-    /// Only this workload: edits, windows, identifiers, baseline, concurrent, guests, guest, log, shootdown, kernel or identities
+    /// Only this workload: edits, windows, identifiers, baseline, concurrent, guests, guest, log,
+    /// shootdown, kernel or identities
     #[arg(long, value_name = "NAME", value_parser = workload)]
     workload: Option<Workload>,
     /// Threads of the host [default: one for each of its processors]

@@ -1,15 +1,18 @@
-//! Random sequences of calls of every safe function of the engine, by the million: none may go wrong.
+//! Random sequences of calls of every safe function of the engine, by the million: none may go
+//! wrong.
 //!
 //! ```text
 //! cargo run --release --features tablewright-workloads/every-format --example sequences -- [COUNT] [--seed S] [--threads T] [--bug NAME]
 //! cargo run --release --features tablewright-workloads/every-format --example sequences -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
 //! ```
 //!
-//! Each seed is a sequence of 5 to 40 operations on two CPUs (see `workloads/src/sequences/`). With a count, `--seed` is where it starts.
-//! What is printed is the same for any number of threads. If sequences go wrong, the one with the smallest seed is made
-//! short: operations are taken out as long as it goes wrong in the same way. Without a count, the one sequence of the seed
-//! prints its operations; `--only` runs those of them that it names, and `--trace` writes every step to a file, in the
-//! format of `tablewright_machine::trace`. `--bug` plants one into the embedder's part, to see that it is found.
+//! Each seed is a sequence of 5 to 40 operations on two CPUs (see `workloads/src/sequences/`). With
+//! a count, `--seed` is where it starts. What is printed is the same for any number of threads. If
+//! sequences go wrong, the one with the smallest seed is made short: operations are taken out as
+//! long as it goes wrong in the same way. Without a count, the one sequence of the seed prints its
+//! operations; `--only` runs those of them that it names, and `--trace` writes every step to a
+//! file, in the format of `tablewright_machine::trace`. `--bug` plants one into the embedder's
+//! part, to see that it is found.
 //!
 //! Exit status: 0 if all were clean, 1 if one went wrong, 2 if the arguments are no good.
 
@@ -29,7 +32,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tablewright_machine::trace::Sink;
 use tablewright_workloads::sequences::{Bug, Failure, Sequence, silence};
 
-/// Runs random sequences of calls of every safe function of the engine, and makes the first that goes wrong short.
+/// Runs random sequences of calls of every safe function of the engine, and makes the first that
+/// goes wrong short.
 #[derive(Parser)]
 struct Arguments {
     /// How many sequences [default: 20000, or the one that --seed names]

@@ -12,16 +12,16 @@ pub use tablewright_walker::{Granule, Regime};
 pub enum Ordering {
     /// Armv8.0: a walk may be made before anything that is not separated from it by DSB and ISB.
     Base,
-    /// FEAT_ETS2: a translation fault is taken only if the walk still faults after everything that comes before the
-    /// access in program order.
+    /// FEAT_ETS2: a translation fault is taken only if the walk still faults after everything that
+    /// comes before the access in program order.
     Ets2,
-    /// x86: stores become visible in program order, walks are made in program order, except that a not-present entry
-    /// may have been read early.
+    /// x86: stores become visible in program order, walks are made in program order, except that a
+    /// not-present entry may have been read early.
     X86,
 }
 
-/// What the hardware can do. The first group is what the engine has to know too, and is given to it as
-/// [`Caps`](tablewright::Caps).
+/// What the hardware can do. The first group is what the engine has to know too, and is given to it
+/// as [`Caps`](tablewright::Caps).
 ///
 /// ```
 /// use tablewright_machine::{Architecture, Granule, Regime};
@@ -32,10 +32,12 @@ pub enum Ordering {
 pub struct Architecture {
     /// The format of the tables.
     pub regime: Regime,
-    /// The format of the tables of guests, where `regime` is one of stage 2 and guests have a stage 1 above it. `None`: what
-    /// programs access, they access by the addresses that `regime` translates.
+    /// The format of the tables of guests, where `regime` is one of stage 2 and guests have a stage
+    /// 1 above it. `None`: what programs access, they access by the addresses that `regime`
+    /// translates.
     pub guest: Option<Regime>,
-    /// arm64: a guest that is known by stage 2 alone has its caches off, and sees what is in memory.
+    /// arm64: a guest that is known by stage 2 alone has its caches off, and sees what is in
+    /// memory.
     pub guest_caches_off: bool,
     /// The order in which walkers see stores.
     pub ordering: Ordering,
@@ -117,7 +119,8 @@ impl Architecture {
         }
     }
 
-    /// Intel with EPT of 4 levels, accessed and dirty flags included, and guests that have x86-64 tables.
+    /// Intel with EPT of 4 levels, accessed and dirty flags included, and guests that have x86-64
+    /// tables.
     pub const fn ept() -> Self {
         Self {
             regime: Regime::Ept {

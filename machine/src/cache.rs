@@ -1,9 +1,10 @@
 //! Caches, as far as software has to maintain them: by page, not by line.
 //!
-//! Data written through a cacheable mapping is in a cache. An access through a mapping that is not cacheable, or that
-//! the hardware makes with its caches off, goes to the point of coherency and finds what was there before, until the
-//! page is cleaned. An instruction cache keeps what it fetched until it is told, and fetches from where data caches
-//! meet it. (DDI 0487 D7.5; `CTR_EL0.IDC` and `DIC` say what need not be done.)
+//! Data written through a cacheable mapping is in a cache. An access through a mapping that is not
+//! cacheable, or that the hardware makes with its caches off, goes to the point of coherency and
+//! finds what was there before, until the page is cleaned. An instruction cache keeps what it
+//! fetched until it is told, and fetches from where data caches meet it. (DDI 0487 D7.5;
+//! `CTR_EL0.IDC` and `DIC` say what need not be done.)
 //!
 //! A page whose state was not recorded is clean.
 
@@ -87,7 +88,8 @@ impl Caches {
         }
     }
 
-    /// The instruction cache forgets a page; all of them, if it aliases and this is not `all`, are as they were.
+    /// The instruction cache forgets a page; all of them, if it aliases and this is not `all`, are
+    /// as they were.
     pub fn refetch(&self, pa: u64, all: bool) {
         let mut pages = self.pages.borrow_mut();
         if all {
@@ -121,7 +123,8 @@ impl Caches {
         }
         let page = pa & !((1 << hardware.memory.page_shift()) - 1);
         let cacheable = if self.stage2 {
-            // MemAttr: write-back and write-through, with the guest's caches on; or forced (DDI 0487 D8.6.5, D8.6.6).
+            // MemAttr: write-back and write-through, with the guest's caches on; or forced (DDI
+            // 0487 D8.6.5, D8.6.6).
             let off = entry.guest.map_or(self.off, |guest| guest.asid.is_none());
             match entry.raw >> 2 & 0xf {
                 0b1111 | 0b1010 => !off && !self.forced,

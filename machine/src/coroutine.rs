@@ -1,7 +1,8 @@
 //! What a simulated CPU runs on: a coroutine with a stack.
 //!
-//! Miri interprets no switch of stacks. There a CPU is a thread, and the threads pass one turn around: the same program in the
-//! same order, and each hand-over orders what comes before it ahead of what comes after it.
+//! Miri interprets no switch of stacks. There a CPU is a thread, and the threads pass one turn
+//! around: the same program in the same order, and each hand-over orders what comes before it ahead
+//! of what comes after it.
 
 #[cfg(not(miri))]
 pub(crate) use corosensei::{Coroutine, CoroutineResult};
@@ -73,8 +74,8 @@ mod threads {
     /// A value that threads hand over while they take turns.
     struct Handed<T>(T);
 
-    // SAFETY: one thread runs at a time, and the lock of the turn orders what one does before what the next does. Nothing in
-    // this crate is bound to a thread.
+    // SAFETY: one thread runs at a time, and the lock of the turn orders what one does before what
+    // the next does. Nothing in this crate is bound to a thread.
     unsafe impl<T> Send for Handed<T> {}
 
     impl<T> Handed<T> {
@@ -103,7 +104,8 @@ mod threads {
                 callee.give(Turn::Ended);
                 Handed(result)
             });
-            // SAFETY: the thread is joined before the coroutine is gone, and what it borrows outlives that (1.).
+            // SAFETY: the thread is joined before the coroutine is gone, and what it borrows
+            // outlives that (1.).
             let thread = unsafe { thread::Builder::new().spawn_unchecked(move || (run.take())()) };
             Self {
                 turn,

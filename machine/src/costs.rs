@@ -4,8 +4,9 @@ use crate::time::Time;
 
 /// The price of each operation of a CPU, in virtual time.
 ///
-/// Costs add up: an edit of an entry behind a window, say, is `entry` and `publish`, and the table walk that the first
-/// use of the window needs is one `walk` for each level. What a machine profile does not know is zero.
+/// Costs add up: an edit of an entry behind a window, say, is `entry` and `publish`, and the table
+/// walk that the first use of the window needs is one `walk` for each level. What a machine profile
+/// does not know is zero.
 ///
 /// ```
 /// use tablewright_machine::{Costs, Time};
@@ -42,15 +43,16 @@ pub struct Costs {
     pub lock_take: Time,
     /// From the release of a lock until the next in its queue goes on.
     pub lock_hand_over: Time,
-    /// To clean and invalidate one page of 4 KiB to the point of coherency; the port is shared by all CPUs.
+    /// To clean and invalidate one page of 4 KiB to the point of coherency; the port is shared by
+    /// all CPUs.
     pub clean: Time,
-    /// The same for one of the pages that were cleaned last, by whichever CPU: nothing has to be looked for, nor written
-    /// back. Zero: no different.
+    /// The same for one of the pages that were cleaned last, by whichever CPU: nothing has to be
+    /// looked for, nor written back. Zero: no different.
     pub clean_again: Time,
     /// To zero one page of 4 KiB, before a guest gets it.
     pub zero: Time,
-    /// For a host to find or make the memory of a page that a guest uses for the first time, besides zeroing it. Once for a page of the
-    /// host's size.
+    /// For a host to find or make the memory of a page that a guest uses for the first time,
+    /// besides zeroing it. Once for a page of the host's size.
     pub find_page: Time,
     /// To fetch a line from memory; the memory is shared by all CPUs.
     pub fetch: Time,
@@ -66,12 +68,14 @@ pub struct Costs {
     pub exit: Time,
     /// To find the entry that maps a page by the page, as a kernel does that keeps a map back.
     pub reverse_map: Time,
-    /// For a kernel to map a range, to handle the first fault in it and to unmap it, but for having others forget.
+    /// For a kernel to map a range, to handle the first fault in it and to unmap it, but for having
+    /// others forget.
     pub cycle: Time,
     /// For a host to be called and to return, however little it is asked for.
     pub call: Time,
     /// To copy one line of marks for a program. Zero: eight loads, as if each word were looked at.
     pub copy: Time,
-    /// For a host that goes through all of a guest's memory to come by one page of 4 KiB, besides what it does to its entry.
+    /// For a host that goes through all of a guest's memory to come by one page of 4 KiB, besides
+    /// what it does to its entry.
     pub visit: Time,
 }

@@ -1,4 +1,5 @@
-//! What the hardware does when it is free to choose: numbers that look random and are those of a seed.
+//! What the hardware does when it is free to choose: numbers that look random and are those of a
+//! seed.
 
 use std::cell::{Cell, RefCell};
 

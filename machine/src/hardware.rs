@@ -1,26 +1,29 @@
-//! The memory management units of all CPUs: store buffers, table walks, TLBs, invalidation, and the rules.
+//! The memory management units of all CPUs: store buffers, table walks, TLBs, invalidation, and the
+//! rules.
 //!
-//! Everything here is an operation at one instant: what a CPU or its table walker does between two looks of any other.
-//! *When* these instants come is the business of two drivers: the machine puts them in the order of virtual time,
-//! perturbed by a seed, and the litmus explorer tries all orders. Both drive the same
-//! model.
+//! Everything here is an operation at one instant: what a CPU or its table walker does between two
+//! looks of any other. *When* these instants come is the business of two drivers: the machine puts
+//! them in the order of virtual time, perturbed by a seed, and the litmus explorer tries all
+//! orders. Both drive the same model.
 //!
 //! # What is visible when
 //!
-//! Memory is coherent: what is in it, every CPU and every walker sees. A store waits in the buffer of its CPU first,
-//! where only that CPU's own loads find it; its walker does not look there. Stores leave the buffer in any order but
-//! that of one address and of barriers between them (on x86, in order), at any time, and at the latest when a DSB, or an
-//! atomic access, demands it. (DDI 0487 B2.3, D8.2.6; SDM vol. 3A 9.2.2. The published tests `CoWTf.inv`,
-//! `MP.RTf`, `ROT`.)
+//! Memory is coherent: what is in it, every CPU and every walker sees. A store waits in the buffer
+//! of its CPU first, where only that CPU's own loads find it; its walker does not look there.
+//! Stores leave the buffer in any order but that of one address and of barriers between them (on
+//! x86, in order), at any time, and at the latest when a DSB, or an atomic access, demands it. (DDI
+//! 0487 B2.3, D8.2.6; SDM vol. 3A 9.2.2. The published tests `CoWTf.inv`, `MP.RTf`, `ROT`.)
 //!
-//! A translation may be made *early*: before accesses that come first in program order, and used later. A context
-//! synchronisation event of the CPU discards it, and so does the completion of an invalidation by another CPU, which
-//! waits for accesses that are under way. (`I2V-UP-DSB`, `CoWinvT.EL1+dsb-tlbi-dsb`, `MP+shoot`.)
+//! A translation may be made *early*: before accesses that come first in program order, and used
+//! later. A context synchronisation event of the CPU discards it, and so does the completion of an
+//! invalidation by another CPU, which waits for accesses that are under way. (`I2V-UP-DSB`,
+//! `CoWinvT.EL1+dsb-tlbi-dsb`, `MP+shoot`.)
 //!
-//! A walk reads one descriptor at a time and may be overtaken by anything. If an invalidation that covers its address
-//! takes effect meanwhile, it starts again.
+//! A walk reads one descriptor at a time and may be overtaken by anything. If an invalidation that
+//! covers its address takes effect meanwhile, it starts again.
 //!
-//! With a stage 1 of guests above stage 2, these are the units of stage 2; what a guest's access goes through is in `guest`.
+//! With a stage 1 of guests above stage 2, these are the units of stage 2; what a guest's access
+//! goes through is in `guest`.
 
 mod adversary;
 mod changes;
@@ -100,7 +103,8 @@ pub enum CpuState {
     /// It uses the space that it has loaded.
     #[default]
     Active,
-    /// The program does not, until it says that it does. Walkers go on by themselves: tables have to be forgotten.
+    /// The program does not, until it says that it does. Walkers go on by themselves: tables have
+    /// to be forgotten.
     Lazy,
     /// It does not run, and nor do its walkers: a virtual processor that was taken off.
     Stopped,
@@ -148,8 +152,8 @@ struct Space {
     id: u16,
     /// CPUs that have loaded it. Of a space that is tracked, those that have not left it since.
     cpus: Vec<u64>,
-    /// The program knows which CPUs have it loaded, and tells no others: one that has left it does not use what it remembers
-    /// before it has loaded it again.
+    /// The program knows which CPUs have it loaded, and tells no others: one that has left it does
+    /// not use what it remembers before it has loaded it again.
     tracked: bool,
 }
 
@@ -180,8 +184,8 @@ pub struct Hardware {
     pub(crate) memory: Memory,
     /// Levels below the root.
     top: u8,
-    /// The number of the level of pages, and what is added to it for each level above: arm64 counts from the root, x86
-    /// from the pages.
+    /// The number of the level of pages, and what is added to it for each level above: arm64 counts
+    /// from the root, x86 from the pages.
     last_level: i8,
     level_step: i8,
     index_bits: u32,
@@ -193,7 +197,8 @@ pub struct Hardware {
     /// What the last byte of a page is from the first.
     last_byte: u64,
     cores: Box<[Core]>,
-    /// How often each has published. As many as there may be: an index that is the CPU of a key needs no check.
+    /// How often each has published. As many as there may be: an index that is the CPU of a key
+    /// needs no check.
     epochs: Box<[Cell<u32>; MAX_CPUS]>,
     spaces: RefCell<Vec<Space>>,
     invalidations: Invalidations,
@@ -599,8 +604,8 @@ impl Hardware {
         self.load_root(cpu, space);
     }
 
-    /// Loading CR3 is serialising (SDM vol. 3A 9.3): walks under the root before are over. On arm64 they may be on their way until an
-    /// invalidation.
+    /// Loading CR3 is serialising (SDM vol. 3A 9.3): walks under the root before are over. On arm64
+    /// they may be on their way until an invalidation.
     fn end_walks(&self, cpu: usize) {
         if self.architecture.is_x86() {
             self.cores[cpu].speculative.set(None);
@@ -627,7 +632,8 @@ impl Hardware {
         self.obligations.borrow_mut().rename(space, id, drained);
     }
 
-    /// A CPU has loaded another root: what it remembers of the space it does not use before it loads it again.
+    /// A CPU has loaded another root: what it remembers of the space it does not use before it
+    /// loads it again.
     pub(crate) fn leave(&self, cpu: usize, space: u16) {
         self.spaces.borrow_mut()[usize::from(space)].cpus[cpu / 64] &= !(1 << (cpu % 64));
     }
@@ -649,7 +655,8 @@ impl Hardware {
         self.cores[cpu].state.set(state);
     }
 
-    /// Whether a CPU, or its walker, may use what it remembers of a space: of its tables, or of leaves.
+    /// Whether a CPU, or its walker, may use what it remembers of a space: of its tables, or of
+    /// leaves.
     fn uses(&self, cpu: usize, space: u16, table: bool) -> bool {
         let spaces = self.spaces.borrow();
         let space = &spaces[usize::from(space)];
@@ -757,7 +764,8 @@ impl Hardware {
         }
     }
 
-    /// No CPU remembers a frame that may be given back. By then the list of obligations says so; this looks.
+    /// No CPU remembers a frame that may be given back. By then the list of obligations says so;
+    /// this looks.
     fn check_forgotten(&self, cpu: usize, pa: u64) {
         let page = 1u64 << self.memory.page_shift();
         for (other, core) in self.cores.iter().enumerate() {
@@ -795,7 +803,8 @@ impl Hardware {
         }
     }
 
-    /// Whether the descriptor that an entry was made of is still there, and leads to the same memory.
+    /// Whether the descriptor that an entry was made of is still there, and leads to the same
+    /// memory.
     fn still_says(&self, entry: &Cached) -> bool {
         let live = self
             .memory

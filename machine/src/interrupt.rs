@@ -1,7 +1,9 @@
-//! Interrupts from one CPU to another. A program that does not ask whether one has come has them masked.
+//! Interrupts from one CPU to another. A program that does not ask whether one has come has them
+//! masked.
 //!
-//! Sending one costs [`Costs::interrupt`](crate::Costs::interrupt), and it is there when that has passed. Taking one
-//! costs an exception ([`Costs::exception`](crate::Costs::exception)). Of several that have come before one is taken, one is taken.
+//! Sending one costs [`Costs::interrupt`](crate::Costs::interrupt), and it is there when that has
+//! passed. Taking one costs an exception ([`Costs::exception`](crate::Costs::exception)). Of
+//! several that have come before one is taken, one is taken.
 
 use std::cell::Cell;
 

@@ -1,8 +1,9 @@
 //! Kicks: how a vCPU is had to forget, where no hardware tells it to.
 //!
-//! On x86 a processor invalidates for itself alone. What a hypervisor has changed in its tables is forgotten when every vCPU
-//! has left the guest and has invalidated before it enters again. Whether it is in the guest, and whether it has been asked
-//! to forget, are two words, each written by one side and read by the other:
+//! On x86 a processor invalidates for itself alone. What a hypervisor has changed in its tables is
+//! forgotten when every vCPU has left the guest and has invalidated before it enters again. Whether
+//! it is in the guest, and whether it has been asked to forget, are two words, each written by one
+//! side and read by the other:
 //!
 //! | the CPU that asks | the vCPU |
 //! |---|---|
@@ -10,16 +11,17 @@
 //! | full barrier | full barrier |
 //! | in the guest? then an interrupt, and waits until it is outside | a request? then out again, forgets, and anew |
 //!
-//! With both barriers at least one sees the other, so no vCPU is in the guest with an old translation when the wait is
-//! over, and one that is outside is not waited for. It may be stopped for any time: it forgets before it enters.
+//! With both barriers at least one sees the other, so no vCPU is in the guest with an old
+//! translation when the wait is over, and one that is outside is not waited for. It may be stopped
+//! for any time: it forgets before it enters.
 //!
-//! Interrupts are sent one after the other, [`Costs::interrupt`](crate::Costs::interrupt) each. One is taken between two
-//! instructions of the guest, and costs the vCPU an exit and an entry ([`Costs::exit`](crate::Costs::exit)) and the
-//! invalidation.
+//! Interrupts are sent one after the other, [`Costs::interrupt`](crate::Costs::interrupt) each. One
+//! is taken between two instructions of the guest, and costs the vCPU an exit and an entry
+//! ([`Costs::exit`](crate::Costs::exit)) and the invalidation.
 //!
-//! An obligation of the [rules](crate::Rule) is discharged when every CPU that has loaded the root has forgotten, outside of the guest
-//! or not. That is later than the wait ends: a program that gives frames back after a kick has a vCPU that stays outside
-//! reported.
+//! An obligation of the [rules](crate::Rule) is discharged when every CPU that has loaded the root
+//! has forgotten, outside of the guest or not. That is later than the wait ends: a program that
+//! gives frames back after a kick has a vCPU that stays outside reported.
 
 use std::cell::{Cell, RefCell};
 
@@ -76,7 +78,8 @@ impl Kicks {
 }
 
 impl Machine {
-    /// The running CPU, as a vCPU, enters its guest. What it was asked to forget while it was outside, it forgets first.
+    /// The running CPU, as a vCPU, enters its guest. What it was asked to forget while it was
+    /// outside, it forgets first.
     ///
     /// ```
     /// use tablewright::{AddressSpace, Half, format::Ept};
@@ -98,7 +101,8 @@ impl Machine {
         self.enter_guest_with(&|| ());
     }
 
-    /// The same. Before it forgets, it does what its hypervisor has requested with that: loads another root, say.
+    /// The same. Before it forgets, it does what its hypervisor has requested with that: loads
+    /// another root, say.
     fn enter_guest_with(&self, requested: &dyn Fn()) {
         let cpu = self.cpu();
         let me = &self.kicks.vcpus[cpu.id()];
@@ -144,7 +148,8 @@ impl Machine {
         }
     }
 
-    /// Between two instructions of the guest: takes an interrupt that has come, and enters if it is outside.
+    /// Between two instructions of the guest: takes an interrupt that has come, and enters if it is
+    /// outside.
     fn go_on_in_guest(&self, requested: &dyn Fn()) {
         let cpu = self.cpu();
         cpu.order();
@@ -160,8 +165,8 @@ impl Machine {
         }
     }
 
-    /// An access of the guest: after the interrupts that have come, and in the guest, which is entered for it. A fault leaves
-    /// it.
+    /// An access of the guest: after the interrupts that have come, and in the guest, which is
+    /// entered for it. A fault leaves it.
     ///
     /// # Errors
     /// As [`access`](Machine::access).
@@ -170,8 +175,8 @@ impl Machine {
         self.guest_access_with(request, &|| ())
     }
 
-    /// The same of a vCPU whose hypervisor, with what it asks it to forget, requests something more of it: that is done outside of
-    /// the guest, before it forgets.
+    /// The same of a vCPU whose hypervisor, with what it asks it to forget, requests something more
+    /// of it: that is done outside of the guest, before it forgets.
     ///
     /// # Errors
     /// As [`access`](Machine::access).
@@ -201,8 +206,8 @@ impl Machine {
         self.go_on_in_guest(requested);
     }
 
-    /// If this CPU has something to be forgotten by all: asks all vCPUs, kicks those that are in the guest, and waits until
-    /// they have left it.
+    /// If this CPU has something to be forgotten by all: asks all vCPUs, kicks those that are in
+    /// the guest, and waits until they have left it.
     pub(crate) fn kick_if_noted(&self) {
         let cpu = self.cpu();
         let kicks = &self.kicks;

@@ -1,9 +1,9 @@
 //! The cache lines of tables: which CPU wrote each last, and until when it is on its way.
 //!
-//! A line that another CPU wrote last has to be fetched from there, one CPU at a time. A line that has been read since
-//! is in more than one cache: reading it is cheap for all, as if each had fetched it already, and writing it takes
-//! it away from them. The directory is of a fixed size; a line that finds its place taken by another is in memory, where
-//! no CPU has to wait for it.
+//! A line that another CPU wrote last has to be fetched from there, one CPU at a time. A line that
+//! has been read since is in more than one cache: reading it is cheap for all, as if each had
+//! fetched it already, and writing it takes it away from them. The directory is of a fixed size; a
+//! line that finds its place taken by another is in memory, where no CPU has to wait for it.
 
 use std::cell::Cell;
 
@@ -29,7 +29,8 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// A directory for CPUs between which a line takes this long. Without a cost, or with one CPU, there is none.
+    /// A directory for CPUs between which a line takes this long. Without a cost, or with one CPU,
+    /// there is none.
     pub fn new(transfer: Time, cpus: usize) -> Self {
         let count = if transfer == Time::ZERO || cpus == 1 {
             0
@@ -47,7 +48,8 @@ impl Lines {
         }
     }
 
-    /// The running CPU is about to read or write at `pa`. It is first; it may not be when this returns.
+    /// The running CPU is about to read or write at `pa`. It is first; it may not be when this
+    /// returns.
     #[inline(always)]
     pub fn access(&self, cpu: Cpu<'_>, pa: u64, write: bool) {
         if !self.places.is_empty() {

@@ -1,9 +1,10 @@
 //! A lock that is handed over in the order in which CPUs asked for it.
 //!
-//! The holder does not set the lock free while a CPU waits: it makes the first of the queue the owner, which goes on
-//! after the cost of the hand-over. That cost, the line of the lock travelling to the next CPU, is what a contended lock
-//! is made of. CPUs wait parked, in a queue that runs through the scheduler's record of each of them: a CPU is in one
-//! queue at most, so no queue needs memory.
+//! The holder does not set the lock free while a CPU waits: it makes the first of the queue the
+//! owner, which goes on after the cost of the hand-over. That cost, the line of the lock travelling
+//! to the next CPU, is what a contended lock is made of. CPUs wait parked, in a queue that runs
+//! through the scheduler's record of each of them: a CPU is in one queue at most, so no queue needs
+//! memory.
 
 use std::cell::Cell;
 

@@ -1,12 +1,13 @@
 //! The machine: the hardware in virtual time, and the engine's platform on it.
 //!
 //! Each operation of a program is put in its place in virtual time ([`Cpu::order`]), done on the
-//! hardware (`hardware.rs`), and paid for from the [`Costs`]. The engine runs unchanged: a [`Mapper`] is its
-//! [`Platform`], and every access that it makes to a table is one of these operations.
+//! hardware (`hardware.rs`), and paid for from the [`Costs`]. The engine runs unchanged: a
+//! [`Mapper`] is its [`Platform`], and every access that it makes to a table is one of these
+//! operations.
 //!
-//! A run has two phases. With a seed, the hardware does whatever it may at the worst time, frames run out, and
-//! time is stretched; from [`Machine::calm`] on nothing of that happens, and in [`Machine::finish`] everything must have
-//! come to rest.
+//! A run has two phases. With a seed, the hardware does whatever it may at the worst time, frames
+//! run out, and time is stretched; from [`Machine::calm`] on nothing of that happens, and in
+//! [`Machine::finish`] everything must have come to rest.
 
 mod accesses;
 mod mapper;
@@ -58,7 +59,8 @@ pub struct Setup {
     pub memory: Memory,
     /// With a seed: a frame is refused once in so many requests. 0: never.
     pub refuse_once_in: u64,
-    /// Hardware tells no CPU to forget what another has changed: vCPUs are [kicked](Machine::enter_guest).
+    /// Hardware tells no CPU to forget what another has changed: vCPUs are
+    /// [kicked](Machine::enter_guest).
     pub kicks: bool,
 }
 
@@ -76,8 +78,8 @@ impl Setup {
     }
 }
 
-/// So many pages of those that were cleaned last are known: as much memory as a large cache holds, 16 MiB in pages of
-/// 4 KiB.
+/// So many pages of those that were cleaned last are known: as much memory as a large cache holds,
+/// 16 MiB in pages of 4 KiB.
 const LATELY: usize = 1 << 12;
 
 /// How often something was done.
@@ -303,8 +305,8 @@ impl Machine {
     /// An access to memory by the running CPU: gives the physical address.
     ///
     /// # Errors
-    /// The fault that it takes. On a machine whose walks are not ordered after what comes before, a fault may be
-    /// spurious: the entry is valid by now. See [`touch`](Machine::touch).
+    /// The fault that it takes. On a machine whose walks are not ordered after what comes before, a
+    /// fault may be spurious: the entry is valid by now. See [`touch`](Machine::touch).
     #[track_caller]
     pub fn access(&self, request: Request) -> Result<u64, Fault> {
         self.hardware.tracer.set_place(Location::caller());
@@ -336,8 +338,8 @@ impl Machine {
         Ok(())
     }
 
-    /// An access as a program makes it whose fault handler returns and tries again: a fault that is there the second
-    /// time is no spurious one.
+    /// An access as a program makes it whose fault handler returns and tries again: a fault that is
+    /// there the second time is no spurious one.
     ///
     /// # Errors
     /// The fault.
@@ -426,12 +428,13 @@ impl Machine {
         self.hardware.perform(id, translated, stored)
     }
 
-    /// The guest that the running CPU is in loads a root for its stage 1, and an identifier (TTBR0 and ASID, CR3 and PCID):
-    /// from now on it accesses virtual addresses. `None` turns its stage 1 off, as it is at first: what it accesses then is
-    /// what it takes for physical addresses. A context synchronisation event; nothing is invalidated.
+    /// The guest that the running CPU is in loads a root for its stage 1, and an identifier (TTBR0
+    /// and ASID, CR3 and PCID): from now on it accesses virtual addresses. `None` turns its stage 1
+    /// off, as it is at first: what it accesses then is what it takes for physical addresses. A
+    /// context synchronisation event; nothing is invalidated.
     ///
-    /// The tables are in the guest's memory, at addresses that it takes for physical, in the format of
-    /// [`Architecture::guest`]; it writes them like any data.
+    /// The tables are in the guest's memory, at addresses that it takes for physical, in the format
+    /// of [`Architecture::guest`]; it writes them like any data.
     pub fn load_guest(&self, root: Option<(u64, u16)>) {
         let cpu = self.cpu();
         cpu.order();
@@ -452,14 +455,15 @@ impl Machine {
         self.hardware.set_state(cpu.id(), state);
     }
 
-    /// The same of another: a hypervisor has taken it off between two instructions, or is about to let it go on.
+    /// The same of another: a hypervisor has taken it off between two instructions, or is about to
+    /// let it go on.
     pub fn set_state_of(&self, other: usize, state: CpuState) {
         self.cpu().order();
         self.hardware.set_state(other, state);
     }
 
-    /// A hypervisor has one of its virtual processors forget, between two instructions of it: as an invalidation of its own. It
-    /// costs an [exit](Costs::exit).
+    /// A hypervisor has one of its virtual processors forget, between two instructions of it: as an
+    /// invalidation of its own. It costs an [exit](Costs::exit).
     pub fn forget_on(&self, other: usize, tlbi: Tlbi) {
         self.cpu().spend(self.costs.exit);
         self.forget_for(other, tlbi);
@@ -499,7 +503,8 @@ impl Machine {
         self.hardware.take_page(cpu.id()).map(Pa::new)
     }
 
-    /// So many pages beside each other, a power of two, aligned to the size of all: each is to be given back by itself.
+    /// So many pages beside each other, a power of two, aligned to the size of all: each is to be
+    /// given back by itself.
     pub fn take_pages(&self, count: usize) -> Option<Pa> {
         let cpu = self.cpu();
         cpu.order();
@@ -539,7 +544,8 @@ impl Machine {
         self.hardware.caches.write(page.get());
     }
 
-    /// Cleans a page and invalidates it to the point of coherency, through the port that all CPUs share.
+    /// Cleans a page and invalidates it to the point of coherency, through the port that all CPUs
+    /// share.
     #[track_caller]
     pub fn clean(&self, page: Pa) {
         self.hardware.tracer.set_place(Location::caller());
@@ -593,8 +599,8 @@ impl Machine {
         self.publish();
     }
 
-    /// Runs a handler in the midst of an edit. A contiguous run of which the edit has changed a part so far has to be whole at
-    /// the edit's own next barrier, and not at those of the handler.
+    /// Runs a handler in the midst of an edit. A contiguous run of which the edit has changed a
+    /// part so far has to be whole at the edit's own next barrier, and not at those of the handler.
     pub fn handle<T>(&self, handler: impl FnOnce() -> T) -> T {
         self.hardware.handle(self.cpu().id(), handler)
     }
@@ -611,7 +617,8 @@ impl Machine {
         self.hardware.violate(rule, self.cpu().id(), what);
     }
 
-    /// From now on hardware does nothing unasked and frames are not refused: what was begun must come to its end.
+    /// From now on hardware does nothing unasked and frames are not refused: what was begun must
+    /// come to its end.
     pub fn calm(&self) {
         self.hardware.calm();
         self.scheduler.calm();
@@ -630,8 +637,8 @@ impl Machine {
         self.hardware.violations()
     }
 
-    /// A digest of all memory that is handed out, for comparing two runs: where each frame is, what it is used for, and
-    /// what is in it.
+    /// A digest of all memory that is handed out, for comparing two runs: where each frame is, what
+    /// it is used for, and what is in it.
     pub fn digest(&self) -> u64 {
         let memory = &self.hardware.memory;
         // FNV-1a (Fowler, Noll, Vo), by words.

@@ -2,13 +2,15 @@
 //!
 //! Invariants:
 //!
-//! * A frame is in one [`State`]. It is handed out [`Private`](State::Private): only the CPU that asked for it knows
-//!   it. It becomes [`Live`](State::Live) when an entry that walkers can reach points to it, and
-//!   [`Detached`](State::Detached) when no entry does any more but a walker may still remember the way. It is
-//!   [`Free`](State::Free) again only from the first and the last.
-//! * A frame that is handed out holds [`POISON`] in every entry. It is a valid descriptor that leads out of memory, so
-//!   that a walker that follows an entry which was not written is noticed, whatever the format.
-//! * A frame that was freed is the next to be handed out. What still uses it then uses something else.
+//! * A frame is in one [`State`]. It is handed out [`Private`](State::Private): only the CPU that
+//!   asked for it knows it. It becomes [`Live`](State::Live) when an entry that walkers can reach
+//!   points to it, and [`Detached`](State::Detached) when no entry does any more but a walker may
+//!   still remember the way. It is [`Free`](State::Free) again only from the first and the last.
+//! * A frame that is handed out holds [`POISON`] in every entry. It is a valid descriptor that
+//!   leads out of memory, so that a walker that follows an entry which was not written is noticed,
+//!   whatever the format.
+//! * A frame that was freed is the next to be handed out. What still uses it then uses something
+//!   else.
 //!
 //! The bytes are those of the host, so that a table of the machine is a table of the engine.
 
@@ -60,7 +62,8 @@ pub(crate) const ROOT: u64 = u64::MAX;
 
 /// The physical memory of a machine.
 ///
-/// It can be taken out of one machine and put into the next, which saves the host the work of providing it again.
+/// It can be taken out of one machine and put into the next, which saves the host the work of
+/// providing it again.
 ///
 /// ```
 /// use tablewright_machine::Memory;
@@ -82,11 +85,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory of so many frames of `1 << page_shift` bytes, from a physical address on. The host provides it when it is
-    /// touched.
+    /// Memory of so many frames of `1 << page_shift` bytes, from a physical address on. The host
+    /// provides it when it is touched.
     ///
     /// # Panics
-    /// If the page is not of 4, 16 or 64 KiB, the address is not a multiple of it, or the host has no such memory.
+    /// If the page is not of 4, 16 or 64 KiB, the address is not a multiple of it, or the host has
+    /// no such memory.
     pub fn new(frames: usize, page_shift: u32, first: u64) -> Self {
         assert!(
             [12, 14, 16].contains(&page_shift),
@@ -195,14 +199,16 @@ impl Memory {
         meta.generation
             .update(|generation| generation.wrapping_add(1));
         let fill = if state == State::Data { 0 } else { POISON };
-        // SAFETY: the entries of a frame, which was free; there is one thread, and the reference ends here.
+        // SAFETY: the entries of a frame, which was free; there is one thread, and the reference
+        // ends here.
         unsafe { slice::from_raw_parts_mut(self.entry(frame, 0), self.entries()) }.fill(fill);
         self.used.update(|used| used + 1);
         self.most.set(self.most.get().max(self.used.get()));
         Some(frame)
     }
 
-    /// Takes the frame at this address, if it is free. Memory from which frames are taken so has none of its own choice.
+    /// Takes the frame at this address, if it is free. Memory from which frames are taken so has
+    /// none of its own choice.
     pub(crate) fn take_at(&self, pa: u64) -> bool {
         let Some(frame) = self.frame_at(pa) else {
             return false;
@@ -272,8 +278,8 @@ impl Memory {
         self.first + ((frame as u64) << self.shift)
     }
 
-    /// The physical address of an entry, and what is kept for its frame, given where the host has the entry.
-    /// `None` for an entry that is not in this memory.
+    /// The physical address of an entry, and what is kept for its frame, given where the host has
+    /// the entry. `None` for an entry that is not in this memory.
     #[inline(always)]
     pub(crate) fn find(&self, entry: *const u64) -> Option<(u64, &Meta)> {
         let offset = entry.addr().wrapping_sub(self.base.as_ptr().addr());

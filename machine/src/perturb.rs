@@ -1,10 +1,11 @@
 //! Perturbation: other timings of the same program, each named by a seed.
 //!
-//! A program that is right only because one CPU happens to be faster than another is wrong. A seed stretches or shrinks
-//! whatever a program [spends](crate::Cpu::spend) by a random factor, and stops CPUs for long pauses, as an interrupt or a
-//! hypervisor would. What lines, resources and locks cost belongs to the machine and stays as it is. Each
-//! CPU draws from a stream of its own, so that what it draws depends on the seed, its number and what it did, and not
-//! on how the CPUs interleave.
+//! A program that is right only because one CPU happens to be faster than another is wrong. A seed
+//! stretches or shrinks whatever a program [spends](crate::Cpu::spend) by a random factor, and
+//! stops CPUs for long pauses, as an interrupt or a hypervisor would. What lines, resources and
+//! locks cost belongs to the machine and stays as it is. Each CPU draws from a stream of its own,
+//! so that what it draws depends on the seed, its number and what it did, and not on how the CPUs
+//! interleave.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -38,7 +39,8 @@ pub struct Perturbation {
 }
 
 impl Default for Perturbation {
-    /// No seed. With one: costs between half and twice, and once in a thousand a pause of up to 20 µs.
+    /// No seed. With one: costs between half and twice, and once in a thousand a pause of up to 20
+    /// µs.
     fn default() -> Self {
         Self {
             seed: 0,

@@ -1,9 +1,11 @@
-//! Machine profiles: what a machine is, what its operations cost, how it is known, and what stays unexplained.
+//! Machine profiles: what a machine is, what its operations cost, how it is known, and what stays
+//! unexplained.
 //!
-//! A profile is a TOML file. Costs are in nanoseconds, as decimal numbers, and are held in whole picoseconds without
-//! rounding. A profile does not only say what things cost but also *where each figure comes from*: fitted to rows of a
-//! published table, read in a manual, or assumed; and what the model with these costs does not explain, with what was
-//! ruled out as its reason. A row that a profile was fitted on shows nothing about the model; every other row is a test.
+//! A profile is a TOML file. Costs are in nanoseconds, as decimal numbers, and are held in whole
+//! picoseconds without rounding. A profile does not only say what things cost but also *where each
+//! figure comes from*: fitted to rows of a published table, read in a manual, or assumed; and what
+//! the model with these costs does not explain, with what was ruled out as its reason. A row that a
+//! profile was fitted on shows nothing about the model; every other row is a test.
 //!
 //! ```
 //! use tablewright_machine::{Profile, Source, Time};
@@ -64,7 +66,8 @@ pub struct Profile {
     pub system: System,
     /// The rules that the machine follows.
     pub architecture: Architecture,
-    /// What its operations cost. What the file leaves out is zero here: see [`states`](Self::states).
+    /// What its operations cost. What the file leaves out is zero here: see
+    /// [`states`](Self::states).
     pub costs: Costs,
     /// Which costs the file gives, a bit for each.
     stated: u32,
@@ -166,7 +169,8 @@ pub struct Provenance {
 pub enum Source {
     /// Fitted to published results: the rows of [`Profile::fitted_on`].
     Fitted,
-    /// Fitted to published results of another system, and carried over: what it says of this one is a prediction.
+    /// Fitted to published results of another system, and carried over: what it says of this one is
+    /// a prediction.
     Carried,
     /// Published as a figure.
     Published,

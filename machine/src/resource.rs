@@ -1,11 +1,13 @@
-//! Things that serve one CPU at a time: one that comes while they are busy waits its turn, in virtual time.
+//! Things that serve one CPU at a time: one that comes while they are busy waits its turn, in
+//! virtual time.
 //!
-//! A bus, a port, the right to write a cache line: all of them are a time at which they are free again. A CPU that
-//! comes in order reserves the next stretch of time and moves that time on; since all come in order, one time is
-//! the whole queue, and no CPU has to be parked.
+//! A bus, a port, the right to write a cache line: all of them are a time at which they are free
+//! again. A CPU that comes in order reserves the next stretch of time and moves that time on; since
+//! all come in order, one time is the whole queue, and no CPU has to be parked.
 //!
-//! What is behind a resource may be touched as soon as the reservation is made, although it is served later: every
-//! access to it is made through the resource, so accesses follow each other in the order of their service.
+//! What is behind a resource may be touched as soon as the reservation is made, although it is
+//! served later: every access to it is made through the resource, so accesses follow each other in
+//! the order of their service.
 
 use std::cell::Cell;
 
@@ -85,7 +87,8 @@ impl Resource {
         Self::default()
     }
 
-    /// Uses it for so long, after those that came before. Returns how long the CPU waited for them. An ordered access.
+    /// Uses it for so long, after those that came before. Returns how long the CPU waited for them.
+    /// An ordered access.
     #[inline(always)]
     pub fn acquire(&self, cpu: Cpu<'_>, service: Time) -> Time {
         cpu.order();
@@ -95,8 +98,8 @@ impl Resource {
         waited
     }
 
-    /// As [`acquire`](Resource::acquire), but the CPU goes on and does not wait. Returns when the service will be
-    /// complete, for [`Cpu::wait_until`].
+    /// As [`acquire`](Resource::acquire), but the CPU goes on and does not wait. Returns when the
+    /// service will be complete, for [`Cpu::wait_until`].
     ///
     /// ```
     /// use tablewright_machine::{Config, Resource, Scheduler, Time};
@@ -150,8 +153,8 @@ pub struct LineCosts {
 
 /// A cache line that CPUs take from each other: cheap for the one that had it last.
 ///
-/// Every access takes it whole, as a write does. A line that many only read is in all their caches at once and is
-/// not one of these.
+/// Every access takes it whole, as a write does. A line that many only read is in all their caches
+/// at once and is not one of these.
 ///
 /// ```
 /// use tablewright_machine::{Config, Line, LineCosts, Scheduler, Time};
@@ -187,8 +190,8 @@ impl Line {
         }
     }
 
-    /// Writes to the line. Returns how long the CPU waited for others that were at it. An ordered access; what the
-    /// line holds is touched directly after it.
+    /// Writes to the line. Returns how long the CPU waited for others that were at it. An ordered
+    /// access; what the line holds is touched directly after it.
     #[inline(always)]
     pub fn access(&self, cpu: Cpu<'_>) -> Time {
         cpu.order();

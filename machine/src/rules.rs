@@ -2,28 +2,32 @@
 //!
 //! # Obligations
 //!
-//! A processor may remember what a descriptor said for as long as it is not told to forget. So a CPU that changes a
-//! descriptor that may be remembered takes on an **obligation**: to have what it said invalidated. An obligation is
-//! *discharged* when an invalidation that the architecture says covers it, made after the change was visible to
-//! walkers, is complete on every CPU that may remember. Until then
+//! A processor may remember what a descriptor said for as long as it is not told to forget. So a
+//! CPU that changes a descriptor that may be remembered takes on an **obligation**: to have what it
+//! said invalidated. An obligation is *discharged* when an invalidation that the architecture says
+//! covers it, made after the change was visible to walkers, is complete on every CPU that may
+//! remember. Until then
 //!
 //! * the frame that the old descriptor led to must not be freed;
 //! * where a break is demanded, the new descriptor must not be made;
 //! * the identifier of a space that was taken away must not be given to another.
 //!
-//! To say that an invalidation is complete that does not discharge what it claims to is wrong there and then, and no
-//! luck is needed to see it: not the processor that happens to use the old translation, but the fact that one may, is
-//! the fault. What processors in fact remember is simulated as well; the two have to agree, and each use of a stale
-//! translation is checked against the list.
+//! To say that an invalidation is complete that does not discharge what it claims to is wrong there
+//! and then, and no luck is needed to see it: not the processor that happens to use the old
+//! translation, but the fact that one may, is the fault. What processors in fact remember is
+//! simulated as well; the two have to agree, and each use of a stale translation is checked against
+//! the list.
 //!
-//! Above a stage 2, a guest has a stage 1. What processors remember of both, combined, has the guest's virtual address, and an
-//! invalidation by the address that the guest takes for physical does not touch it (DDI 0487 D8.17). There an obligation is
-//! discharged in two steps: first what was found of stage 2 alone is invalidated, by address, and that is complete; then what
-//! was combined. The other way round a processor may combine anew what it still remembers of stage 2. One operation that
-//! drops both does it in one step (TLBI VMALLS12E1; INVEPT; a flush by ASID of AMD).
+//! Above a stage 2, a guest has a stage 1. What processors remember of both, combined, has the
+//! guest's virtual address, and an invalidation by the address that the guest takes for physical
+//! does not touch it (DDI 0487 D8.17). There an obligation is discharged in two steps: first what
+//! was found of stage 2 alone is invalidated, by address, and that is complete; then what was
+//! combined. The other way round a processor may combine anew what it still remembers of stage 2.
+//! One operation that drops both does it in one step (TLBI VMALLS12E1; INVEPT; a flush by ASID of
+//! AMD).
 //!
-//! The decision whether a change demands a break is written here from the manual (DDI 0487 D8.17.1, R_WHZWS; SDM vol. 3A
-//! 5.10.4) and shares nothing with the engine's.
+//! The decision whether a change demands a break is written here from the manual (DDI 0487 D8.17.1,
+//! R_WHZWS; SDM vol. 3A 5.10.4) and shares nothing with the engine's.
 
 use std::fmt;
 
@@ -64,15 +68,16 @@ macro_rules! rules {
 }
 
 rules! {
-    /// An entry that processors may remember was changed without the break that the architecture demands, or made
-    /// before the break was complete.
+    /// An entry that processors may remember was changed without the break that the architecture
+    /// demands, or made before the break was complete.
     BreakBeforeMake = "break-before-make",
-    /// An invalidation was said to be complete that does not cover what was changed, or was made before the change was
-    /// visible to walkers.
+    /// An invalidation was said to be complete that does not cover what was changed, or was made
+    /// before the change was visible to walkers.
     Invalidation = "invalidation",
     /// A change was never invalidated.
     NeverInvalidated = "never invalidated",
-    /// A translation was used although nothing is left to invalidate: the simulation and the list disagree.
+    /// A translation was used although nothing is left to invalidate: the simulation and the list
+    /// disagree.
     StaleUse = "stale use",
     /// A table or a page was given back while a walker could reach it.
     FreedEarly = "freed early",
@@ -86,13 +91,16 @@ rules! {
     Conflict = "conflict",
     /// An identifier was given to a space while entries of another may be remembered under it.
     IdentifierReused = "identifier reused",
-    /// An accessed or dirty flag that hardware had set was overwritten by software that had not seen it.
+    /// An accessed or dirty flag that hardware had set was overwritten by software that had not
+    /// seen it.
     FlagLost = "flag lost",
-    /// Memory was mapped that must not be; or it is named by an entry of x86 that is not present (the L1 terminal fault).
+    /// Memory was mapped that must not be; or it is named by an entry of x86 that is not present
+    /// (the L1 terminal fault).
     ForbiddenMemory = "forbidden memory",
     /// A window does not show the frame that it was moved to.
     WindowStale = "window stale",
-    /// Data was read from memory that a cache had newer, or code that the instruction cache had older.
+    /// Data was read from memory that a cache had newer, or code that the instruction cache had
+    /// older.
     CacheMaintenance = "cache maintenance",
     /// A reserved form of a descriptor was used.
     Reserved = "reserved descriptor",
@@ -180,10 +188,12 @@ pub(crate) struct Obligation {
     pub depth: u8,
     /// It was a table.
     pub table: bool,
-    /// The table was detached. If not, it is the same with other rights, and what is below it was not touched.
+    /// The table was detached. If not, it is the same with other rights, and what is below it was
+    /// not touched.
     pub detached: bool,
-    /// The depths of the leaves that are to be forgotten, as a bit set: its own; of a table, of those below it that are not
-    /// global. Global ones are an obligation of their own, because more CPUs use them.
+    /// The depths of the leaves that are to be forgotten, as a bit set: its own; of a table, of
+    /// those below it that are not global. Global ones are an obligation of their own, because more
+    /// CPUs use them.
     pub leaves: u8,
     /// The smallest leaf or table of these is for so many bytes, as a power of two.
     pub unit: u8,
@@ -304,9 +314,11 @@ impl Obligation {
         }
     }
 
-    /// An invalidation of what was combined: the second step, if the first is done wherever this one reaches.
+    /// An invalidation of what was combined: the second step, if the first is done wherever this
+    /// one reaches.
     fn issue_combined(&mut self, cpu: usize, tlbi: &Tlbi) {
-        // The virtual addresses under which a guest has combined a page are not all known: less than all is no step.
+        // The virtual addresses under which a guest has combined a page are not all known: less
+        // than all is no step.
         if !self.published || !tlbi.is_all_combined(self.id) || self.issued.contains(cpu) {
             return;
         }
@@ -380,8 +392,8 @@ impl Obligations {
         self.owed.retain(|o| o.space != space || o.global);
     }
 
-    /// The space is loaded under another identifier, and no CPU has it loaded under the one before: what was changed visibly is
-    /// remembered under none that is used.
+    /// The space is loaded under another identifier, and no CPU has it loaded under the one before:
+    /// what was changed visibly is remembered under none that is used.
     pub fn rename(&mut self, space: u16, id: u16, is_visible: impl Fn(&Obligation) -> bool) {
         self.owed.retain_mut(|o| {
             if o.space != space {
@@ -420,8 +432,9 @@ impl Obligations {
         self.looks
     }
 
-    /// What arose in a range of a space before a look and is owed, though this CPU has seen the change; if it says so only what
-    /// it has changed itself. Of a table that reaches out of the range the part that is in it may have been forgotten.
+    /// What arose in a range of a space before a look and is owed, though this CPU has seen the
+    /// change; if it says so only what it has changed itself. Of a table that reaches out of the
+    /// range the part that is in it may have been forgotten.
     pub fn owed_before(
         &self,
         cpu: usize,
@@ -485,8 +498,8 @@ impl Obligations {
         }
     }
 
-    /// `cpu` detaches a table with everything below it: what was changed there and is not visible yet is out of reach when
-    /// the cut is.
+    /// `cpu` detaches a table with everything below it: what was changed there and is not visible
+    /// yet is out of reach when the cut is.
     pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.owed {
             if !o.published && o.space == space && o.depth < depth && o.overlaps(span) {
@@ -505,8 +518,8 @@ impl Obligations {
         })
     }
 
-    /// An entry was seen by this CPU: what another has changed there is visible to all, and what it has detached there is out
-    /// of reach.
+    /// An entry was seen by this CPU: what another has changed there is visible to all, and what it
+    /// has detached there is out of reach.
     pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.owed {
             let changed = usize::from(o.writer) != cpu && o.depth == depth;
@@ -534,7 +547,8 @@ impl Obligations {
                 continue;
             }
             if obligation.table {
-                // What is remembered of a table goes with any address below it, but not the leaves below.
+                // What is remembered of a table goes with any address below it, but not the leaves
+                // below.
                 if obligation.is_spanned(tlbi) {
                     obligation.hear(cpu, tlbi);
                 }
@@ -610,7 +624,8 @@ impl Obligations {
         }
     }
 
-    /// What `cpu` has issued is complete. Gives the members of runs that were discharged, and what was claimed wrongly.
+    /// What `cpu` has issued is complete. Gives the members of runs that were discharged, and what
+    /// was claimed wrongly.
     pub fn complete(
         &mut self,
         cpu: usize,
@@ -668,10 +683,11 @@ impl Obligations {
     }
 }
 
-/// Whether a processor may remember what a descriptor says (the catalogue of litmus tests; DDI 0487 D8.5, D8.16).
+/// Whether a processor may remember what a descriptor says (the catalogue of litmus tests; DDI 0487
+/// D8.5, D8.16).
 ///
-/// A leaf whose access flag is clear faults and is not remembered, unless the hardware sets the flag, or another member
-/// of its run has it set.
+/// A leaf whose access flag is clear faults and is not remembered, unless the hardware sets the
+/// flag, or another member of its run has it set.
 pub(crate) fn may_be_remembered(
     architecture: &Architecture,
     descriptor: &Descriptor,
@@ -686,9 +702,11 @@ pub(crate) fn may_be_remembered(
     }
 }
 
-/// Whether `new` may take the place of `old` only after a break: why, or `None`. Both may be remembered.
+/// Whether `new` may take the place of `old` only after a break: why, or `None`. Both may be
+/// remembered.
 ///
-/// `same` tells whether the table on one side of a change of size translates just as the leaf on the other.
+/// `same` tells whether the table on one side of a change of size translates just as the leaf on
+/// the other.
 pub(crate) fn needs_break(
     architecture: &Architecture,
     old: &Descriptor,
@@ -698,8 +716,8 @@ pub(crate) fn needs_break(
     same: impl Fn() -> bool,
 ) -> Option<&'static str> {
     if architecture.is_x86() {
-        // SDM 5.10.4.2 asks for an invalidation and allows it to come later; while both sizes may be in use, they
-        // have to agree (5.10.2.4).
+        // SDM 5.10.4.2 asks for an invalidation and allows it to come later; while both sizes may
+        // be in use, they have to agree (5.10.2.4).
         return match (old, new) {
             (Descriptor::Leaf(_), Descriptor::Table { .. })
             | (Descriptor::Table { .. }, Descriptor::Leaf(_))
@@ -769,7 +787,8 @@ fn leaf_break(
 /// arm64: the access flag, AP\[2\], and what hardware ignores. They may differ within a run.
 pub(crate) const HARDWARE_FLAGS: u64 = 1 << 10 | 1 << 7 | 0xf << 55 | 1 << 63;
 
-/// Whether an old copy of a leaf allows nothing that the new one forbids: at worst it faults where it need not.
+/// Whether an old copy of a leaf allows nothing that the new one forbids: at worst it faults where
+/// it need not.
 pub(crate) fn is_harmless(old: &Leaf, new: &Leaf) -> bool {
     let within = |a: tablewright_walker::Permissions, b: tablewright_walker::Permissions| {
         (!a.read || b.read) && (!a.write || b.write) && (!a.execute || b.execute)

@@ -2,15 +2,18 @@
 //!
 //! Invariants, from which the order of all shared accesses follows:
 //!
-//! * `now` is the key of the running CPU: its clock and its number. Every other CPU that can run is in the tree with
-//!   the key of the shared access that it wants to do next, or of the time at which it wakes up.
+//! * `now` is the key of the running CPU: its clock and its number. Every other CPU that can run is
+//!   in the tree with the key of the shared access that it wants to do next, or of the time at
+//!   which it wakes up.
 //! * Shared state is touched only while `now` is not behind the first of the tree.
-//! * A key enters the tree never before `now`: a CPU that wants to do an access behind the first enters itself, and one
-//!   that is woken is woken after its waker's `now`. So the keys at which shared state is touched never decrease.
+//! * A key enters the tree never before `now`: a CPU that wants to do an access behind the first
+//!   enters itself, and one that is woken is woken after its waker's `now`. So the keys at which
+//!   shared state is touched never decrease.
 //!
-//! The fast paths are one compare each, [`Cpu::order`] of `now` with the first of the tree, [`Cpu::spend`] with the
-//! limit. What is rare hides behind the same two compares: the end of the run is a key that plays in the tree,
-//! a perturbed run has a limit of zero for `spend`, and in a run that is being torn down the clock is behind the end.
+//! The fast paths are one compare each, [`Cpu::order`] of `now` with the first of the tree,
+//! [`Cpu::spend`] with the limit. What is rare hides behind the same two compares: the end of the
+//! run is a key that plays in the tree, a perturbed run has a limit of zero for `spend`, and in a
+//! run that is being torn down the clock is behind the end.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -36,7 +39,8 @@ use crate::tree::{NEVER, Tree};
 pub struct Config {
     /// How many CPUs, from 1 to [`MAX_CPUS`](crate::MAX_CPUS).
     pub cpus: usize,
-    /// The run is stopped before the first shared access at this time or later. At most [`Time::MAX_RUN`].
+    /// The run is stopped before the first shared access at this time or later. At most
+    /// [`Time::MAX_RUN`].
     pub limit: Time,
     /// The run is stopped after so many ordered accesses: for programs that get nowhere in no time.
     pub max_accesses: u64,
@@ -47,7 +51,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// So many CPUs, no limits, no perturbation, and stacks on which a panic can print its backtrace.
+    /// So many CPUs, no limits, no perturbation, and stacks on which a panic can print its
+    /// backtrace.
     pub fn new(cpus: usize) -> Self {
         Self {
             cpus,
@@ -178,8 +183,8 @@ struct Slot {
 ///
 /// It lives on one thread of the host; any number of them may run beside each other.
 ///
-/// Outside of a run, as when a program sets up what it will share, CPU 0 is alone: its clock advances with what it
-/// spends, and every access of it is in order.
+/// Outside of a run, as when a program sets up what it will share, CPU 0 is alone: its clock
+/// advances with what it spends, and every access of it is in order.
 ///
 /// ```
 /// use std::cell::Cell;
@@ -298,8 +303,8 @@ impl Scheduler {
     /// Runs the program on every CPU from time zero until all have finished.
     ///
     /// # Errors
-    /// Why the run was stopped before that. The CPUs that had not finished are unwound: what is on their stacks is
-    /// dropped, and whatever a destructor does with its CPU is without effect.
+    /// Why the run was stopped before that. The CPUs that had not finished are unwound: what is on
+    /// their stacks is dropped, and whatever a destructor does with its CPU is without effect.
     ///
     /// # Panics
     /// If called by a CPU of a run of the same scheduler, or while the thread unwinds.
@@ -329,8 +334,8 @@ impl Scheduler {
                 self.yielder.set(Some(NonNull::from(yielder)));
                 catch_unwind(AssertUnwindSafe(|| program(self.cpu())))
             };
-            // SAFETY: the body borrows `self` and `program`, which outlive this function, and the coroutine does not
-            // leave it: it is dropped at its end, or by unwinding.
+            // SAFETY: the body borrows `self` and `program`, which outlive this function, and the
+            // coroutine does not leave it: it is dropped at its end, or by unwinding.
             cpus.push(unsafe { Coroutine::with_stack_unchecked(stack, body) });
             self.tree.lower(cpu, Time::ZERO.key(cpu));
         }
@@ -355,8 +360,8 @@ impl Scheduler {
         };
         let result = self.judge(panic, clocks, switches);
 
-        // Whatever destructors do from here on finds the run over: the clock is behind the first, and beyond what can
-        // be spent, so that every operation takes its slow path.
+        // Whatever destructors do from here on finds the run over: the clock is behind the first,
+        // and beyond what can be spent, so that every operation takes its slow path.
         self.stopping.set(true);
         self.now.set(Time::MAX_RUN.high() + Time::ps(1).high());
         self.plain.set(0);
@@ -405,22 +410,24 @@ impl Scheduler {
         }
     }
 
-    /// Gives up the host's processor until the CPU is first again. Its key is in the tree, or it is parked.
+    /// Gives up the host's processor until the CPU is first again. Its key is in the tree, or it is
+    /// parked.
     #[inline(always)]
     fn suspend(&self) {
         let yielder = self
             .yielder
             .get()
             .expect("CPU 0 is alone outside of a run and would wait for ever");
-        // SAFETY: the pointer was stored by the coroutine that runs: when it started, or below when it was resumed,
-        // and every coroutine stores its own before it does anything else. Its yielder lives at the base of its
-        // stack, which is the stack, or one below the stack, that this code runs on. Outside of a run it is `None`.
+        // SAFETY: the pointer was stored by the coroutine that runs: when it started, or below when
+        // it was resumed, and every coroutine stores its own before it does anything else. Its
+        // yielder lives at the base of its stack, which is the stack, or one below the stack, that
+        // this code runs on. Outside of a run it is `None`.
         unsafe { yielder.as_ref() }.suspend(());
         self.yielder.set(Some(yielder));
     }
 
-    /// Whether the CPU is being unwound, so that it must not be suspended any more. Code that stopped the unwinding of
-    /// a run that is over is unwound again.
+    /// Whether the CPU is being unwound, so that it must not be suspended any more. Code that
+    /// stopped the unwinding of a run that is over is unwound again.
     #[cold]
     #[inline(never)]
     fn is_unwinding(&self) -> bool {
@@ -435,8 +442,9 @@ impl Scheduler {
 
     /// Before this CPU's access come those of others.
     ///
-    /// Inlined, with the switch: a return predictor pairs calls and returns, and a switch within a function called by
-    /// the program would leave it off by one twice, for the way out of that function and for the next switch.
+    /// Inlined, with the switch: a return predictor pairs calls and returns, and a switch within a
+    /// function called by the program would leave it off by one twice, for the way out of that
+    /// function and for the next switch.
     #[inline(always)]
     fn wait_for_turn(&self) {
         if (thread::panicking() || self.stopping.get()) && self.is_unwinding() {
@@ -496,7 +504,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the running CPU out until it is woken, or until its key is first. Returns whether it was woken.
+    /// Takes the running CPU out until it is woken, or until its key is first. Returns whether it
+    /// was woken.
     fn park(&self, deadline: Option<Time>) -> bool {
         self.cpu().order();
         if thread::panicking() {
@@ -531,22 +540,22 @@ impl Scheduler {
     }
 }
 
-/// Whether the run is over in the midst of its programs, which complete what they have gathered: no other CPU goes on that could
-/// be waited for.
+/// Whether the run is over in the midst of its programs, which complete what they have gathered: no
+/// other CPU goes on that could be waited for.
 pub(crate) fn is_cut_short() -> bool {
     thread::panicking()
 }
 
-/// Tells the compiler that what comes next is rare, or long: the code for it, and what that has to save, goes out of the
-/// way of what is neither.
+/// Tells the compiler that what comes next is rare, or long: the code for it, and what that has to
+/// save, goes out of the way of what is neither.
 #[cold]
 #[inline(always)]
 pub(crate) fn cold() {}
 
 /// The CPU that runs: what a simulated program does to time, and to other CPUs.
 ///
-/// A handle and no more than a reference to the [`Scheduler`]; it acts for whichever CPU runs when it is used. So what
-/// all CPUs share may ask the scheduler for it:
+/// A handle and no more than a reference to the [`Scheduler`]; it acts for whichever CPU runs when
+/// it is used. So what all CPUs share may ask the scheduler for it:
 ///
 /// ```
 /// use tablewright_machine::{Config, Scheduler, Time};
@@ -602,10 +611,11 @@ impl<'s> Cpu<'s> {
         }
     }
 
-    /// Comes before every access to shared state: returns when this CPU is the first of all in virtual time.
+    /// Comes before every access to shared state: returns when this CPU is the first of all in
+    /// virtual time.
     ///
-    /// The access follows at once, before anything else is asked of the CPU, and so it is done at this time of
-    /// virtual time. What it costs is spent afterwards.
+    /// The access follows at once, before anything else is asked of the CPU, and so it is done at
+    /// this time of virtual time. What it costs is spent afterwards.
     #[inline(always)]
     pub fn order(self) {
         if self.0.now.get() > self.0.tree.first() {
@@ -619,8 +629,8 @@ impl<'s> Cpu<'s> {
         }
     }
 
-    /// Advances the clock to this time, if it is not there yet. As private as [`spend`](Cpu::spend), but never
-    /// perturbed.
+    /// Advances the clock to this time, if it is not there yet. As private as
+    /// [`spend`](Cpu::spend), but never perturbed.
     #[inline(always)]
     pub fn wait_until(self, time: Time) {
         let key = time.key(self.id());
@@ -634,8 +644,9 @@ impl<'s> Cpu<'s> {
 
     /// Stops until another CPU [wakes](Cpu::wake) this one.
     ///
-    /// A wake-up that comes before is forgotten. A CPU that looks at shared state and then parks misses none, as long
-    /// as it does nothing between the two: parking is an ordered access as well, at the same time.
+    /// A wake-up that comes before is forgotten. A CPU that looks at shared state and then parks
+    /// misses none, as long as it does nothing between the two: parking is an ordered access as
+    /// well, at the same time.
     ///
     /// # Panics
     /// Outside of a run, where no CPU could wake it.
@@ -643,7 +654,8 @@ impl<'s> Cpu<'s> {
         self.0.park(None);
     }
 
-    /// Stops until another CPU wakes this one, but not beyond the deadline. Returns whether it was woken.
+    /// Stops until another CPU wakes this one, but not beyond the deadline. Returns whether it was
+    /// woken.
     ///
     /// # Panics
     /// As [`park`](Cpu::park).
@@ -651,11 +663,12 @@ impl<'s> Cpu<'s> {
         self.0.park(Some(deadline))
     }
 
-    /// Wakes a parked CPU at the given time: an ordered access. Returns whether that is what wakes it: not if it is
-    /// awake already, or goes on by then in any case, woken by another or at its deadline.
+    /// Wakes a parked CPU at the given time: an ordered access. Returns whether that is what wakes
+    /// it: not if it is awake already, or goes on by then in any case, woken by another or at its
+    /// deadline.
     ///
-    /// A time that is past means at once. At once is a picosecond later for a CPU with a smaller number: the order of
-    /// CPUs at one instant must not put what it does before what caused it.
+    /// A time that is past means at once. At once is a picosecond later for a CPU with a smaller
+    /// number: the order of CPUs at one instant must not put what it does before what caused it.
     ///
     /// ```
     /// use std::cell::Cell;

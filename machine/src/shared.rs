@@ -37,14 +37,16 @@ impl Drop for MachineWalk<'_> {
         let cpu = machine.cpu();
         cpu.order();
         if !self.inner {
-            // A CPU that finds the walk to be over sees what it has stored: the announcement is a release.
+            // A CPU that finds the walk to be over sees what it has stored: the announcement is a
+            // release.
             machine.hardware.hand_over(cpu.id());
             machine.software_walks.since[cpu.id()].set(None);
         }
     }
 }
 
-// SAFETY: a walk is known from its first step to its last, in the order of virtual time (1.); memory is coherent (2.).
+// SAFETY: a walk is known from its first step to its last, in the order of virtual time (1.);
+// memory is coherent (2.).
 unsafe impl<'m> SharedPlatform for Mapper<'m> {
     type Walk<'a>
         = MachineWalk<'m>

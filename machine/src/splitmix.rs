@@ -1,7 +1,8 @@
-//! SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014): numbers that look random and
-//! are those of a seed.
+//! SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014):
+//! numbers that look random and are those of a seed.
 //!
-//! It is written out here and not taken from a crate: a seed in a bug report has to mean the same for ever.
+//! It is written out here and not taken from a crate: a seed in a bug report has to mean the same
+//! for ever.
 
 use std::cell::Cell;
 

@@ -1,9 +1,9 @@
 //! Stacks of simulated CPUs: guarded by an inaccessible page, and coloured.
 //!
-//! The system hands out stacks at multiples of a page, so the few hot cache lines near the top of each would all fall
-//! into the same few sets of the host's caches, and 416 CPUs would evict each other at every switch. Each stack starts
-//! a different number of lines below the top of its page. Memory is committed when it is first touched: a large stack
-//! costs address space, not memory.
+//! The system hands out stacks at multiples of a page, so the few hot cache lines near the top of
+//! each would all fall into the same few sets of the host's caches, and 416 CPUs would evict each
+//! other at every switch. Each stack starts a different number of lines below the top of its page.
+//! Memory is committed when it is first touched: a large stack costs address space, not memory.
 
 use std::io;
 
@@ -21,7 +21,8 @@ pub(crate) struct ColouredStack {
 impl ColouredStack {
     pub fn new(size: usize, cpu: usize) -> io::Result<Self> {
         let inner = DefaultStack::new(size.clamp(MIN_STACK_SIZE, 1 << 30) + LINE * COLOURS)?;
-        // Multiplicative hashing: neighbours, and CPUs any power of two apart, get colours far from each other.
+        // Multiplicative hashing: neighbours, and CPUs any power of two apart, get colours far from
+        // each other.
         let colour = (cpu.wrapping_mul(0x9e37_79b9) >> 26) % COLOURS;
         let base = StackPointer::new(inner.base().get() - LINE * colour)
             .expect("a stack lies above its size");
@@ -29,8 +30,9 @@ impl ColouredStack {
     }
 }
 
-// SAFETY: the stack is that of `inner`, with its guard page, used from a little below its top: at most `LINE * COLOURS`
-// bytes, by which it was made larger than the minimum or more. `LINE` is a multiple of the alignment of a stack.
+// SAFETY: the stack is that of `inner`, with its guard page, used from a little below its top: at
+// most `LINE * COLOURS` bytes, by which it was made larger than the minimum or more. `LINE` is a
+// multiple of the alignment of a stack.
 unsafe impl Stack for ColouredStack {
     fn base(&self) -> StackPointer {
         self.base

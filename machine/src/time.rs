@@ -1,13 +1,14 @@
 //! Virtual time: whole picoseconds, and the keys that order events.
 //!
-//! Costs of processors are published and fitted to tenths of a nanosecond, so the unit has to be smaller; a binary
-//! fraction of a nanosecond would hold 0.27 ns only nearly, and sums of it would drift. A picosecond holds every cost
-//! that has three decimals, exactly.
+//! Costs of processors are published and fitted to tenths of a nanosecond, so the unit has to be
+//! smaller; a binary fraction of a nanosecond would hold 0.27 ns only nearly, and sums of it would
+//! drift. A picosecond holds every cost that has three decimals, exactly.
 //!
-//! An event is ordered by its time and, at the same time, by the number of its CPU. Both fit in one word, the *key*:
-//! the time above, [`CPU_BITS`] bits of CPU below. Keys of two CPUs are never equal, so one compare of integers is the
-//! whole order. 54 bits are left for the time: five hours of picoseconds. Half of it, [`Time::MAX_RUN`], is the longest
-//! run; a clock below that and any single cost, cut off at the same value, add up to a key without overflow.
+//! An event is ordered by its time and, at the same time, by the number of its CPU. Both fit in one
+//! word, the *key*: the time above, [`CPU_BITS`] bits of CPU below. Keys of two CPUs are never
+//! equal, so one compare of integers is the whole order. 54 bits are left for the time: five hours
+//! of picoseconds. Half of it, [`Time::MAX_RUN`], is the longest run; a clock below that and any
+//! single cost, cut off at the same value, add up to a key without overflow.
 
 use std::fmt;
 use std::iter::Sum;
@@ -68,7 +69,8 @@ impl Time {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The time as the upper part of a key. Longer times than any run are detached: they end the run in any case.
+    /// The time as the upper part of a key. Longer times than any run are detached: they end the
+    /// run in any case.
     #[inline(always)]
     pub(crate) const fn high(self) -> u64 {
         let ps = if self.0 < Self::MAX_RUN.0 {
@@ -91,7 +93,8 @@ impl Time {
     }
 }
 
-/// A length of time as it is added to a key: cut off and shifted once, where it is spent with each access.
+/// A length of time as it is added to a key: cut off and shifted once, where it is spent with each
+/// access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Price(u64);
 
@@ -155,7 +158,8 @@ impl Sum for Time {
 }
 
 impl fmt::Display for Time {
-    /// In the largest unit of which it is at least one, with as many decimals as it has or as are asked for.
+    /// In the largest unit of which it is at least one, with as many decimals as it has or as are
+    /// asked for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, name) = match self.0 {
             0..1_000 => (1, "ps"),

@@ -2,34 +2,37 @@
 //!
 //! # Stamps instead of broadcasts
 //!
-//! An invalidation that reaches 416 CPUs would have to search 416 TLBs. Instead it is written down once, with the next
-//! number of one sequence, and every remembered entry carries the number up to which it has been held against the
-//! record. Before an entry is used, it is held against what came since. The last [`KEPT`] invalidations are
-//! kept; an entry that was not looked at for longer is given up, which a TLB may do with any entry at any time.
+//! An invalidation that reaches 416 CPUs would have to search 416 TLBs. Instead it is written down
+//! once, with the next number of one sequence, and every remembered entry carries the number up to
+//! which it has been held against the record. Before an entry is used, it is held against what came
+//! since. The last [`KEPT`] invalidations are kept; an entry that was not looked at for longer is
+//! given up, which a TLB may do with any entry at any time.
 //!
 //! # What an invalidation covers
 //!
-//! [`Tlbi::covers`] is the one place that knows. It follows the manual and drops no more than it must: an identifier
-//! spares the entries of others and, without an address, global ones; a level hint spares leaves of other levels (a
-//! wrong hint invalidates nothing); an operation on leaves spares what is remembered of tables (DDI 0487 D8.17,
-//! TLBI VAE1 and VALE1; SDM vol. 3A 5.10.4.1).
+//! [`Tlbi::covers`] is the one place that knows. It follows the manual and drops no more than it
+//! must: an identifier spares the entries of others and, without an address, global ones; a level
+//! hint spares leaves of other levels (a wrong hint invalidates nothing); an operation on leaves
+//! spares what is remembered of tables (DDI 0487 D8.17, TLBI VAE1 and VALE1; SDM vol. 3A 5.10.4.1).
 //!
-//! x86 names single addresses, and each takes the one leaf around it, whatever its size. A range of pages is as many
-//! addresses; a [stride](Tlbi::stride) of large leaves is fewer, and passes over the small leaves between them (APM vol. 3,
-//! INVLPGB). Which instructions spare [global](Globals) translations differs from one to the next.
+//! x86 names single addresses, and each takes the one leaf around it, whatever its size. A range of
+//! pages is as many addresses; a [stride](Tlbi::stride) of large leaves is fewer, and passes over
+//! the small leaves between them (APM vol. 3, INVLPGB). Which instructions spare [global](Globals)
+//! translations differs from one to the next.
 //!
 //! # Two stages
 //!
-//! With a guest's stage 1 above stage 2, a TLB holds what it found of stage 2 alone, from an address that the guest takes
-//! for physical, and what both stages *combined* come to, from the guest's virtual address. An invalidation of one kind
-//! need not be one of the other: [`Stages`] says of which.
+//! With a guest's stage 1 above stage 2, a TLB holds what it found of stage 2 alone, from an
+//! address that the guest takes for physical, and what both stages *combined* come to, from the
+//! guest's virtual address. An invalidation of one kind need not be one of the other: [`Stages`]
+//! says of which.
 
 use std::cell::Cell;
 
 use tablewright_walker::Denied;
 
-/// What an invalidation is about, where a guest has a stage 1 of its own above stage 2. Without a guest there is one stage,
-/// and all is [`Both`](Stages::Both).
+/// What an invalidation is about, where a guest has a stage 1 of its own above stage 2. Without a
+/// guest there is one stage, and all is [`Both`](Stages::Both).
 ///
 /// ```
 /// use tablewright_machine::{Stages, Tlbi};
@@ -43,21 +46,23 @@ use tablewright_walker::Denied;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Stages {
-    /// All that stage 2 had a part in, alone or combined (TLBI VMALLS12E1, by VMID; INVEPT, by EPTP; a flush by ASID of
-    /// AMD), without addresses; and everything where there is one stage.
+    /// All that stage 2 had a part in, alone or combined (TLBI VMALLS12E1, by VMID; INVEPT, by
+    /// EPTP; a flush by ASID of AMD), without addresses; and everything where there is one stage.
     #[default]
     Both,
-    /// What was found of stage 2 alone, by addresses that the guest takes for physical (TLBI IPAS2E1).
+    /// What was found of stage 2 alone, by addresses that the guest takes for physical (TLBI
+    /// IPAS2E1).
     Second,
-    /// What stage 1 had a part in, by virtual addresses of the guest or all (TLBI VAE1, ASIDE1, VMALLE1; INVVPID).
+    /// What stage 1 had a part in, by virtual addresses of the guest or all (TLBI VAE1, ASIDE1,
+    /// VMALLE1; INVVPID).
     First,
 }
 
 /// What becomes of global translations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Globals {
-    /// They go with an address, under whatever identifier, and where no identifier is named (TLBI VAE1, and not ASIDE1;
-    /// INVLPG, and INVPCID type 2).
+    /// They go with an address, under whatever identifier, and where no identifier is named (TLBI
+    /// VAE1, and not ASIDE1; INVLPG, and INVPCID type 2).
     #[default]
     ByAddress,
     /// They stay (a load of CR3; INVPCID types 0, 1 and 3; INVLPGB without bit 3).
@@ -81,16 +86,18 @@ pub enum Globals {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tlbi {
-    /// Only the entries of this identifier (ASID, PCID; VMID, EPTP); with addresses also global ones.
+    /// Only the entries of this identifier (ASID, PCID; VMID, EPTP); with addresses also global
+    /// ones.
     pub id: Option<u16>,
-    /// Of a guest with a stage 1: only the entries of this identifier of the guest's own; with addresses also global ones.
+    /// Of a guest with a stage 1: only the entries of this identifier of the guest's own; with
+    /// addresses also global ones.
     pub asid: Option<u16>,
     /// Which entries of a guest with a stage 1.
     pub stages: Stages,
     /// Only the entries for these addresses, first and last.
     pub range: Option<(u64, u64)>,
-    /// Of the range only the first address, and those that many bytes apart, as a power of two: each takes the one leaf around
-    /// it. `None`: every address.
+    /// Of the range only the first address, and those that many bytes apart, as a power of two:
+    /// each takes the one leaf around it. `None`: every address.
     pub stride: Option<u8>,
     /// The levels below the leaf: only leaves at this level. `None`: any.
     pub depth: Option<u8>,
@@ -119,8 +126,8 @@ impl Tlbi {
         broadcast: true,
     };
 
-    /// INVLPG for each page of a range, on a processor that has this PCID loaded: the leaves under it and global ones, and all
-    /// that is remembered of tables under it (SDM vol. 3A 5.10.4.1).
+    /// INVLPG for each page of a range, on a processor that has this PCID loaded: the leaves under
+    /// it and global ones, and all that is remembered of tables under it (SDM vol. 3A 5.10.4.1).
     ///
     /// ```
     /// use tablewright_machine::Tlbi;
@@ -139,8 +146,9 @@ impl Tlbi {
         }
     }
 
-    /// INVPCID of types 0 (an address under a PCID, for each page of a range), 1 (a PCID; also what a load of CR3 does) and 3
-    /// (every PCID): no global translation goes. Type 2 is [`ALL`](Self::ALL), on one processor (SDM vol. 3A 5.10.4.1).
+    /// INVPCID of types 0 (an address under a PCID, for each page of a range), 1 (a PCID; also what
+    /// a load of CR3 does) and 3 (every PCID): no global translation goes. Type 2 is
+    /// [`ALL`](Self::ALL), on one processor (SDM vol. 3A 5.10.4.1).
     ///
     /// ```
     /// use tablewright_machine::Tlbi;
@@ -161,8 +169,9 @@ impl Tlbi {
         }
     }
 
-    /// Whether it drops an entry of this identifier that translates `span` (first and last address), made of a
-    /// descriptor with `depth` levels below it; `table` for what is remembered of a table descriptor.
+    /// Whether it drops an entry of this identifier that translates `span` (first and last
+    /// address), made of a descriptor with `depth` levels below it; `table` for what is remembered
+    /// of a table descriptor.
     #[inline]
     pub fn covers(&self, id: u16, global: bool, span: (u64, u64), depth: u8, table: bool) -> bool {
         self.stages != Stages::First
@@ -183,7 +192,8 @@ impl Tlbi {
         from <= to && self.stride.is_none_or(|stride| next(stride) <= to - from)
     }
 
-    /// The parts of `span` whose leaves it drops, in order, if each leaf is of `1 << unit` bytes and as aligned.
+    /// The parts of `span` whose leaves it drops, in order, if each leaf is of `1 << unit` bytes
+    /// and as aligned.
     pub(crate) fn parts(&self, span: (u64, u64), unit: u8) -> impl Iterator<Item = (u64, u64)> {
         let (first, last) = self.range.unwrap_or((0, u64::MAX));
         let within = (1u64 << unit) - 1;
@@ -210,8 +220,8 @@ impl Tlbi {
             .filter(|(from, to)| from <= to)
     }
 
-    /// Whether it drops what is remembered of both stages combined, under `vmid` and what the guest has said, for `span` of
-    /// the guest's virtual addresses.
+    /// Whether it drops what is remembered of both stages combined, under `vmid` and what the guest
+    /// has said, for `span` of the guest's virtual addresses.
     pub(crate) fn covers_combined(
         &self,
         vmid: u16,
@@ -259,8 +269,8 @@ impl Tlbi {
         }
     }
 
-    /// Whether it is about descriptors of this level and kind. Of a level that is hinted at it is about leaves, and about
-    /// the tables above them (DDI 0487 C5.5, TTL).
+    /// Whether it is about descriptors of this level and kind. Of a level that is hinted at it is
+    /// about leaves, and about the tables above them (DDI 0487 C5.5, TTL).
     pub(crate) fn suits(&self, depth: u8, table: bool) -> bool {
         match self.depth {
             Some(hint) if table => !self.leaves_only && depth > hint,
@@ -377,7 +387,8 @@ pub(crate) struct Cached {
     pub contiguous: bool,
     /// Permissions: see `hardware`.
     pub rights: u8,
-    /// Of a combined entry, whose addresses are virtual ones of the guest; `depth`, `raw` and `at` are of stage 2.
+    /// Of a combined entry, whose addresses are virtual ones of the guest; `depth`, `raw` and `at`
+    /// are of stage 2.
     pub guest: Option<Guest>,
     /// The output address of `first`.
     pub pa: u64,
@@ -429,7 +440,8 @@ impl Tlb {
 
     fn set(&self, first: u64, bits: u8) -> usize {
         let number = first >> bits;
-        // The upper bits too, so that equal offsets in different regions do not all meet in one set.
+        // The upper bits too, so that equal offsets in different regions do not all meet in one
+        // set.
         ((number ^ number >> 9 ^ number >> 18) as usize) & (self.next.len() - 1)
     }
 
@@ -579,7 +591,8 @@ impl WalkCache {
         &self.entries[number & (self.entries.len() - 1)]
     }
 
-    /// The table with `depth` levels below it that translates `va`; it translates `1 << bits` bytes.
+    /// The table with `depth` levels below it that translates `va`; it translates `1 << bits`
+    /// bytes.
     #[inline(always)]
     pub fn find(
         &self,

@@ -2,16 +2,17 @@
 //!
 //! # The format
 //!
-//! UTF-8 text. The first line is `tablewright-trace 1`. Lines that start with `#` are remarks. Every other line is
-//! one step, in the order in which it took effect:
+//! UTF-8 text. The first line is `tablewright-trace 1`. Lines that start with `#` are remarks.
+//! Every other line is one step, in the order in which it took effect:
 //!
 //! ```text
 //! TIME CPU KIND KEY=VALUE ... @FILE:LINE
 //! ```
 //!
-//! `TIME` is virtual time in picoseconds, `CPU` a number from 0; `KIND` and its keys are those below; numbers are in
-//! hexadecimal with `0x` except levels, which count from the pages up (0 for pages). The place in the source, `@FILE:LINE`,
-//! is that of the operation's caller, where it is known.
+//! `TIME` is virtual time in picoseconds, `CPU` a number from 0; `KIND` and its keys are those
+//! below; numbers are in hexadecimal with `0x` except levels, which count from the pages up (0 for
+//! pages). The place in the source, `@FILE:LINE`, is that of the operation's caller, where it is
+//! known.
 //!
 //! | kind | keys | |
 //! |---|---|---|

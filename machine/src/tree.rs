@@ -1,14 +1,16 @@
 //! A tournament tree of the CPUs that wait for their turn: the first is read in one load.
 //!
-//! The leaves are the keys of the CPUs, [`NEVER`] for one that does not wait for a turn; each inner node is the smaller
-//! of its two children, so the root is the first of all. **The CPU that runs is not in the tree.** The root is then at
-//! once the next CPU to resume and the bound up to which the running one may go on without asking.
+//! The leaves are the keys of the CPUs, [`NEVER`] for one that does not wait for a turn; each inner
+//! node is the smaller of its two children, so the root is the first of all. **The CPU that runs is
+//! not in the tree.** The root is then at once the next CPU to resume and the bound up to which the
+//! running one may go on without asking.
 //!
-//! Both changes touch one path and nothing else. A CPU enters with [`lower`](Tree::lower), which stops at the first
-//! node that is smaller already: a CPU that comes back usually goes far behind the first, and its path is short. It
-//! leaves with [`remove`](Tree::remove), which plays the path again: one compare and one store a level, the siblings
-//! loaded independently of each other. The number of leaves is a power of two, so that every path is of the same
-//! length and the loop has no branch to predict.
+//! Both changes touch one path and nothing else. A CPU enters with [`lower`](Tree::lower), which
+//! stops at the first node that is smaller already: a CPU that comes back usually goes far behind
+//! the first, and its path is short. It leaves with [`remove`](Tree::remove), which plays the path
+//! again: one compare and one store a level, the siblings loaded independently of each other. The
+//! number of leaves is a power of two, so that every path is of the same length and the loop has no
+//! branch to predict.
 
 use std::cell::Cell;
 
@@ -17,17 +19,19 @@ use crate::time::MAX_CPUS;
 /// The key of a CPU that waits for nothing: behind every time of every run.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// Room for a tree of the most CPUs. A constant, so that an index is checked by masking it; a smaller tree uses the front.
+/// Room for a tree of the most CPUs. A constant, so that an index is checked by masking it; a
+/// smaller tree uses the front.
 const NODES: usize = 2 * MAX_CPUS;
 
 pub(crate) struct Tree {
     /// The smallest of all leaves and the ceiling.
     first: Cell<u64>,
-    /// A key that plays against the winner: where the run has to end. It costs the running CPU nothing.
+    /// A key that plays against the winner: where the run has to end. It costs the running CPU
+    /// nothing.
     ceiling: Cell<u64>,
     leaves: usize,
-    /// Node 1 is the root, nodes `2 i` and `2 i + 1` the children of node `i`, the last `leaves` nodes the leaves.
-    /// Node 0 is zero, smaller than any key, and ends every way up.
+    /// Node 1 is the root, nodes `2 i` and `2 i + 1` the children of node `i`, the last `leaves`
+    /// nodes the leaves. Node 0 is zero, smaller than any key, and ends every way up.
     nodes: Box<[Cell<u64>; NODES]>,
 }
 

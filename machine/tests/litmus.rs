@@ -1,7 +1,8 @@
-//! Litmus tests: every row over all interleavings, in every profile, and on the machine in virtual time.
+//! Litmus tests: every row over all interleavings, in every profile, and on the machine in virtual
+//! time.
 //!
-//! `LITMUS_SEEDS` says how many seeds the machine is run with; a test that asks for a stale translation may need a few
-//! hundred.
+//! `LITMUS_SEEDS` says how many seeds the machine is run with; a test that asks for a stale
+//! translation may need a few hundred.
 
 use std::fmt::Write as _;
 
@@ -10,7 +11,8 @@ use tablewright_machine::litmus::{
     FILES, MOST_STATES, Profile, Test, Verdict, built_in, explore, parse, simulate,
 };
 
-/// Whether an outcome is as the test says, where `silent` gives the reason why an allowed one is not shown.
+/// Whether an outcome is as the test says, where `silent` gives the reason why an allowed one is
+/// not shown.
 fn agrees(expected: Option<Verdict>, silent: bool, reached: bool, always: bool) -> bool {
     match expected {
         None => true,
@@ -62,7 +64,8 @@ fn every_verdict_holds_over_all_interleavings() {
 
 #[test]
 fn the_machine_shows_what_is_allowed_and_nothing_else() {
-    // What is forbidden is looked for on as many paths, and by the explorer on all; what is allowed may be rare.
+    // What is forbidden is looked for on as many paths, and by the explorer on all; what is allowed
+    // may be rare.
     let seeds = std::env::var("LITMUS_SEEDS");
     let seeds = seeds.ok().and_then(|seeds| seeds.parse().ok());
     let seeds: u64 = seeds.unwrap_or(200);

@@ -1,4 +1,5 @@
-//! Page-modification logging: what a processor writes down when it makes a page of its guest dirty (SDM vol. 3C 29.3.6).
+//! Page-modification logging: what a processor writes down when it makes a page of its guest dirty
+//! (SDM vol. 3C 29.3.6).
 
 use tablewright::format::Ept;
 use tablewright::{AddressSpace, Attrs, Half, Ipa, Level, Mapping, Pa, Platform, Span};

@@ -1,5 +1,6 @@
-//! Random sequences of calls of every safe function of the engine (see `examples/sequences.rs`): a slice of them, what they
-//! find when the embedder breaks a promise, and that no public function is left out.
+//! Random sequences of calls of every safe function of the engine (see `examples/sequences.rs`): a
+//! slice of them, what they find when the embedder breaks a promise, and that no public function is
+//! left out.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +10,8 @@ use syn::visit::Visit;
 use tablewright_workloads::sequences::operations::OPERATIONS;
 use tablewright_workloads::sequences::{Bug, Sequence, silence};
 
-/// Sequences of the slice. Under Miri, which takes ten seconds for one, a short one for some formats.
+/// Sequences of the slice. Under Miri, which takes ten seconds for one, a short one for some
+/// formats.
 fn slice() -> Vec<u64> {
     match cfg!(miri) {
         true => vec![93, 58, 39, 44, 47],
@@ -59,7 +61,8 @@ const UNSEEN: &[&str] = &[
     "invalidation",
 ];
 
-/// Bugs of the embedder, within how many sequences each is found, and the rules of which one is broken first.
+/// Bugs of the embedder, within how many sequences each is found, and the rules of which one is
+/// broken first.
 const PLANTED: [(Bug, u64, &[&str]); 6] = [
     (Bug::SkipsInvalidation, 4_000, FORGOTTEN),
     (Bug::SkipsCompletion, 2_000, FORGOTTEN),
@@ -69,7 +72,8 @@ const PLANTED: [(Bug, u64, &[&str]); 6] = [
     (Bug::FreesTwice, 1_000, &["freed early"]),
 ];
 
-/// Whether a bug is found, by the right rule, again by its seed, and by a sequence that is no longer.
+/// Whether a bug is found, by the right rule, again by its seed, and by a sequence that is no
+/// longer.
 fn find(bug: Bug, within: u64, rules: &[&str]) -> Result<(), String> {
     let fails = |seed| Sequence::new(seed).run(Some(bug)).err();
     let found = (1..=within).find_map(|seed| fails(seed).map(|failure| (seed, failure)));
@@ -196,7 +200,8 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The public functions of the engine, by the first module of their file, their type and their name.
+/// The public functions of the engine, by the first module of their file, their type and their
+/// name.
 #[derive(Default)]
 struct Surface {
     module: String,
@@ -233,7 +238,8 @@ impl Surface {
         }
     }
 
-    /// Whether a function of this type can be called: one that is public where it is named, or imported there.
+    /// Whether a function of this type can be called: one that is public where it is named, or
+    /// imported there.
     fn is_public(&self, module: &str, of: &str) -> bool {
         let here = self
             .types

@@ -1,4 +1,5 @@
-//! Stacks are mappings of the process: after a run there are as many as before. Alone in its process, to count them.
+//! Stacks are mappings of the process: after a run there are as many as before. Alone in its
+//! process, to count them.
 #![cfg(target_os = "linux")]
 
 use std::cell::Cell;

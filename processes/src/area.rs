@@ -73,7 +73,8 @@ impl Areas {
         None
     }
 
-    /// Says of a range, all of it anonymous, whether it may be written. Areas that reach over an end of it become two.
+    /// Says of a range, all of it anonymous, whether it may be written. Areas that reach over an
+    /// end of it become two.
     pub fn set_writable(&mut self, span: Span<Va>, writable: bool) {
         let mut new = Vec::with_capacity(self.0.len() + 2);
         for area in self.0.drain(..) {

@@ -78,7 +78,8 @@ pub enum Handled {
     Copied,
     /// The page, which has no other user any more, may be written.
     Owned,
-    /// Nothing: another processor has seen to it, or the fault was of what is no longer in the tables.
+    /// Nothing: another processor has seen to it, or the fault was of what is no longer in the
+    /// tables.
     Already,
 }
 
@@ -125,8 +126,8 @@ impl core::error::Error for ProcessError {}
 
 /// A process: what it has asked for, and what is mapped of it.
 ///
-/// Edited under its lock, by whichever processor takes the fault or makes the call; processors that run it walk the tables
-/// meanwhile.
+/// Edited under its lock, by whichever processor takes the fault or makes the call; processors that
+/// run it walk the tables meanwhile.
 ///
 /// Dropping it frees nothing; [`exit`](Process::exit) does.
 ///
@@ -206,7 +207,8 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
     /// A process with nothing in it, whose root may be loaded under this identifier.
     ///
     /// # Errors
-    /// [`NoMemory`](ProcessError::NoMemory), and [`Edit`](ProcessError::Edit) where the format has no memory of users.
+    /// [`NoMemory`](ProcessError::NoMemory), and [`Edit`](ProcessError::Edit) where the format has
+    /// no memory of users.
     pub fn new(platform: P, id: u16, memory: M) -> Result<Self, ProcessError> {
         let mut process = Self::unused(platform, id, memory)?;
         process.space.make_live();
@@ -233,10 +235,12 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         &self.space
     }
 
-    /// Maps the program: a page that may be executed. The process has one of the users that the frame has from now on.
+    /// Maps the program: a page that may be executed. The process has one of the users that the
+    /// frame has from now on.
     ///
     /// # Errors
-    /// [`Taken`](ProcessError::Taken), [`NoMemory`](ProcessError::NoMemory), [`Edit`](ProcessError::Edit).
+    /// [`Taken`](ProcessError::Taken), [`NoMemory`](ProcessError::NoMemory),
+    /// [`Edit`](ProcessError::Edit).
     pub fn map_text(&mut self, page: Span<Va>, frame: Pa) -> Result<(), ProcessError> {
         let kind = Kind::Text;
         if !self.areas.add(Area { span: page, kind }) {
@@ -258,13 +262,13 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         }
     }
 
-    /// mmap with `MAP_POPULATE`: maps what is missing of a range now, so that no fault comes, and publishes it once. A cursor looks at
-    /// each page and maps it, with one walk for those of a table. Returns how many pages were mapped; those that were before a
-    /// frame was missing stay.
+    /// mmap with `MAP_POPULATE`: maps what is missing of a range now, so that no fault comes, and
+    /// publishes it once. A cursor looks at each page and maps it, with one walk for those of a
+    /// table. Returns how many pages were mapped; those that were before a frame was missing stay.
     ///
     /// # Errors
-    /// [`Refused`](ProcessError::Refused) where nothing is reserved, or the program; [`NoMemory`](ProcessError::NoMemory),
-    /// [`Edit`](ProcessError::Edit).
+    /// [`Refused`](ProcessError::Refused) where nothing is reserved, or the program;
+    /// [`NoMemory`](ProcessError::NoMemory), [`Edit`](ProcessError::Edit).
     pub fn populate(&mut self, span: Span<Va>) -> Result<u64, ProcessError> {
         let mut gather = self.space.gather();
         let mut cursor = gather.cursor();
@@ -293,8 +297,8 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
     /// The program has faulted.
     ///
     /// # Errors
-    /// [`Refused`](ProcessError::Refused): a kernel ends the program, or has it told. [`NoMemory`](ProcessError::NoMemory),
-    /// [`Edit`](ProcessError::Edit).
+    /// [`Refused`](ProcessError::Refused): a kernel ends the program, or has it told.
+    /// [`NoMemory`](ProcessError::NoMemory), [`Edit`](ProcessError::Edit).
     pub fn fault(&mut self, fault: Fault) -> Result<Handled, ProcessError> {
         let refused = ProcessError::Refused(fault.at);
         let area = self.areas.at(fault.at).ok_or(refused)?;
@@ -370,8 +374,8 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         Ok(Handled::Copied)
     }
 
-    /// Makes a child that has what this process has: each frame has one user more, and whichever of the two writes first gets a
-    /// copy.
+    /// Makes a child that has what this process has: each frame has one user more, and whichever of
+    /// the two writes first gets a copy.
     ///
     /// # Errors
     /// [`NoMemory`](ProcessError::NoMemory), [`Edit`](ProcessError::Edit). There is no child then.
@@ -413,12 +417,12 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
 
     /// mprotect: whether memory may be written.
     ///
-    /// To take the permission away is an edit. To give it back is none: a page may be another process's as well, so that the
-    /// write that comes has to fault in any case.
+    /// To take the permission away is an edit. To give it back is none: a page may be another
+    /// process's as well, so that the write that comes has to fault in any case.
     ///
     /// # Errors
-    /// [`Refused`](ProcessError::Refused) where the process has no memory of its own, [`NoMemory`](ProcessError::NoMemory),
-    /// [`Edit`](ProcessError::Edit).
+    /// [`Refused`](ProcessError::Refused) where the process has no memory of its own,
+    /// [`NoMemory`](ProcessError::NoMemory), [`Edit`](ProcessError::Edit).
     pub fn protect(&mut self, span: Span<Va>, writable: bool) -> Result<(), ProcessError> {
         if let Some(at) = self.areas.missing(span) {
             return Err(ProcessError::Refused(at));
@@ -432,14 +436,15 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         Ok(())
     }
 
-    /// exit: everything is forgotten that processors remember under its identifier, frames have one user less, and tables are
-    /// freed.
+    /// exit: everything is forgotten that processors remember under its identifier, frames have one
+    /// user less, and tables are freed.
     ///
     /// # Safety
     /// 1. No processor has the root loaded, and none loads it any more.
     /// 2. The identifier that the platform invalidates is that under which it was loaded.
     pub unsafe fn exit(mut self) {
-        // SAFETY: no processor has the root loaded (1.), and the identifier is that of the platform (2.).
+        // SAFETY: no processor has the root loaded (1.), and the identifier is that of the platform
+        // (2.).
         unsafe { self.space.retire() };
         self.free();
     }

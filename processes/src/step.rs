@@ -68,10 +68,11 @@ const NONE: Counts = Counts {
     invalidations: 0,
     loads: 0,
 };
-/// Entries that were holes: walkers remember no hole, so that all there is to do is to let them see the stores.
+/// Entries that were holes: walkers remember no hole, so that all there is to do is to let them see
+/// the stores.
 const PUBLISH: Counts = Counts { stores: 1, ..NONE };
-/// What walkers may remember is forgotten: the stores are seen, then the invalidation is issued, then it is complete. Once for
-/// all that was gathered.
+/// What walkers may remember is forgotten: the stores are seen, then the invalidation is issued,
+/// then it is complete. Once for all that was gathered.
 const FLUSH: Counts = Counts {
     stores: 1,
     waits: 1,
@@ -146,17 +147,21 @@ impl Step {
         match self {
             // Each fault maps a hole.
             Self::Demand => PUBLISH.times(PAGES),
-            // One flush of the parent for all its ranges; the child's tables are seen before its root is loaded.
+            // One flush of the parent for all its ranges; the child's tables are seen before its
+            // root is loaded.
             Self::Fork => FLUSH.and(PUBLISH),
-            // Another frame: arm64 demands that the old entry is forgotten before the new one is made, which is then seen.
+            // Another frame: arm64 demands that the old entry is forgotten before the new one is
+            // made, which is then seen.
             Self::Copy => FLUSH.and(PUBLISH).times(COPIES),
             // Another permission needs no break.
             Self::Reuse => FLUSH.times(COPIES),
-            // One flush, of one page or of 4,096: a range is one instruction, and so is all of a space.
+            // One flush, of one page or of 4,096: a range is one instruction, and so is all of a
+            // space.
             Self::ProtectPage | Self::ProtectAll => FLUSH,
             // The area says so, and the next write is a fault: the page may be another's, too.
             Self::Allow => NONE,
-            // Another root is loaded, and the identifier forgotten. No walker comes to the tables any more: nothing is to be seen in them.
+            // Another root is loaded, and the identifier forgotten. No walker comes to the tables
+            // any more: nothing is to be seen in them.
             Self::Exit => Counts {
                 stores: 0,
                 loads: 1,

@@ -1,8 +1,9 @@
 //! Page numbers for the parts of an address space that a program uses.
 //!
-//! An address space has holes, and mappings of terabytes of which nothing is ever touched. So numbers are handed out
-//! in blocks, when a page in them is first seen: a block is what a mapping has of an aligned 2 MiB (of pages of 4 KiB).
-//! Once handed out, a number stays, and no page ever gets a second one.
+//! An address space has holes, and mappings of terabytes of which nothing is ever touched. So
+//! numbers are handed out in blocks, when a page in them is first seen: a block is what a mapping
+//! has of an aligned 2 MiB (of pages of 4 KiB). Once handed out, a number stays, and no page ever
+//! gets a second one.
 
 use std::collections::BTreeMap;
 
@@ -44,8 +45,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Hands out numbers for all pages of `runs`, which ascend, and for the rest of their blocks. `new` is told of the
-    /// parts that got them.
+    /// Hands out numbers for all pages of `runs`, which ascend, and for the rest of their blocks.
+    /// `new` is told of the parts that got them.
     pub fn cover(&mut self, runs: &[Run], map: &[Mapping], mut new: impl FnMut(Run, &str)) {
         // Neighbours that come into use together are one part.
         let mut waiting: Option<(Run, &str)> = None;
@@ -106,8 +107,8 @@ impl Layout {
         numbers
     }
 
-    /// What the mapping of a page without a number has of its block, up to what has numbers already. A page that was
-    /// unmapped since it was seen is alone.
+    /// What the mapping of a page without a number has of its block, up to what has numbers
+    /// already. A page that was unmapped since it was seen is alone.
     fn block_around(&self, page: u64, map: &[Mapping]) -> Run {
         let whole = mapping_of(map, page).map_or(
             Run {

@@ -1,8 +1,8 @@
-//! Which pages a program writes, interval by interval: what records it, on Linux, and the [file](recording) that it goes to, which is
-//! read everywhere.
+//! Which pages a program writes, interval by interval: what records it, on Linux, and the
+//! [file](recording) that it goes to, which is read everywhere.
 //!
-//! A [`Session`] watches a process by one of the [methods](Method) that its kernel has: write protection without a handler and
-//! scans of the page map, or soft-dirty bits.
+//! A [`Session`] watches a process by one of the [methods](Method) that its kernel has: write
+//! protection without a handler and scans of the page map, or soft-dirty bits.
 #![cfg_attr(
     target_os = "linux",
     doc = "

@@ -1,7 +1,8 @@
 //! The ways to find out which pages a process writes, and which of them work here.
 //!
-//! Whether a method works is tried out, on memory of our own with a known pattern of writes: versions say little, and
-//! some kernels accept what one of the methods needs and then report nothing.
+//! Whether a method works is tried out, on memory of our own with a known pattern of writes:
+//! versions say little, and some kernels accept what one of the methods needs and then report
+//! nothing.
 
 use std::io;
 
@@ -17,7 +18,8 @@ use crate::tracee::TraceError;
 pub enum Method {
     /// Asynchronous write protection, and scans of the page map (Linux 6.7 and later)
     Scan,
-    /// Soft-dirty bits: the process is stopped for every harvest (kernels with `CONFIG_MEM_SOFT_DIRTY`)
+    /// Soft-dirty bits: the process is stopped for every harvest (kernels with
+    /// `CONFIG_MEM_SOFT_DIRTY`)
     SoftDirty,
 }
 

@@ -1,7 +1,8 @@
 //! A process that is recorded, as `/proc` shows it.
 //!
-//! The files are opened once. They belong to an address space, not to a number: when the process ends, or becomes another
-//! program, its old map is empty from then on, whatever has its number next.
+//! The files are opened once. They belong to an address space, not to a number: when the process
+//! ends, or becomes another program, its old map is empty from then on, whatever has its number
+//! next.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -154,7 +155,8 @@ impl Process {
         self.pidfd.file(fd)
     }
 
-    /// Whether it has ended, waiting for that for so many milliseconds at most. A signal ends the wait.
+    /// Whether it has ended, waiting for that for so many milliseconds at most. A signal ends the
+    /// wait.
     pub fn ended(&self, milliseconds: i32) -> bool {
         self.pidfd.ended(milliseconds)
     }
@@ -235,8 +237,8 @@ impl Process {
             .sum()
     }
 
-    /// What lets a device write to its memory without a page fault, in words. A guest of KVM is not among it: its writes
-    /// fault in the host.
+    /// What lets a device write to its memory without a page fault, in words. A guest of KVM is not
+    /// among it: its writes fault in the host.
     pub fn direct_access(&self) -> Vec<&'static str> {
         let mut found = Vec::new();
         if self
@@ -294,8 +296,9 @@ fn read_map(maps: &mut File, page: u64) -> Result<Vec<Mapping>, ProcessError> {
     Ok(parse(&text, page))
 }
 
-/// Reads the text of `/proc/PID/maps`: `START-END PERMISSIONS OFFSET DEVICE INODE [NAME]`, with names of any bytes but a line break.
-/// What is read in pieces may overlap where it changed in between; the later piece is left out.
+/// Reads the text of `/proc/PID/maps`: `START-END PERMISSIONS OFFSET DEVICE INODE [NAME]`, with
+/// names of any bytes but a line break. What is read in pieces may overlap where it changed in
+/// between; the later piece is left out.
 fn parse(text: &[u8], page: u64) -> Vec<Mapping> {
     let mut map: Vec<Mapping> = Vec::new();
     for line in text.split(|&byte| byte == b'\n') {

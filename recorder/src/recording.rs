@@ -14,21 +14,23 @@
 //! crc      = 4 bytes, little-endian: CRC-32 of everything before
 //! ```
 //!
-//! What has no size written beside it is an integer in LEB128: seven bits a byte, lowest first, the eighth bit set in
-//! all bytes but the last. `page` is in bytes, `start` in nanoseconds since 1970, `interval` and the rest in nanoseconds.
+//! What has no size written beside it is an integer in LEB128: seven bits a byte, lowest first, the
+//! eighth bit set in all bytes but the last. `page` is in bytes, `start` in nanoseconds since 1970,
+//! `interval` and the rest in nanoseconds.
 //!
 //! # Page numbers
 //!
-//! The pages of a recording are numbered as a guest would see them, without the holes of an address space: `R` records
-//! hand out the numbers from 0 on, in the order in which they come, and only a number that was handed out is used. A part
-//! that is unmapped keeps its numbers: what is mapped there later has them again, as memory of a guest that its kernel
-//! gives to another process.
+//! The pages of a recording are numbered as a guest would see them, without the holes of an address
+//! space: `R` records hand out the numbers from 0 on, in the order in which they come, and only a
+//! number that was handed out is used. A part that is unmapped keeps its numbers: what is mapped
+//! there later has them again, as memory of a guest that its kernel gives to another process.
 //!
 //! # What a reader may rely on
 //!
-//! [`Recording::parse`] looks at every byte, so what it returns is whole: runs ascend, do not touch each other, are not
-//! empty and have numbers that were handed out before; parts do not overlap; the totals at the end are those of the
-//! intervals. It reserves no memory on the word of the file, so a damaged one costs as much as it is long.
+//! [`Recording::parse`] looks at every byte, so what it returns is whole: runs ascend, do not touch
+//! each other, are not empty and have numbers that were handed out before; parts do not overlap;
+//! the totals at the end are those of the intervals. It reserves no memory on the word of the file,
+//! so a damaged one costs as much as it is long.
 
 use std::collections::BTreeMap;
 
@@ -846,7 +848,8 @@ mod tests {
             }
         }
 
-        /// Bytes changed and the checksum made right: whatever is accepted keeps the promises of the format.
+        /// Bytes changed and the checksum made right: whatever is accepted keeps the promises of
+        /// the format.
         #[test]
         fn what_is_accepted_is_whole(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
             let mut bytes = small();

@@ -1,17 +1,19 @@
 //! Write protection that the kernel takes away by itself, and a scan that finds where it did.
 //!
-//! A userfaultfd is opened *in* the process, by a system call that it is made to do, and only we keep it. Then everything
-//! else happens from outside: mappings are registered for asynchronous write protection, and a scan of the page map tells
-//! which pages are not protected (any more) and protects them, one step for each page, so no write is lost between.
-//! When our last copy is closed, the kernel unregisters everything.
+//! A userfaultfd is opened *in* the process, by a system call that it is made to do, and only we
+//! keep it. Then everything else happens from outside: mappings are registered for asynchronous
+//! write protection, and a scan of the page map tells which pages are not protected (any more) and
+//! protects them, one step for each page, so no write is lost between. When our last copy is
+//! closed, the kernel unregisters everything.
 //!
 //! # Where the scan would say too much or nothing
 //!
-//! A page of a mapping that is not registered counts as written whenever it is present, and a mapping that came since, or
-//! was moved, or was put in the place of another, is not registered, at whatever address. So a scan is restricted
-//! to registered mappings, and before it a second scan looks for present pages in all others: those mappings are registered
-//! then. What is present in them was not there at the last harvest and counts as written since. A mapping without
-//! pages may wait.
+//! A page of a mapping that is not registered counts as written whenever it is present, and a
+//! mapping that came since, or was moved, or was put in the place of another, is not registered, at
+//! whatever address. So a scan is restricted to registered mappings, and before it a second scan
+//! looks for present pages in all others: those mappings are registered then. What is present in
+//! them was not there at the last harvest and counts as written since. A mapping without pages may
+//! wait.
 //!
 //! A page of a private mapping that still is the file's was read, not written.
 
@@ -45,7 +47,8 @@ const UNWATCHED: Filter = Filter {
     protect: false,
 };
 
-/// What was written since the last scan, protected again. A page that is not there counts as written too, and is left out.
+/// What was written since the last scan, protected again. A page that is not there counts as
+/// written too, and is left out.
 const HARVEST: Filter = Filter {
     inverted: 0,
     all: sys::WATCHED | sys::WRITTEN,
@@ -54,7 +57,8 @@ const HARVEST: Filter = Filter {
     protect: true,
 };
 
-/// Finds out on our own memory whether this works here. Returns the nanoseconds that one fault costs.
+/// Finds out on our own memory whether this works here. Returns the nanoseconds that one fault
+/// costs.
 pub fn probe() -> Result<u64, String> {
     const PAGES: usize = 2000;
     let page = sys::page_size();
@@ -97,8 +101,8 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Where the process has an instruction for system calls. One that is just being started has its stack before its code:
-    /// it gets a second.
+    /// Where the process has an instruction for system calls. One that is just being started has
+    /// its stack before its code: it gets a second.
     fn gate(process: &mut Process) -> Result<u64, WatchError> {
         let until = Instant::now() + Duration::from_secs(1);
         loop {

@@ -38,7 +38,8 @@ struct Watched {
     stopped_ns: u64,
 }
 
-/// Watches a process with the first of the methods that works on it. If it becomes another program meanwhile, that one.
+/// Watches a process with the first of the methods that works on it. If it becomes another program
+/// meanwhile, that one.
 fn watch(methods: &[(Method, u64)], process: &mut Process) -> Result<Watched, String> {
     let start = Instant::now();
     loop {
@@ -171,8 +172,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Records until something ends it, which the summary names, and says when an interval is over. Between them `stop` is looked
-    /// at.
+    /// Records until something ends it, which the summary names, and says when an interval is over.
+    /// Between them `stop` is looked at.
     pub fn run(&mut self, options: &Options, stop: &AtomicBool, mut each: impl FnMut()) -> Outcome {
         let interval = options.interval;
         let origin = self.last;
@@ -181,7 +182,8 @@ impl Session {
             .and_then(|duration| origin.checked_add(duration));
         let mut due = origin;
         for number in 1u64.. {
-            // At regular times; but a harvest that takes long does not make the next interval short.
+            // At regular times; but a harvest that takes long does not make the next interval
+            // short.
             due += interval;
             if due <= self.last + interval / 2 {
                 due = self.last + interval;
@@ -214,7 +216,8 @@ impl Session {
         Outcome::Complete
     }
 
-    /// Waits, at most for the end of the process, of which it tells, or for a signal to the recorder.
+    /// Waits, at most for the end of the process, of which it tells, or for a signal to the
+    /// recorder.
     fn wait(&self, due: Instant, stop: &AtomicBool) -> bool {
         loop {
             // A signal that comes just before the wait does not end it, so it must not be long.
@@ -264,8 +267,8 @@ impl Session {
         Ok(())
     }
 
-    /// The old address space is gone. If the process has another one, that is watched from now on, and everything in it
-    /// is new.
+    /// The old address space is gone. If the process has another one, that is watched from now on,
+    /// and everything in it is new.
     fn other_program(&mut self) -> Result<Harvest, String> {
         let refused = match watch(&[self.method], &mut self.process) {
             Ok(watched) => {

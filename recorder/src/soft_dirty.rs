@@ -1,10 +1,10 @@
 //! Soft-dirty bits: one bit for each page in the page map, set by writes, all cleared at once.
 //!
-//! Reading and clearing are two steps, and a write between them would be lost. So all threads of the process are stopped for
-//! both.
+//! Reading and clearing are two steps, and a write between them would be lost. So all threads of
+//! the process are stopped for both.
 //!
-//! Many kernels accept the order to clear and have no such bits. That looks like a process that writes nothing, which is
-//! why [`probe`] is there.
+//! Many kernels accept the order to clear and have no such bits. That looks like a process that
+//! writes nothing, which is why [`probe`] is there.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,7 +29,8 @@ const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 const SOFT_DIRTY: u64 = 1 << 55;
 
-/// Finds out on our own memory whether this works here. Returns the nanoseconds that one fault costs.
+/// Finds out on our own memory whether this works here. Returns the nanoseconds that one fault
+/// costs.
 pub fn probe() -> Result<u64, String> {
     const PAGES: usize = 2000;
     let say = |what: &'static str| move |error: io::Error| format!("{what}: {error}");

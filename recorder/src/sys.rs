@@ -1,7 +1,8 @@
-//! The system calls of recording for which no library has a wrapper: userfaultfd, the scan of a page map, ptrace.
+//! The system calls of recording for which no library has a wrapper: userfaultfd, the scan of a
+//! page map, ptrace.
 //!
-//! Numbers and layouts are those of the kernel's interface, which never change. They stand here because C headers
-//! that are a little old do not have them.
+//! Numbers and layouts are those of the kernel's interface, which never change. They stand here
+//! because C headers that are a little old do not have them.
 
 use std::fs::File;
 use std::io;
@@ -12,8 +13,8 @@ use std::time::Instant;
 
 use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
 
-/// For userfaultfd: faults of user mode only, which needs no rights. With asynchronous write protection no thread
-/// handles faults, and writes by the kernel are seen all the same.
+/// For userfaultfd: faults of user mode only, which needs no rights. With asynchronous write
+/// protection no thread handles faults, and writes by the kernel are seen all the same.
 const UFFD_USER_MODE_ONLY: c_int = 1;
 /// What userfaultfd is called with, by ourselves and in a process that is watched.
 pub const UFFD_FLAGS: c_int = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
@@ -124,8 +125,9 @@ pub fn scan(
             category_anyof_mask: filter.any,
             return_mask: filter.told,
         };
-        // SAFETY: the argument has the layout and size that this request wants, and names an array of that length,
-        // which outlives the call. An older kernel refuses the request and touches nothing.
+        // SAFETY: the argument has the layout and size that this request wants, and names an array
+        // of that length, which outlives the call. An older kernel refuses the request and touches
+        // nothing.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut argument) };
         match usize::try_from(count) {
             Ok(count) => found[..count.min(found.len())]
@@ -156,7 +158,8 @@ impl Userfault {
         Self::ready(own(fd)?)
     }
 
-    /// One that was opened, by whichever process: it protects that one's memory. Asks for asynchronous protection.
+    /// One that was opened, by whichever process: it protects that one's memory. Asks for
+    /// asynchronous protection.
     pub fn ready(fd: OwnedFd) -> io::Result<Self> {
         let mut api = Api {
             api: UFFD_API,
@@ -176,8 +179,8 @@ impl Userfault {
             mode: REGISTER_WP,
             ioctls: 0,
         };
-        // SAFETY: the argument has the layout that this request wants. Protection is asynchronous, so no access of the
-        // watched process ever waits for us.
+        // SAFETY: the argument has the layout that this request wants. Protection is asynchronous,
+        // so no access of the watched process ever waits for us.
         let done = unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_REGISTER as _, &mut register) };
         check(done.into()).map(drop)
     }
@@ -247,7 +250,8 @@ pub enum Go {
     Free,
 }
 
-/// Begins to trace a thread, which goes on. `past_seccomp`: its filter of system calls does not apply while it is traced.
+/// Begins to trace a thread, which goes on. `past_seccomp`: its filter of system calls does not
+/// apply while it is traced.
 pub fn seize(tid: pid_t, past_seccomp: bool) -> io::Result<()> {
     let mut options = libc::PTRACE_O_TRACESYSGOOD;
     if past_seccomp {
@@ -357,8 +361,9 @@ pub fn send(pid: pid_t, signal: c_int) {
 }
 
 fn ptrace(request: c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the callers above are all there are: each passes what its request wants, and buffers that outlive the
-    // call and are as long as they say. What happens in the traced process is up to those callers.
+    // SAFETY: the callers above are all there are: each passes what its request wants, and buffers
+    // that outlive the call and are as long as they say. What happens in the traced process is up
+    // to those callers.
     let done = unsafe { libc::ptrace(request as _, tid, address, data) };
     check(done).map(drop)
 }
@@ -389,8 +394,8 @@ impl Trial {
             _ => return Err(io::Error::last_os_error()),
         };
         let trial = Self { start, page, pages };
-        // SAFETY: the mapping is ours. With huge pages the costs would be others; where there are none this fails, and
-        // that is as good.
+        // SAFETY: the mapping is ours. With huge pages the costs would be others; where there are
+        // none this fails, and that is as good.
         let _ =
             unsafe { libc::madvise(start.as_ptr().cast(), trial.bytes(), libc::MADV_NOHUGEPAGE) };
         for page in 0..pages {
@@ -414,8 +419,8 @@ impl Trial {
         self.pages
     }
 
-    /// Nanoseconds that a write takes longer when `protect` was called before: the least of several rounds, because
-    /// other programs run as well.
+    /// Nanoseconds that a write takes longer when `protect` was called before: the least of several
+    /// rounds, because other programs run as well.
     pub fn price<E>(&self, mut protect: impl FnMut() -> Result<(), E>) -> Result<u64, E> {
         let write = || {
             let clock = Instant::now();

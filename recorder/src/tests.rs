@@ -1,7 +1,7 @@
 //! Processes with known patterns of writes, in lock step with the recorder.
 //!
-//! The process is this test program again, running one test that does as it is told: a line on its input is an order, a
-//! line on its output says that it is done.
+//! The process is this test program again, running one test that does as it is told: a line on its
+//! input is an order, a line on its output says that it is done.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -30,7 +30,8 @@ impl Memory {
     fn map(at: *mut u8, pages: usize, flags: i32, fd: i32) -> Self {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let bytes = pages * page_size() as usize;
-        // SAFETY: a new mapping, or one in the place of an old one to which there are no references.
+        // SAFETY: a new mapping, or one in the place of an old one to which there are no
+        // references.
         let start = unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) };
         assert_ne!(
             start,
@@ -77,7 +78,8 @@ impl Memory {
     }
 }
 
-// SAFETY: the threads that share it only do volatile accesses, and the test does not look at the values.
+// SAFETY: the threads that share it only do volatile accesses, and the test does not look at the
+// values.
 unsafe impl Sync for Memory {}
 
 static ALARMS: AtomicU64 = AtomicU64::new(0);
@@ -90,8 +92,8 @@ extern "C" fn count_alarm(_: i32) {
 #[test]
 #[ignore = "is what the other tests record"]
 fn subject() {
-    // The harness has threads. A child has this one alone, which is the one that is made to do system calls.
-    // SAFETY: no other thread of ours holds a lock: the harness waits for this test.
+    // The harness has threads. A child has this one alone, which is the one that is made to do
+    // system calls. SAFETY: no other thread of ours holds a lock: the harness waits for this test.
     match unsafe { libc::fork() } {
         0 => {
             obey();
@@ -296,7 +298,8 @@ fn register_with_io_uring(memory: &Memory) -> bool {
         iov_base: memory.start.cast(),
         iov_len: memory.bytes(),
     };
-    // SAFETY: parameters of the size that the kernel wants, one buffer of our own. The ring is never closed.
+    // SAFETY: parameters of the size that the kernel wants, one buffer of our own. The ring is
+    // never closed.
     unsafe {
         let ring = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr());
         ring >= 0
@@ -494,7 +497,8 @@ fn every(first: u64, pages: u64, step: u64) -> Vec<u64> {
     (first..pages).step_by(step as usize).collect()
 }
 
-/// Whether two lists of pages are the same; if not, the first difference is told, and not the lists.
+/// Whether two lists of pages are the same; if not, the first difference is told, and not the
+/// lists.
 #[track_caller]
 fn same(found: Vec<u64>, expected: impl AsRef<[u64]>) {
     let expected = expected.as_ref();
@@ -807,7 +811,8 @@ fn a_recording_has_every_page_of_a_known_pattern() {
                 assert_eq!(times[page], 0, "page {page}");
             }
         }
-        // A store whose fault is over and that is not done itself, at the time of a harvest, has another fault.
+        // A store whose fault is over and that is not done itself, at the time of a harvest, has
+        // another fault.
         let harvests = recording.summary().intervals;
         assert!(again <= harvests, "{again} of {harvests}");
     });

@@ -2,17 +2,19 @@
 //!
 //! # It goes on
 //!
-//! A thread is traced only while a [`Tracee`] lives, and dropping that lets it go. If the recorder dies, the kernel lets it
-//! go: it was seized, not stopped by a signal. The one time at which a death of the recorder (by a signal that cannot
-//! be caught) harms the program is between the first change of a register and the last, some ten microseconds.
+//! A thread is traced only while a [`Tracee`] lives, and dropping that lets it go. If the recorder
+//! dies, the kernel lets it go: it was seized, not stopped by a signal. The one time at which a
+//! death of the recorder (by a signal that cannot be caught) harms the program is between the first
+//! change of a register and the last, some ten microseconds.
 //!
 //! # It does not notice
 //!
-//! The system call is made by an instruction that is in the process already, so no code of it is changed. All signals
-//! are blocked meanwhile. A system call that was interrupted is restarted by the kernel, which decides that when a thread leaves
-//! a stop that was asked for, by its registers. After a stop at the end of a system call it need not decide anything. So
-//! registers are given back in a second stop of the first kind. A restartable sequence that it
-//! was in is noted again, so that the kernel aborts it as it does after any preemption.
+//! The system call is made by an instruction that is in the process already, so no code of it is
+//! changed. All signals are blocked meanwhile. A system call that was interrupted is restarted by
+//! the kernel, which decides that when a thread leaves a stop that was asked for, by its registers.
+//! After a stop at the end of a system call it need not decide anything. So registers are given
+//! back in a second stop of the first kind. A restartable sequence that it was in is noted again,
+//! so that the kernel aborts it as it does after any preemption.
 
 use std::fs::File;
 use std::io;
@@ -67,7 +69,8 @@ pub struct Tracee {
 }
 
 impl Tracee {
-    /// Stops a thread. `past_seccomp`: its filter of system calls does not apply while it is traced.
+    /// Stops a thread. `past_seccomp`: its filter of system calls does not apply while it is
+    /// traced.
     pub fn stop(tid: pid_t, past_seccomp: bool) -> Result<Self, TraceError> {
         sys::seize(tid, past_seccomp).map_err(kernel("ptrace"))?;
         let tracee = Self {
@@ -220,7 +223,8 @@ pub fn gate(
         return Err(TraceError::Processor);
     }
     for (start, end) in executable {
-        // The first MiB of each will do: the vDSO has two pages, and the C library has hundreds of them.
+        // The first MiB of each will do: the vDSO has two pages, and the C library has hundreds of
+        // them.
         let mut code = vec![0; (end - start).min(1 << 20) as usize];
         if memory.read_exact_at(&mut code, start).is_err() {
             continue;

@@ -1,12 +1,12 @@
-//! arm64 stage 1: the VMSAv8-64 descriptors of the EL1&0 regime and of EL2; and what stage 2 has in common with them, the
-//! [`Layout`].
+//! arm64 stage 1: the VMSAv8-64 descriptors of the EL1&0 regime and of EL2; and what stage 2 has in
+//! common with them, the [`Layout`].
 //!
 //! # Which kind of descriptor (DDI 0487 D8.3.1)
 //!
-//! Bit 0 clear: invalid, the other bits belong to software. Bits 1:0 = 11: a table descriptor above level 3, a page
-//! descriptor at level 3. Bits 1:0 = 01: a block descriptor where blocks exist, reserved elsewhere. Blocks exist at
-//! level 2; at level 1 with 4 KiB, and with 16 KiB or 64 KiB when addresses are wide; at level 0 with 4 KiB when
-//! addresses are wide.
+//! Bit 0 clear: invalid, the other bits belong to software. Bits 1:0 = 11: a table descriptor above
+//! level 3, a page descriptor at level 3. Bits 1:0 = 01: a block descriptor where blocks exist,
+//! reserved elsewhere. Blocks exist at level 2; at level 1 with 4 KiB, and with 16 KiB or 64 KiB
+//! when addresses are wide; at level 0 with 4 KiB when addresses are wide.
 //!
 //! # The address (D8.3.1)
 //!
@@ -16,8 +16,8 @@
 //! * at bit 49 with LPA2, and bits 51:50 of the address stand in bits 9:8;
 //! * at bit 47 with LPA (64 KiB), and bits 51:48 of the address stand in bits 15:12.
 //!
-//! Whatever lies in bits 49:12 and is no address is RES0, save nT, bit 16 of a block. So is bit 50 of a table
-//! descriptor; in a leaf it is GP.
+//! Whatever lies in bits 49:12 and is no address is RES0, save nT, bit 16 of a block. So is bit 50
+//! of a table descriptor; in a leaf it is GP.
 //!
 //! # The rest of a leaf (D8.3.1, D8.6, D8.7)
 //!
@@ -40,25 +40,26 @@
 //!
 //! # Permissions (D8.4.1)
 //!
-//! AP\[2\] takes writing away from both exception levels, AP\[1\] gives EL0 what EL1 has. Execution is a right of its
-//! own: UXN clear lets EL0 execute a page that it cannot read. One rule crosses the two: **a page that EL0 can write
-//! is never executable at EL1**, PXN or not.
+//! AP\[2\] takes writing away from both exception levels, AP\[1\] gives EL0 what EL1 has. Execution
+//! is a right of its own: UXN clear lets EL0 execute a page that it cannot read. One rule crosses
+//! the two: **a page that EL0 can write is never executable at EL1**, PXN or not.
 //!
-//! A table descriptor restricts all under it: PXNTable (59), UXNTable (60), APTable\[0\] (61: EL0 neither reads nor
-//! writes), APTable\[1\] (62: no EL writes). Restrictions unite on the way down, and the rule about pages that EL0
-//! can write looks at the outcome. Bits 58:51 and 11:2 of a table descriptor are ignored (9:8 are address with LPA2),
-//! bit 63 is NSTable.
+//! A table descriptor restricts all under it: PXNTable (59), UXNTable (60), APTable\[0\] (61: EL0
+//! neither reads nor writes), APTable\[1\] (62: no EL writes). Restrictions unite on the way down,
+//! and the rule about pages that EL0 can write looks at the outcome. Bits 58:51 and 11:2 of a table
+//! descriptor are ignored (9:8 are address with LPA2), bit 63 is NSTable.
 //!
 //! # EL2 with `HCR_EL2.E2H` clear (D8.4.1, D8.3.1)
 //!
-//! One exception level and one range of addresses, whose translations belong to no ASID. AP\[2\] takes writing away, XN
-//! (54) execution. AP\[1\] is RES1; nG (11) and bit 53 are RES0, and in tables PXNTable (59) and APTable\[0\] (61).
-//! XNTable (60) and APTable\[1\] (62) restrict as above.
+//! One exception level and one range of addresses, whose translations belong to no ASID. AP\[2\]
+//! takes writing away, XN (54) execution. AP\[1\] is RES1; nG (11) and bit 53 are RES0, and in
+//! tables PXNTable (59) and APTable\[0\] (61). XNTable (60) and APTable\[1\] (62) restrict as
+//! above.
 //!
 //! # Contiguous runs (D8.7.1)
 //!
-//! The Contiguous bit says that an aligned run of entries maps one aligned piece of memory with equal attributes, so
-//! that one TLB entry may stand for all. A run is
+//! The Contiguous bit says that an aligned run of entries maps one aligned piece of memory with
+//! equal attributes, so that one TLB entry may stand for all. A run is
 //!
 //! | granule | level 1 | level 2 | level 3 |
 //! |---|---|---|---|
@@ -66,8 +67,9 @@
 //! | 16 KiB | - | 32 × 32 MiB | 128 × 16 KiB |
 //! | 64 KiB | - | 32 × 512 MiB | 32 × 64 KiB |
 //!
-//! and the bit is RES0 in the larger blocks that wide addresses add, and where the run were larger than the input space. The members may differ in AF, in AP\[2\] while
-//! DBM is set (hardware records accesses and writes one entry at a time), and in the bits that hardware ignores.
+//! and the bit is RES0 in the larger blocks that wide addresses add, and where the run were larger
+//! than the input space. The members may differ in AF, in AP\[2\] while DBM is set (hardware
+//! records accesses and writes one entry at a time), and in the bits that hardware ignores.
 
 use crate::regime::Shape;
 use crate::walk::Format;
@@ -99,7 +101,8 @@ const fn bits(from: u32, to: u32) -> u64 {
     (1 << to) - (1 << from)
 }
 
-/// The members of a contiguous run at `depth`, 1 where the Contiguous bit is RES0, if the input space is large enough.
+/// The members of a contiguous run at `depth`, 1 where the Contiguous bit is RES0, if the input
+/// space is large enough.
 const fn run_entries(granule: Granule, depth: u32) -> usize {
     match (granule, depth) {
         (Granule::K4, 0..=2) => 16,
@@ -217,8 +220,8 @@ impl Layout {
         Ok(self.address(descriptor, low))
     }
 
-    /// The extent of a leaf, unless one of the bits that stand for nothing, or of `res0`, is set. `run` is the length of a
-    /// contiguous run.
+    /// The extent of a leaf, unless one of the bits that stand for nothing, or of `res0`, is set.
+    /// `run` is the length of a contiguous run.
     #[inline(always)]
     pub(crate) fn extent(
         &self,
@@ -418,7 +421,8 @@ impl Format for Stage1 {
         }
     }
 
-    /// All bits above the input address are equal: TTBR0 translates the zeros, TTBR1 the ones. EL2 has no TTBR1.
+    /// All bits above the input address are equal: TTBR0 translates the zeros, TTBR1 the ones. EL2
+    /// has no TTBR1.
     fn canonical(&self, va: u64) -> bool {
         match (va as i64) >> self.shape.input_bits {
             0 => true,
@@ -449,7 +453,8 @@ impl Format for Stage1 {
 }
 
 impl Layout {
-    /// Checks the entry `index` against the one before it, where a contiguous run has `run` members.
+    /// Checks the entry `index` against the one before it, where a contiguous run has `run`
+    /// members.
     #[inline(always)]
     pub(crate) fn check_run(
         &self,
@@ -496,7 +501,8 @@ impl Layout {
         } else {
             0
         };
-        // The address is right already, so that the bits above bit 47, wherever they stand, are equal.
+        // The address is right already, so that the bits above bit 47, wherever they stand, are
+        // equal.
         let may_differ = bits(shift, 48) | AF | SOFTWARE | IGNORED | dirty_state;
         if (previous ^ member) & !may_differ != 0 {
             return Err("a member differs in its attributes from the one before it");

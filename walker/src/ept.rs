@@ -2,9 +2,9 @@
 //!
 //! # Which kind of entry (SDM vol. 3C 29.3.2)
 //!
-//! Bits 2:0 clear, and with mode-based execute control bit 10 too: not present. At level 1 every present entry maps
-//! 4 KiB, and bit 7 is ignored. At levels 2 and 3 bit 7 set maps 2 MiB or 1 GiB, clear points to a table. At levels 4 and
-//! 5 bit 7 is reserved.
+//! Bits 2:0 clear, and with mode-based execute control bit 10 too: not present. At level 1 every
+//! present entry maps 4 KiB, and bit 7 is ignored. At levels 2 and 3 bit 7 set maps 2 MiB or 1 GiB,
+//! clear points to a table. At levels 4 and 5 bit 7 is reserved.
 //!
 //! # The fields (SDM vol. 3C 29.3.2)
 //!
@@ -25,9 +25,9 @@
 //!
 //! # Permissions and misconfigurations
 //!
-//! What a page permits is what every level grants (29.3.2). A present entry is misconfigured, and ends the walk whatever
-//! the access (29.3.3.1), when it can be written and not read, when a reserved bit is set, and when a leaf's memory type
-//! is 2, 3 or 7.
+//! What a page permits is what every level grants (29.3.2). A present entry is misconfigured, and
+//! ends the walk whatever the access (29.3.3.1), when it can be written and not read, when a
+//! reserved bit is set, and when a leaf's memory type is 2, 3 or 7.
 
 use crate::regime::Shape;
 use crate::walk::Format;

@@ -5,14 +5,15 @@ use core::fmt;
 /// One descriptor that maps memory: an arm64 page or block, a page of x86-64, EPT or nested paging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// The first address that this descriptor translates: a virtual one, in stage 2 one that the guest takes for physical.
+    /// The first address that this descriptor translates: a virtual one, in stage 2 one that the
+    /// guest takes for physical.
     pub va: u64,
     /// The physical address to which [`va`](Self::va) translates.
     pub pa: u64,
     /// The bytes that this descriptor translates.
     pub size: u64,
-    /// The level of the table that holds it, by the architecture's own number: arm64 0 to 3 (3 holds pages), otherwise
-    /// 3 to 1 (1 holds 4 KiB pages).
+    /// The level of the table that holds it, by the architecture's own number: arm64 0 to 3 (3
+    /// holds pages), otherwise 3 to 1 (1 holds 4 KiB pages).
     pub level: i8,
     /// The arm64 Contiguous bit; false elsewhere.
     pub contiguous: bool,
@@ -21,23 +22,25 @@ pub struct Leaf {
     pub run_size: u64,
     /// What may be done here, with the restrictions of all tables on the way applied.
     pub access: Access,
-    /// The translation belongs to every address space: arm64 nG clear, x86-64 G set; never in stage 2.
+    /// The translation belongs to every address space: arm64 nG clear, x86-64 G set; never in
+    /// stage 2.
     pub global: bool,
-    /// The index of the memory type: arm64 AttrIndx, into MAIR_EL1; x86-64 and nested paging PAT, PCD and PWT, into
-    /// IA32_PAT. 0 to 7. Or the type itself: MemAttr of arm64 stage 2, 0 to 15; bits 5:3 of EPT.
+    /// The index of the memory type: arm64 AttrIndx, into MAIR_EL1; x86-64 and nested paging PAT,
+    /// PCD and PWT, into IA32_PAT. 0 to 7. Or the type itself: MemAttr of arm64 stage 2, 0 to 15;
+    /// bits 5:3 of EPT.
     pub memory: u8,
-    /// The arm64 SH field: 0 non-shareable, 2 outer, 3 inner shareable. `None` where the descriptor has no such field,
-    /// with LPA2 and off arm64.
+    /// The arm64 SH field: 0 non-shareable, 2 outer, 3 inner shareable. `None` where the descriptor
+    /// has no such field, with LPA2 and off arm64.
     pub shareability: Option<u8>,
     /// The access flag (arm64 AF) or accessed bit (A).
     pub accessed: bool,
     /// The bits that record writes.
     pub dirty: DirtyState,
-    /// The bits left to software, moved together: arm64 bits 58:55 as 3:0; x86-64 and nested paging bits 11:9 as 2:0 and
-    /// 58:52 as 9:3; EPT bit 11 as 0 and 56:52 as 5:1.
+    /// The bits left to software, moved together: arm64 bits 58:55 as 3:0; x86-64 and nested paging
+    /// bits 11:9 as 2:0 and 58:52 as 9:3; EPT bit 11 as 0 and 56:52 as 5:1.
     pub software: u16,
-    /// Bits 62:59 as they stand: the x86-64 protection key, the arm64 page-based hardware attributes, supervisor shadow
-    /// stacks and sub-page permissions of EPT. 0 to 15.
+    /// Bits 62:59 as they stand: the x86-64 protection key, the arm64 page-based hardware
+    /// attributes, supervisor shadow stacks and sub-page permissions of EPT. 0 to 15.
     pub key: u8,
     /// The descriptor itself.
     pub raw: u64,
@@ -95,12 +98,13 @@ impl fmt::Display for Permissions {
 /// How a leaf records that its memory was written, as the architecture defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirtyState {
-    /// arm64 (DDI 0487 D8.5). With hardware management, `dbm` marks a page whose writes are to be recorded: it is clean
-    /// while `read_only` is set, and the first write clears `read_only`.
+    /// arm64 (DDI 0487 D8.5). With hardware management, `dbm` marks a page whose writes are to be
+    /// recorded: it is clean while `read_only` is set, and the first write clears `read_only`.
     Arm64 {
         /// The Dirty Bit Modifier, bit 51.
         dbm: bool,
-        /// AP\[2\], bit 7, of the descriptor alone; in stage 2 the same bit is S2AP\[1\], and means the opposite.
+        /// AP\[2\], bit 7, of the descriptor alone; in stage 2 the same bit is S2AP\[1\], and means
+        /// the opposite.
         read_only: bool,
     },
     /// x86-64 and nested paging (SDM vol. 3A 5.8), EPT (SDM vol. 3C 29.3.5).
@@ -131,7 +135,8 @@ pub enum Fault {
     NonCanonical,
     /// The descriptor is valid, and the architecture reserves this form of it.
     Reserved(Malformed),
-    /// A run of contiguous entries promises the TLB more than its members hold; this is the member at which it breaks.
+    /// A run of contiguous entries promises the TLB more than its members hold; this is the member
+    /// at which it breaks.
     BrokenRun(Malformed),
 }
 

@@ -1,9 +1,11 @@
-//! The judge: a page-table walker and descriptor decoder written from the architecture manuals alone.
+//! The judge: a page-table walker and descriptor decoder written from the architecture manuals
+//! alone.
 //!
-//! Code that builds page tables cannot be its own witness: a shift that is wrong in the encoder is wrong in the
-//! decoder beside it, and the two agree. This crate does what the memory management unit does. It reads 8-byte
-//! descriptors out of memory, follows them by the rules of the manual, and says what they mean or why they mean
-//! nothing. It shares no code with any builder of tables, depends on nothing, allocates nothing and has no `unsafe`.
+//! Code that builds page tables cannot be its own witness: a shift that is wrong in the encoder is
+//! wrong in the decoder beside it, and the two agree. This crate does what the memory management
+//! unit does. It reads 8-byte descriptors out of memory, follows them by the rules of the manual,
+//! and says what they mean or why they mean nothing. It shares no code with any builder of tables,
+//! depends on nothing, allocates nothing and has no `unsafe`.
 //!
 //! # What it decodes
 //!
@@ -29,33 +31,39 @@
 //! # What it reports
 //!
 //! * [`translate`] follows one virtual address, as an access does.
-//! * [`leaves`] visits every leaf of one half of the address space in address order, and checks on the way that every
-//!   run of contiguous entries keeps the promise which the hint makes to the TLB.
-//! * [`tables`] visits every table reachable from a root, for counting them and for finding one reachable twice.
-//! * [`Walk`] is a walk that stops in front of every descriptor, [`decode`] the meaning of one descriptor by itself,
-//!   [`with_access_flag`] and [`with_dirty`] what a processor writes back: the parts of which a model of a memory
-//!   management unit is made.
+//! * [`leaves`] visits every leaf of one half of the address space in address order, and checks on
+//!   the way that every run of contiguous entries keeps the promise which the hint makes to the
+//!   TLB.
+//! * [`tables`] visits every table reachable from a root, for counting them and for finding one
+//!   reachable twice.
+//! * [`Walk`] is a walk that stops in front of every descriptor, [`decode`] the meaning of one
+//!   descriptor by itself, [`with_access_flag`] and [`with_dirty`] what a processor writes back:
+//!   the parts of which a model of a memory management unit is made.
 //!
-//! A [`Leaf`] carries the final permissions, that is, with the restrictions of all tables on the way applied. A
-//! descriptor that the architecture reserves is a [`Fault::Reserved`], even where processors ignore the bit today:
-//! a bit which must be zero and is not is a mistake of the code that wrote it.
+//! A [`Leaf`] carries the final permissions, that is, with the restrictions of all tables on the
+//! way applied. A descriptor that the architecture reserves is a [`Fault::Reserved`], even where
+//! processors ignore the bit today: a bit which must be zero and is not is a mistake of the code
+//! that wrote it.
 //!
-//! Which bit means what, and where the manuals say so, stands at the head of the decoders, `arm64.rs`, `stage2.rs`,
-//! `x86_64.rs`, `ept.rs` and `npt.rs`. "DDI 0487" is the Arm Architecture Reference Manual for A-profile (section numbers of issue K),
-//! "SDM" the Intel 64 and IA-32 Architectures Software Developer's Manual (numbers since December 2023, when paging
-//! became chapter 5 of volume 3A), "APM" the AMD64 Architecture Programmer's Manual.
+//! Which bit means what, and where the manuals say so, stands at the head of the decoders,
+//! `arm64.rs`, `stage2.rs`, `x86_64.rs`, `ept.rs` and `npt.rs`. "DDI 0487" is the Arm Architecture
+//! Reference Manual for A-profile (section numbers of issue K), "SDM" the Intel 64 and IA-32
+//! Architectures Software Developer's Manual (numbers since December 2023, when paging became
+//! chapter 5 of volume 3A), "APM" the AMD64 Architecture Programmer's Manual.
 //!
 //! # The machine that is assumed
 //!
-//! Controls outside the tables stand as follows; a caller that models them otherwise starts from [`Leaf::raw`].
+//! Controls outside the tables stand as follows; a caller that models them otherwise starts from
+//! [`Leaf::raw`].
 //!
-//! * arm64: no tagged addresses (TBI), no PAN, no WXN, hierarchical permissions on (HPD clear), hardware management of
-//!   the access flag and dirty state off (how to have it on: [`with_dirty`]), no permission indirection or overlays
-//!   (PIE, POE).
-//! * x86-64: CR0.WP, EFER.NXE, CR4.PGE set; SMEP, SMAP, protection keys, LAM, CET off; MAXPHYADDR is 52, the
-//!   architecture's limit, so that no bit of an address field is reserved.
+//! * arm64: no tagged addresses (TBI), no PAN, no WXN, hierarchical permissions on (HPD clear),
+//!   hardware management of the access flag and dirty state off (how to have it on:
+//!   [`with_dirty`]), no permission indirection or overlays (PIE, POE).
+//! * x86-64: CR0.WP, EFER.NXE, CR4.PGE set; SMEP, SMAP, protection keys, LAM, CET off; MAXPHYADDR
+//!   is 52, the architecture's limit, so that no bit of an address field is reserved.
 //! * arm64 stage 2: FEAT_XNX, no FEAT_MTE_PERM, no Realm; otherwise as stage 1.
-//! * EPT: execute-only memory is supported, guest-paging verification and sub-page permissions are off.
+//! * EPT: execute-only memory is supported, guest-paging verification and sub-page permissions are
+//!   off.
 //! * Nested paging: as x86-64, no guest-mode execute trap.
 //!
 //! # Example
@@ -153,8 +161,8 @@ use core::ops::ControlFlow;
 ///
 /// Implemented for every closure `FnMut(u64, usize) -> u64`.
 pub trait ReadTable {
-    /// The 8-byte descriptor number `index` of the table at physical address `table`, in the byte order of the
-    /// processor.
+    /// The 8-byte descriptor number `index` of the table at physical address `table`, in the byte
+    /// order of the processor.
     fn read(&mut self, table: u64, index: usize) -> u64;
 }
 
@@ -167,9 +175,10 @@ impl<F: FnMut(u64, usize) -> u64> ReadTable for F {
 
 /// Translates `va` through the tables under `root`, the physical address of the first table.
 ///
-/// On arm64 `va` may lie in either half: `root` is taken for the root of its half, TTBR0 or TTBR1. Runs of contiguous
-/// entries are not checked, because an access reads one entry of them; [`leaves`] checks them. A clear access flag is
-/// no fault here: it is reported in [`Leaf::accessed`].
+/// On arm64 `va` may lie in either half: `root` is taken for the root of its half, TTBR0 or TTBR1.
+/// Runs of contiguous entries are not checked, because an access reads one entry of them;
+/// [`leaves`] checks them. A clear access flag is no fault here: it is reported in
+/// [`Leaf::accessed`].
 ///
 /// # Errors
 ///
@@ -189,9 +198,10 @@ pub fn translate(
 
 /// Visits every leaf under `root` that translates an address of `half`, in address order.
 ///
-/// `root` is the physical address of the first table: on arm64 the root of that half; on x86-64 the root of both
-/// halves, of which `half` selects the lower or upper 256 entries; in stage 2 and at EL2 all is the lower half. The visit ends early, with `Ok`, when `visit`
-/// breaks. The run of contiguous entries around a leaf is checked entry by entry, so that up to the whole run but its
+/// `root` is the physical address of the first table: on arm64 the root of that half; on x86-64 the
+/// root of both halves, of which `half` selects the lower or upper 256 entries; in stage 2 and at
+/// EL2 all is the lower half. The visit ends early, with `Ok`, when `visit` breaks. The run of
+/// contiguous entries around a leaf is checked entry by entry, so that up to the whole run but its
 /// last entry may have been visited when the fault is found.
 ///
 /// ```
@@ -216,7 +226,8 @@ pub fn translate(
 ///
 /// # Errors
 ///
-/// [`Fault::Reserved`] or [`Fault::BrokenRun`], the first in address order. An entry that maps nothing is no fault.
+/// [`Fault::Reserved`] or [`Fault::BrokenRun`], the first in address order. An entry that maps
+/// nothing is no fault.
 ///
 /// # Panics
 ///
@@ -233,9 +244,10 @@ pub fn leaves(
 
 /// Visits every table reachable from `root`, the root first and each table before those under it.
 ///
-/// A table reachable along two paths is visited twice. Tables of the last level hold no pointers and are not read. The
-/// visit ends early, with `Ok`, when `visit` breaks; a visitor that looks for cycles needs this, because a table that
-/// points to itself is followed down to the last level along every path.
+/// A table reachable along two paths is visited twice. Tables of the last level hold no pointers
+/// and are not read. The visit ends early, with `Ok`, when `visit` breaks; a visitor that looks for
+/// cycles needs this, because a table that points to itself is followed down to the last level
+/// along every path.
 ///
 /// # Errors
 ///

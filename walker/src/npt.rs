@@ -1,10 +1,10 @@
 //! AMD nested paging: the entries of [x86-64](crate::x86_64), read for a guest.
 //!
-//! Every access of a guest, of its kernel too and of its table walks, is one of a user to the nested tables (APM vol. 2
-//! 15.25.5), so that U/S has to be set at all levels, and R/W and XD bind both alike. A walk writes the tables of the
-//! guest that it comes to, whether it sets flags in them or not. G has no meaning, nor have protection keys; PAT, PCD and PWT
-//! index the host's PAT (15.25.8).
-//! An address is not signed: those of 4 levels have 48 bits, all of which select.
+//! Every access of a guest, of its kernel too and of its table walks, is one of a user to the
+//! nested tables (APM vol. 2 15.25.5), so that U/S has to be set at all levels, and R/W and XD bind
+//! both alike. A walk writes the tables of the guest that it comes to, whether it sets flags in
+//! them or not. G has no meaning, nor have protection keys; PAT, PCD and PWT index the host's PAT
+//! (15.25.8). An address is not signed: those of 4 levels have 48 bits, all of which select.
 
 use crate::regime::Shape;
 use crate::walk::Format;

@@ -1,12 +1,14 @@
 //! The shape of a tree of tables: how an address splits into indices and an offset.
 //!
-//! All regimes split an address in one way. A table of a full level fills one page of 8-byte descriptors, hence
-//! resolves `page_shift - 3` bits; the levels stack up from the page offset; the first table resolves what is left of
-//! the input address and may be shorter, or in arm64 stage 2 longer. (DDI 0487 D8.2 for arm64, SDM vol. 3A 5.5.4 for
-//! x86-64 and vol. 3C 29.3.2 for EPT, APM vol. 2 15.25 for nested paging.)
+//! All regimes split an address in one way. A table of a full level fills one page of 8-byte
+//! descriptors, hence resolves `page_shift - 3` bits; the levels stack up from the page offset; the
+//! first table resolves what is left of the input address and may be shorter, or in arm64 stage 2
+//! longer. (DDI 0487 D8.2 for arm64, SDM vol. 3A 5.5.4 for x86-64 and vol. 3C 29.3.2 for EPT, APM
+//! vol. 2 15.25 for nested paging.)
 //!
-//! The architectures count levels in opposite directions: arm64 up to 3, x86-64 down to 1, at the table of the smallest
-//! pages. Inside this crate a level is therefore known by its `depth`, the number of levels below it.
+//! The architectures count levels in opposite directions: arm64 up to 3, x86-64 down to 1, at the
+//! table of the smallest pages. Inside this crate a level is therefore known by its `depth`, the
+//! number of levels below it.
 
 /// The arm64 translation granule: the size of a page and of a full table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +32,8 @@ impl Granule {
     }
 }
 
-/// One half of a virtual address space: the addresses that start with zeros or those that start with ones.
+/// One half of a virtual address space: the addresses that start with zeros or those that start
+/// with ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Half {
     /// From address 0 upwards: arm64 TTBR0, x86-64 the first half of the root.
@@ -46,28 +49,30 @@ pub enum Regime {
     Arm64Stage1 {
         /// The translation granule.
         granule: Granule,
-        /// Addresses of 52 bits, virtual and physical, instead of 48: with FEAT_LPA2 (TCR_EL1.DS set) for 4 KiB and
-        /// 16 KiB, with FEAT_LVA and FEAT_LPA for 64 KiB.
+        /// Addresses of 52 bits, virtual and physical, instead of 48: with FEAT_LPA2 (TCR_EL1.DS
+        /// set) for 4 KiB and 16 KiB, with FEAT_LVA and FEAT_LPA for 64 KiB.
         wide: bool,
     },
-    /// The same with virtual addresses of another size. It starts at the lowest level at which one table resolves what is left.
+    /// The same with virtual addresses of another size. It starts at the lowest level at which one
+    /// table resolves what is left.
     Arm64Stage1Sized {
         /// The translation granule.
         granule: Granule,
-        /// The size of a virtual address: 25 to 48 bits, to 52 if `wide` (64 less TCR_EL1.T0SZ or T1SZ).
+        /// The size of a virtual address: 25 to 48 bits, to 52 if `wide` (64 less TCR_EL1.T0SZ or
+        /// T1SZ).
         input_bits: u8,
         /// Physical addresses of 52 bits instead of 48, as above.
         wide: bool,
     },
-    /// Stage 1 of EL2 with HCR_EL2.E2H clear: one exception level, one range of addresses, no ASIDs. With E2H set the
-    /// regime is EL2&0, and its descriptors are those of EL1&0.
+    /// Stage 1 of EL2 with HCR_EL2.E2H clear: one exception level, one range of addresses, no
+    /// ASIDs. With E2H set the regime is EL2&0, and its descriptors are those of EL1&0.
     Arm64El2 {
         /// The translation granule.
         granule: Granule,
         /// The size of a virtual address: 25 to 48 bits, to 52 if `wide` (64 less TCR_EL2.T0SZ).
         input_bits: u8,
-        /// Physical addresses of 52 bits instead of 48: with FEAT_LPA2 (TCR_EL2.DS set) for 4 KiB and 16 KiB, with
-        /// FEAT_LPA for 64 KiB.
+        /// Physical addresses of 52 bits instead of 48: with FEAT_LPA2 (TCR_EL2.DS set) for 4 KiB
+        /// and 16 KiB, with FEAT_LPA for 64 KiB.
         wide: bool,
     },
     /// x86-64 paging in long mode.
@@ -75,15 +80,16 @@ pub enum Regime {
         /// 4, or 5 (CR4.LA57 set).
         levels: u8,
     },
-    /// Stage 2 of the arm64 EL1&0 regime (VMSAv8-64): from intermediate physical addresses to physical ones. It starts at
-    /// the lowest level at which 16 tables beside each other resolve what is left, and at level 2 at the latest.
+    /// Stage 2 of the arm64 EL1&0 regime (VMSAv8-64): from intermediate physical addresses to
+    /// physical ones. It starts at the lowest level at which 16 tables beside each other resolve
+    /// what is left, and at level 2 at the latest.
     Arm64Stage2 {
         /// The translation granule.
         granule: Granule,
         /// The size of an intermediate physical address: 32 to 48 bits, to 52 if `wide`.
         input_bits: u8,
-        /// Physical addresses of 52 bits instead of 48: with FEAT_LPA2 (VTCR_EL2.DS set) for 4 KiB and 16 KiB, with
-        /// FEAT_LPA for 64 KiB.
+        /// Physical addresses of 52 bits instead of 48: with FEAT_LPA2 (VTCR_EL2.DS set) for 4 KiB
+        /// and 16 KiB, with FEAT_LPA for 64 KiB.
         wide: bool,
         /// FEAT_S2FWB, HCR_EL2.FWB set: another meaning of memory types.
         forced_write_back: bool,
@@ -108,10 +114,12 @@ impl Regime {
         self.shape().page_shift
     }
 
-    /// The number of low bits of an address that select a translation; the bits above them select the half.
+    /// The number of low bits of an address that select a translation; the bits above them select
+    /// the half.
     ///
-    /// On arm64 each half has all these addresses (25 to 52 bits); on x86-64 the halves share them (48 or 57 bits, the
-    /// highest of which is repeated above). In stage 2 and at EL2 there are no halves, and the bits above are zero.
+    /// On arm64 each half has all these addresses (25 to 52 bits); on x86-64 the halves share them
+    /// (48 or 57 bits, the highest of which is repeated above). In stage 2 and at EL2 there are no
+    /// halves, and the bits above are zero.
     pub const fn input_bits(self) -> u32 {
         self.shape().input_bits
     }
@@ -155,8 +163,8 @@ impl Regime {
         1 << shape.shift(shape.depth(level))
     }
 
-    /// The number of adjacent descriptors of `level` that the Contiguous bit ties together; 1 where there is no such
-    /// bit.
+    /// The number of adjacent descriptors of `level` that the Contiguous bit ties together; 1 where
+    /// there is no such bit.
     ///
     /// # Panics
     ///
@@ -228,8 +236,8 @@ impl Shape {
         }
     }
 
-    /// DDI 0487 D8.2.8 to D8.2.10, the tables of T0SZ and the initial lookup level: the most bits that one first table at
-    /// each level takes. Below 25 bits is FEAT_TTST.
+    /// DDI 0487 D8.2.8 to D8.2.10, the tables of T0SZ and the initial lookup level: the most bits
+    /// that one first table at each level takes. Below 25 bits is FEAT_TTST.
     pub(crate) const fn arm64_sized(granule: Granule, input_bits: u32, wide: bool) -> Self {
         assert!(
             input_bits >= 25 && input_bits <= if wide { 52 } else { 48 },
@@ -248,7 +256,8 @@ impl Shape {
         }
     }
 
-    /// DDI 0487 D8.2, concatenated translation tables: the most bits that 16 first tables at each level take.
+    /// DDI 0487 D8.2, concatenated translation tables: the most bits that 16 first tables at each
+    /// level take.
     pub(crate) const fn arm64_stage2(granule: Granule, input_bits: u32, wide: bool) -> Self {
         assert!(
             input_bits >= 32 && input_bits <= if wide { 52 } else { 48 },
@@ -265,8 +274,8 @@ impl Shape {
         }
     }
 
-    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5. EPT and nested paging split an address alike (SDM vol. 3C
-    /// 29.3.2, APM vol. 2 15.25.3).
+    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5. EPT and nested paging split an
+    /// address alike (SDM vol. 3C 29.3.2, APM vol. 2 15.25.3).
     pub(crate) const fn x86_64(levels: u8) -> Self {
         assert!(
             levels == 4 || levels == 5,

@@ -1,7 +1,7 @@
 //! arm64 stage 2: the VMSAv8-64 descriptors that translate what a guest takes for physical.
 //!
-//! Which kind of descriptor it is, where addresses stand and how long runs are is as in [stage 1](crate::arm64). The
-//! rest of a leaf (DDI 0487 D8.3.1):
+//! Which kind of descriptor it is, where addresses stand and how long runs are is as in [stage
+//! 1](crate::arm64). The rest of a leaf (DDI 0487 D8.3.1):
 //!
 //! | bits | field | section |
 //! |---|---|---|
@@ -20,13 +20,14 @@
 //! | 62:59 | PBHA, or ignored | D8.7 |
 //! | 63 | ignored | D8.3.1 |
 //!
-//! Both exception levels read and write alike. Table descriptors restrict nothing: bits 63:59 are RES0.
+//! Both exception levels read and write alike. Table descriptors restrict nothing: bits 63:59 are
+//! RES0.
 //!
 //! # Memory types (D8.6.5, D8.6.6)
 //!
-//! Without FEAT_S2FWB, MemAttr\[3:2\] = 00 is a device; otherwise it is the outer, MemAttr\[1:0\] the inner cacheability,
-//! for which 00 is reserved. With it, MemAttr\[3\] is RES0; MemAttr\[2\] = 0 is a device; 101 is non-cacheable, 110
-//! write-back, 111 what stage 1 says, 100 reserved.
+//! Without FEAT_S2FWB, MemAttr\[3:2\] = 00 is a device; otherwise it is the outer, MemAttr\[1:0\]
+//! the inner cacheability, for which 00 is reserved. With it, MemAttr\[3\] is RES0; MemAttr\[2\] =
+//! 0 is a device; 101 is non-cacheable, 110 write-back, 111 what stage 1 says, 100 reserved.
 
 use crate::arm64::{AF, DBM, Form, Layout, SOFTWARE, run_in};
 use crate::regime::Shape;

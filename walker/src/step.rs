@@ -1,8 +1,9 @@
 //! The walk, one descriptor at a time.
 //!
-//! [`translate`](crate::translate) reads tables as fast as memory answers. A model of a processor cannot use it: there
-//! each read takes time, others write in between, upper levels come out of a walk cache, and a walk that has to set a
-//! flag starts its last step again. It holds a [`Walk`] and hands it one descriptor after the other.
+//! [`translate`](crate::translate) reads tables as fast as memory answers. A model of a processor
+//! cannot use it: there each read takes time, others write in between, upper levels come out of a
+//! walk cache, and a walk that has to set a flag starts its last step again. It holds a [`Walk`]
+//! and hands it one descriptor after the other.
 
 use crate::regime::Shape;
 use crate::walk::{Format, Position};
@@ -10,9 +11,9 @@ use crate::{Fault, Leaf, Regime};
 
 /// What table descriptors take away from everything under them.
 ///
-/// On arm64 the bits PXNTable, UXNTable and APTable (DDI 0487 D8.4.1), nothing in its stage 2; on x86-64 and in nested
-/// paging a clear R/W, a clear U/S, XD (SDM vol. 3A 5.6.1); the rights that an EPT entry lacks. Meaningful within one
-/// regime.
+/// On arm64 the bits PXNTable, UXNTable and APTable (DDI 0487 D8.4.1), nothing in its stage 2; on
+/// x86-64 and in nested paging a clear R/W, a clear U/S, XD (SDM vol. 3A 5.6.1); the rights that an
+/// EPT entry lacks. Meaningful within one regime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Denied(pub(crate) u64);
 
@@ -46,7 +47,8 @@ pub enum Descriptor {
     Reserved(&'static str),
 }
 
-/// Decodes `descriptor`, which translates `va` and stands in a table of `level`, under tables that deny `denied`.
+/// Decodes `descriptor`, which translates `va` and stands in a table of `level`, under tables that
+/// deny `denied`.
 ///
 /// `va` is any of the addresses that the descriptor translates.
 ///
@@ -77,13 +79,13 @@ pub fn decode(regime: Regime, level: i8, va: u64, denied: Denied, descriptor: u6
     })
 }
 
-/// What hardware that manages the access flag makes of `descriptor`, of a table of `level`, when it uses it; `None` when
-/// there is nothing to write.
+/// What hardware that manages the access flag makes of `descriptor`, of a table of `level`, when it
+/// uses it; `None` when there is nothing to write.
 ///
-/// * arm64 sets AF of a leaf (FEAT_HAFDBS with TCR_EL1.HA set; DDI 0487 D8.5.1.2). It leaves tables alone, as without
-///   FEAT_HAFT.
-/// * x86-64 sets A of every entry on the way, of tables and of the page (SDM vol. 3A 5.8); so does nested paging, and
-///   EPT if bit 6 of the EPTP is set (SDM vol. 3C 29.3.5).
+/// * arm64 sets AF of a leaf (FEAT_HAFDBS with TCR_EL1.HA set; DDI 0487 D8.5.1.2). It leaves tables
+///   alone, as without FEAT_HAFT.
+/// * x86-64 sets A of every entry on the way, of tables and of the page (SDM vol. 3A 5.8); so does
+///   nested paging, and EPT if bit 6 of the EPTP is set (SDM vol. 3C 29.3.5).
 ///
 /// A descriptor that is invalid or reserved ends the walk and is not written.
 ///
@@ -108,16 +110,19 @@ pub fn with_access_flag(regime: Regime, level: i8, descriptor: u64) -> Option<u6
     (flagged != descriptor).then_some(flagged)
 }
 
-/// What hardware that manages the dirty state makes of the leaf `descriptor`, of a table of `level`, when a write goes
-/// through it; `None` when there is nothing to write: it is dirty, forbids writing, or is no leaf.
+/// What hardware that manages the dirty state makes of the leaf `descriptor`, of a table of
+/// `level`, when a write goes through it; `None` when there is nothing to write: it is dirty,
+/// forbids writing, or is no leaf.
 ///
-/// * arm64 clears AP\[2\] where DBM is set (FEAT_HAFDBS with TCR_EL1.HA and HD set; DDI 0487 D8.5.2.1). AP\[2\] of such
-///   a leaf forbids nothing: its permissions are those of the descriptor returned, for execution too (D8.5.2.2).
-///   Stage 2 sets S2AP\[1\] instead.
-/// * x86-64 and nested paging set D where R/W is set (SDM vol. 3A 5.8), EPT where W is, if bit 6 of the EPTP is set.
+/// * arm64 clears AP\[2\] where DBM is set (FEAT_HAFDBS with TCR_EL1.HA and HD set; DDI 0487
+///   D8.5.2.1). AP\[2\] of such a leaf forbids nothing: its permissions are those of the descriptor
+///   returned, for execution too (D8.5.2.2). Stage 2 sets S2AP\[1\] instead.
+/// * x86-64 and nested paging set D where R/W is set (SDM vol. 3A 5.8), EPT where W is, if bit 6 of
+///   the EPTP is set.
 ///
-/// Hardware writes it only when the tables above let the write pass as well. The access flag stays as it is; a write
-/// through a leaf that lacks both has to set it before or at once, because no page is dirty and not accessed.
+/// Hardware writes it only when the tables above let the write pass as well. The access flag stays
+/// as it is; a write through a leaf that lacks both has to set it before or at once, because no
+/// page is dirty and not accessed.
 ///
 /// ```
 /// use tablewright_walker::{Granule, Regime, with_access_flag, with_dirty};
@@ -192,8 +197,8 @@ impl Walk {
         })
     }
 
-    /// Goes on from a table that a walk cache remembers: its physical address, the level of its descriptors, and what
-    /// the tables above it deny.
+    /// Goes on from a table that a walk cache remembers: its physical address, the level of its
+    /// descriptors, and what the tables above it deny.
     ///
     /// `va` is one of the addresses that led to this table before, hence canonical.
     ///
@@ -246,29 +251,29 @@ impl Walk {
         self.position.denied
     }
 
-    /// The number of low bits of an address that the descriptor to read next leaves open: it translates
-    /// `1 << entry_shift` bytes.
+    /// The number of low bits of an address that the descriptor to read next leaves open: it
+    /// translates `1 << entry_shift` bytes.
     #[inline]
     pub const fn entry_shift(&self) -> u32 {
         self.shape.shift(self.position.depth)
     }
 
-    /// The number of low bits of an address that the table to read next resolves or leaves open: it translates
-    /// `1 << table_shift` bytes.
+    /// The number of low bits of an address that the table to read next resolves or leaves open: it
+    /// translates `1 << table_shift` bytes.
     ///
-    /// Two addresses that are equal above these bits share the table, so that `va >> table_shift` is the tag of the
-    /// table in a walk cache. For the root, on arm64, these are all bits that select a translation: its two halves have
-    /// a root each.
+    /// Two addresses that are equal above these bits share the table, so that `va >> table_shift`
+    /// is the tag of the table in a walk cache. For the root, on arm64, these are all bits that
+    /// select a translation: its two halves have a root each.
     #[inline]
     pub const fn table_shift(&self) -> u32 {
         self.shape.table_shift(self.position.depth)
     }
 
-    /// Takes the value of the descriptor at ([`table`](Self::table), [`index`](Self::index)): a leaf ends the walk, a
-    /// table is what to read next.
+    /// Takes the value of the descriptor at ([`table`](Self::table), [`index`](Self::index)): a
+    /// leaf ends the walk, a table is what to read next.
     ///
-    /// A walk that has ended, with a leaf or a fault, still stands at the descriptor that ended it. It may be given
-    /// another value of it, as after a failed attempt to set a flag.
+    /// A walk that has ended, with a leaf or a fault, still stands at the descriptor that ended it.
+    /// It may be given another value of it, as after a failed attempt to set a flag.
     ///
     /// # Errors
     ///

@@ -1,8 +1,9 @@
 //! The walk, common to all formats: read an entry, decode it, go down or report.
 //!
-//! A format supplies its shape, its decoder and, where it has runs of contiguous entries, their rule. Everything is
-//! generic over the format and recursion happens once per table, so that the loop over a last-level table compiles to
-//! the loads, the decoding that the visitor looks at, and nothing else.
+//! A format supplies its shape, its decoder and, where it has runs of contiguous entries, their
+//! rule. Everything is generic over the format and recursion happens once per table, so that the
+//! loop over a last-level table compiles to the loads, the decoding that the visitor looks at, and
+//! nothing else.
 
 use crate::regime::Shape;
 use crate::{Denied, Descriptor, Fault, Half, Leaf, Malformed, ReadTable, Table};
@@ -12,8 +13,8 @@ use core::ops::{ControlFlow, Range};
 pub(crate) trait Format: Copy {
     fn shape(&self) -> Shape;
 
-    /// Decodes `descriptor` of a table at `depth`. It translates addresses from `va` on; `denied` unites what the
-    /// tables above it deny.
+    /// Decodes `descriptor` of a table at `depth`. It translates addresses from `va` on; `denied`
+    /// unites what the tables above it deny.
     fn decode(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor;
 
     /// A leaf as an access leaves it, where hardware manages the access flag.
@@ -22,7 +23,8 @@ pub(crate) trait Format: Copy {
     /// A table descriptor as a walk leaves it, where hardware manages the access flag.
     fn table_used(&self, table: u64) -> u64;
 
-    /// A leaf as a write leaves it, where hardware manages the dirty state; but for the access flag.
+    /// A leaf as a write leaves it, where hardware manages the dirty state; but for the access
+    /// flag.
     fn written(&self, leaf: u64) -> u64;
 
     /// Whether an address lies in one of the two halves, in stage 2 in the only one.
@@ -31,8 +33,9 @@ pub(crate) trait Format: Copy {
     /// The entries of the root that translate addresses of `half`.
     fn root_entries(&self, half: Half) -> Range<usize>;
 
-    /// Checks the entry `index` against the entry before it by the rule of contiguous runs. Both have been decoded
-    /// without complaint; before the first entry of a table stands an invalid one, 0.
+    /// Checks the entry `index` against the entry before it by the rule of contiguous runs. Both
+    /// have been decoded without complaint; before the first entry of a table stands an invalid
+    /// one, 0.
     fn check_run(
         &self,
         _depth: u32,

@@ -2,9 +2,9 @@
 //!
 //! # Which kind of entry (SDM vol. 3A 5.5.4; APM vol. 2 5.3)
 //!
-//! Bit 0 (P) clear: not present, the other bits belong to software. At level 1 bit 7 is PAT and every present entry
-//! maps 4 KiB. At levels 2 and 3 bit 7 is PS: set, the entry maps 2 MiB or 1 GiB; clear, it points to a table. At
-//! levels 4 and 5 bit 7 is reserved and must be clear.
+//! Bit 0 (P) clear: not present, the other bits belong to software. At level 1 bit 7 is PAT and
+//! every present entry maps 4 KiB. At levels 2 and 3 bit 7 is PS: set, the entry maps 2 MiB or 1
+//! GiB; clear, it points to a table. At levels 4 and 5 bit 7 is reserved and must be clear.
 //!
 //! # The fields (SDM vol. 3A 5.5.4)
 //!
@@ -26,8 +26,9 @@
 //!
 //! # Permissions (SDM vol. 3A 5.6.1; APM vol. 2 5.6)
 //!
-//! A page may be written when R/W is set at every level, is open to user mode when U/S is set at every level, and may
-//! be executed when XD is clear at every level. Supervisor mode reads every page and, with CR0.WP set, is bound by R/W.
+//! A page may be written when R/W is set at every level, is open to user mode when U/S is set at
+//! every level, and may be executed when XD is clear at every level. Supervisor mode reads every
+//! page and, with CR0.WP set, is bound by R/W.
 //!
 //! # Addresses (SDM vol. 1 3.3.7.1)
 //!

@@ -42,7 +42,8 @@ fn every_row_means_what_the_manual_says() {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
-/// What `denied` takes away from leaves that permit everything: two of arm64, because EL1 executes none that EL0 writes.
+/// What `denied` takes away from leaves that permit everything: two of arm64, because EL1 executes
+/// none that EL0 writes.
 fn taken(regime: Regime, denied: Denied) -> Access {
     let (leaves, level): (&[u64], i8) = match regime {
         Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => (&[0x403, 0x443], 3),
@@ -158,7 +159,8 @@ fn the_table_has_every_form_of_every_regime() {
             let table = has(&|at, _, means| at == level && matches!(means, Means::Table { .. }));
             assert!(table, "{regime:?}: no table of level {level}");
         }
-        // A table restricts by what is set; on x86-64 by R/W and U/S where they are clear, in EPT by each right.
+        // A table restricts by what is set; on x86-64 by R/W and U/S where they are clear, in EPT
+        // by each right.
         let restricting: &[(u32, u64)] = match regime {
             Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => {
                 &[(59, 1), (60, 1), (61, 1), (62, 1)]
@@ -201,8 +203,8 @@ fn no_descriptor_makes_the_decoder_panic() {
     }
 }
 
-/// A judge that shares code with the judged is none: the crate has no dependency, of no kind, and takes in no source of
-/// another crate.
+/// A judge that shares code with the judged is none: the crate has no dependency, of no kind, and
+/// takes in no source of another crate.
 #[test]
 fn the_walker_depends_on_nothing() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,5 @@
-//! A walk in steps comes to what a walk in one go comes to, from the root as from any table on the way.
+//! A walk in steps comes to what a walk in one go comes to, from the root as from any table on the
+//! way.
 
 mod table;
 
@@ -13,8 +14,9 @@ fn mix(state: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// Memory in which every frame is a table, full of random descriptors: mostly well-formed pointers and leaves, some
-/// holes, some nonsense. Where an address leads is a random tree, of which each walk sees one branch.
+/// Memory in which every frame is a table, full of random descriptors: mostly well-formed pointers
+/// and leaves, some holes, some nonsense. Where an address leads is a random tree, of which each
+/// walk sees one branch.
 fn memory(regime: Regime, seed: u64) -> impl Fn(u64, usize) -> u64 {
     move |table, index| {
         let random = mix(mix(seed ^ table) ^ index as u64);
@@ -30,7 +32,8 @@ fn memory(regime: Regime, seed: u64) -> impl Fn(u64, usize) -> u64 {
             (2..=12, Regime::X86_64 { .. } | Regime::Npt { .. }) => {
                 random & 0xfff0_0000_0000_0f7e | pa | 0x1
             }
-            // In stage 2 what a table descriptor must not have is a memory type of a leaf, so that some are nonsense.
+            // In stage 2 what a table descriptor must not have is a memory type of a leaf, so that
+            // some are nonsense.
             (2..=12, Regime::Arm64Stage2 { .. }) => random & 0x07e8_0000_0000_0cd4 | pa | 0x3,
             (2..=12, Regime::Ept { .. }) => random & 0xfff0_0000_0000_0f06 | pa | 0x1,
             // Blocks, save at the last level.
@@ -91,7 +94,8 @@ fn in_steps_it_comes_to_what_it_comes_to_in_one_go() {
             let stood: Vec<_> = places.iter().map(|at| (at.table(), at.index())).collect();
             assert_eq!(stood, reads, "{regime:?} {va:#x}");
 
-            // Each step by itself: the level, the bits of the address, what was denied so far, the meaning.
+            // Each step by itself: the level, the bits of the address, what was denied so far, the
+            // meaning.
             let mut denied = Denied::NONE;
             let mut level = regime.start_level();
             for at in &places {

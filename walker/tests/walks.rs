@@ -1,5 +1,5 @@
-//! Whole walks over small tables written by hand: the shape of each tree, the indices of an address, permissions
-//! combined over the levels, visits in order, contiguous runs, tables counted.
+//! Whole walks over small tables written by hand: the shape of each tree, the indices of an
+//! address, permissions combined over the levels, visits in order, contiguous runs, tables counted.
 
 mod table;
 
@@ -86,7 +86,8 @@ fn check_shape(regime: Regime, levels: &[Level]) {
 
 #[test]
 fn the_first_table_of_stage_1_follows_from_the_input_size() {
-    // The granule, the size, what is at the root; the levels below are full. D8.2.8 to D8.2.10, initial lookup levels.
+    // The granule, the size, what is at the root; the levels below are full. D8.2.8 to D8.2.10,
+    // initial lookup levels.
     #[rustfmt::skip]
     let roots: [(Granule, u8, Level); 28] = [
         (Granule::K4, 25, (2, 16, 21, 16)),
@@ -271,7 +272,8 @@ fn x86_64_has_no_three_levels() {
 
 #[test]
 fn an_address_selects_its_indices() {
-    // The address, the indices on its path worked out by hand, the leaf at the end, the physical address.
+    // The address, the indices on its path worked out by hand, the leaf at the end, the physical
+    // address.
     #[rustfmt::skip]
     let paths: [(Regime, u64, &[usize], u64, u64); 23] = [
         (A4, 0x0000_8040_2010_1234, &[256, 256, 256, 257], 0x5000_0403, 0x5000_0234),
@@ -312,7 +314,8 @@ fn an_address_selects_its_indices() {
         assert_eq!(leaf.physical(va), pa, "{regime:?} {va:#x}");
         assert_eq!(leaf.va, va & !(leaf.size - 1), "{regime:?} {va:#x}");
 
-        // The visit of the half finds the same leaf, and that of the other half the arm64 root again or nothing.
+        // The visit of the half finds the same leaf, and that of the other half the arm64 root
+        // again or nothing.
         let upper = va >> 63 == 1;
         let (half, other) = if upper {
             (Half::Upper, Half::Lower)
@@ -390,7 +393,8 @@ fn arm64_tables_restrict_what_is_under_them() {
     let cases = [
         // EL0 may write: never executable at EL1, whatever PXN says.
         (0x0000_0000_0000_0000, 0x0000_0000_4000_0443, "rw-/rwx"),
-        // APTable[0], no EL0 access: the page is not writable at EL0 any more, so EL1 may execute it.
+        // APTable[0], no EL0 access: the page is not writable at EL0 any more, so EL1 may execute
+        // it.
         (0x2000_0000_0000_0000, 0x0000_0000_4000_0443, "rwx/--x"),
         // APTable[1], no writes: likewise.
         (0x4000_0000_0000_0000, 0x0000_0000_4000_0443, "r-x/r-x"),
@@ -531,7 +535,8 @@ fn a_malformed_entry_ends_the_visit_where_it_stands() {
     );
 }
 
-/// A tree of `regime` whose table of `level`, at the address returned, starts with one run. Tables lie 1 MiB apart.
+/// A tree of `regime` whose table of `level`, at the address returned, starts with one run. Tables
+/// lie 1 MiB apart.
 fn run_at(regime: Regime, level: i8, first: u64, address: impl Fn(u64) -> u64) -> (Memory, u64) {
     let mut memory = Memory::default();
     let mut table = ROOT;
@@ -546,8 +551,8 @@ fn run_at(regime: Regime, level: i8, first: u64, address: impl Fn(u64) -> u64) -
     (memory, table)
 }
 
-/// A Contiguous leaf, UXN and PXN set, AF set, of the kind of `level`; in stage 2 of a device, without any right but
-/// execution at EL1.
+/// A Contiguous leaf, UXN and PXN set, AF set, of the kind of `level`; in stage 2 of a device,
+/// without any right but execution at EL1.
 fn member(level: i8) -> u64 {
     0x0070_0000_0000_0401 | if level == 3 { 0x2 } else { 0 }
 }
@@ -628,7 +633,8 @@ fn a_broken_run_is_found() {
             Regime::Arm64Stage2 { .. } => |d| d ^ 1 << 60,
             _ => |d| d ^ 1 << 50,
         };
-        // An attribute that differs: AttrIndx, AP, nG, PXN, DBM, GP; in stage 2 MemAttr, S2AP, FnXS, XN, DBM, PBHA.
+        // An attribute that differs: AttrIndx, AP, nG, PXN, DBM, GP; in stage 2 MemAttr, S2AP,
+        // FnXS, XN, DBM, PBHA.
         for change in [
             |d| d ^ 0x4,
             |d| d ^ 0x40,

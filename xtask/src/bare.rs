@@ -1,5 +1,5 @@
-//! A kernel of checks (`hypervisor/src/bin/bare/`), run on the emulator alone and under the hypervisor: what is right without
-//! it has to be right with it.
+//! A kernel of checks (`hypervisor/src/bin/bare/`), run on the emulator alone and under the
+//! hypervisor: what is right without it has to be right with it.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,8 @@ struct Model {
     cpu: &'static str,
     /// Whether memory has tags, which the guest does not see: it has the instructions alone.
     tags: bool,
-    /// What registers of EL2 hold before the hypervisor sets them: nothing, or all traps that there are.
+    /// What registers of EL2 hold before the hypervisor sets them: nothing, or all traps that there
+    /// are.
     plant: Option<&'static str>,
 }
 

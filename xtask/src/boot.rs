@@ -39,7 +39,8 @@ pub struct BootArgs {
     /// An initial file system of your own, instead of that of the load
     #[arg(long, value_name = "FILE", conflicts_with = "shell")]
     pub initrd: Option<PathBuf>,
-    /// So many guests at once, each with two vCPUs and so much memory, that have the processors in turn
+    /// So many guests at once, each with two vCPUs and so much memory, that have the processors in
+    /// turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub guests: Option<u8>,
     /// So many small guests beside them; every fourth attacks
@@ -149,7 +150,8 @@ fn look_at_files(args: &BootArgs) -> Result<()> {
     }
 }
 
-/// Whether there is such a processor, before anything is built; where QEMU does not say which there are, it is left to it.
+/// Whether there is such a processor, before anything is built; where QEMU does not say which there
+/// are, it is left to it.
 fn look_at_cpu(cpu: &str, emulator: &Emulator) -> Result<()> {
     let name = cpu.split(',').next().unwrap_or_default();
     let listed = emulator

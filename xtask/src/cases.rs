@@ -70,8 +70,8 @@ impl Tally {
     }
 }
 
-/// Runs tests, and says of each what came out, as soon as it is known. An interruption ends it: what ran then does not count. Returns
-/// what came of each, and whether it was interrupted.
+/// Runs tests, and says of each what came out, as soon as it is known. An interruption ends it:
+/// what ran then does not count. Returns what came of each, and whether it was interrupted.
 pub fn run<C: Sync>(cases: &[Case<'_, C>], context: &C, how: How) -> (Vec<Tally>, bool) {
     let repeat = usize::from(how.repeat);
     let all = cases.len() * repeat;

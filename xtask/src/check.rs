@@ -1,11 +1,12 @@
-//! Checks the TLB maintenance of real runs: what the hypervisor does to its guest's tables, taken out of the emulator instruction by
-//! instruction (`xtask/plugin/src/record.rs`), and held against the rules of the software machine
-//! (`machine/src/hardware/replay.rs`).
+//! Checks the TLB maintenance of real runs: what the hypervisor does to its guest's tables, taken
+//! out of the emulator instruction by instruction (`xtask/plugin/src/record.rs`), and held against
+//! the rules of the software machine (`machine/src/hardware/replay.rs`).
 //!
-//! The emulator has no VMIDs, no walk caches, and forgets all that is combined when anything of it is invalidated. The machine's rules
-//! take it that everything is remembered that may be. So it does not matter what the guest happens to touch: wrong is an
-//! order of instructions, and the runs have only to execute it. That is why a small guest will do ([`GUEST`]), and why each bug
-//! that is planted is found every time.
+//! The emulator has no VMIDs, no walk caches, and forgets all that is combined when anything of it
+//! is invalidated. The machine's rules take it that everything is remembered that may be. So it
+//! does not matter what the guest happens to touch: wrong is an order of instructions, and the runs
+//! have only to execute it. That is why a small guest will do ([`GUEST`]), and why each bug that is
+//! planted is found every time.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -375,8 +376,8 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         image.walks.end,
         image.reported,
     );
-    // The clock goes by instructions: a log that is harvested so many times in a second is harvested often enough for the small
-    // guest, and not too often for the other.
+    // The clock goes by instructions: a log that is harvested so many times in a second is
+    // harvested often enough for the small guest, and not too often for the other.
     let shift = if is_linux { 4 } else { 8 };
     let more = [
         "-accel".into(),
@@ -458,7 +459,8 @@ fn judge(
     }
 }
 
-/// Whether there was something to check of several guests: VMIDs that rolled over, and edits of those that were not loaded.
+/// Whether there was something to check of several guests: VMIDs that rolled over, and edits of
+/// those that were not loaded.
 fn judge_several(ran: &Ran, checked: &Checked, run: &Run) -> std::result::Result<(), String> {
     let Replayed {
         invalidations,

@@ -1,9 +1,11 @@
-//! Programs that are run beside this one, and end with it: however it ends, no emulator stays behind.
+//! Programs that are run beside this one, and end with it: however it ends, no emulator stays
+//! behind.
 
 use std::process::Command;
 
-/// Has the kernel kill the program when the thread that starts it ends, as it does when it is killed itself. Where the kernel knows
-/// nothing of the kind, the program ends with its owner alone.
+/// Has the kernel kill the program when the thread that starts it ends, as it does when it is
+/// killed itself. Where the kernel knows nothing of the kind, the program ends with its owner
+/// alone.
 #[cfg(target_os = "linux")]
 pub fn ends_with_us(command: &mut Command) {
     use std::io::{Error, ErrorKind};

@@ -1,4 +1,5 @@
-//! A machine that ends by itself: what it says on its console until then, for as long as there is patience.
+//! A machine that ends by itself: what it says on its console until then, for as long as there is
+//! patience.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -33,7 +34,8 @@ pub struct Said {
     pub status: Option<i32>,
 }
 
-/// Starts an emulator whose console is its standard output, and hands on each line until it ends, or is not waited for any more.
+/// Starts an emulator whose console is its standard output, and hands on each line until it ends,
+/// or is not waited for any more.
 ///
 /// # Errors
 /// It cannot be started; or the user ends it.
@@ -96,8 +98,8 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
     })
 }
 
-/// What of the host's processors a process has had, where that is said: two numbers of 100 in a second (`proc_pid_stat(5)`, `utime`
-/// and `stime`).
+/// What of the host's processors a process has had, where that is said: two numbers of 100 in a
+/// second (`proc_pid_stat(5)`, `utime` and `stime`).
 pub fn had(process: u32) -> Option<Duration> {
     let said = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name in front of it may be any.
@@ -107,8 +109,9 @@ pub fn had(process: u32) -> Option<Duration> {
     Some(Duration::from_millis(ticks * 10))
 }
 
-/// Whether an emulator took too long. Beside a build it gets a part of the processors, so that what counts is what it has had of
-/// them: with two, twice the limit. If it waits for ever it is late, too.
+/// Whether an emulator took too long. Beside a build it gets a part of the processors, so that what
+/// counts is what it has had of them: with two, twice the limit. If it waits for ever it is late,
+/// too.
 pub fn is_late(limit: Duration, elapsed: Duration, had: Option<Duration>) -> bool {
     match had {
         Some(had) => had > 2 * limit || elapsed > 10 * limit,

@@ -1,4 +1,5 @@
-//! A kernel of our own in QEMU, with the plugin that counts what is executed between two marks (`xtask/plugin`).
+//! A kernel of our own in QEMU, with the plugin that counts what is executed between two marks
+//! (`xtask/plugin`).
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Files out of Debian's packages, fetched by a package manager with all its state in a directory of its own: nothing of this
-//! computer's packages is changed, and no rights are needed.
+//! Files out of Debian's packages, fetched by a package manager with all its state in a directory
+//! of its own: nothing of this computer's packages is changed, and no rights are needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,8 +76,8 @@ pub fn from_package(
     Ok(scratch.join(name))
 }
 
-/// Files out of one package of Debian's, each by a pattern and under a name of its own, kept from then on: if one is missing all are
-/// fetched again, so that they are of the same version.
+/// Files out of one package of Debian's, each by a pattern and under a name of its own, kept from
+/// then on: if one is missing all are fetched again, so that they are of the same version.
 ///
 /// # Errors
 /// They cannot be had, and how to get them by hand.

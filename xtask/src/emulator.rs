@@ -1,5 +1,5 @@
-//! Which QEMU emulates a machine of arm64: the one that is installed, another one that is there, or Debian 13's, which is
-//! fetched and run where it is unpacked, with its own libraries.
+//! Which QEMU emulates a machine of arm64: the one that is installed, another one that is there, or
+//! Debian 13's, which is fetched and run where it is unpacked, with its own libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,8 @@
 //! What a boot needs, fetched and built where it is missing.
 //!
-//! The kernel and the guest's shell come from [Debian](crate::debian), to `target/guest`. QEMU has to be installed, if [no
-//! other](crate::emulator) is named; that is said before it is done, and done only by root.
+//! The kernel and the guest's shell come from [Debian](crate::debian), to `target/guest`. QEMU has
+//! to be installed, if [no other](crate::emulator) is named; that is said before it is done, and
+//! done only by root.
 
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::fs;
@@ -147,7 +148,8 @@ fn is_installed(program: &str) -> bool {
         .is_ok()
 }
 
-/// What a boot needs, and is not built here: an emulator, a kernel, a shell. Returns the kernel and the shell.
+/// What a boot needs, and is not built here: an emulator, a kernel, a shell. Returns the kernel and
+/// the shell.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.
@@ -246,7 +248,8 @@ pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     Ok((kernel, busybox))
 }
 
-/// What a host of guests on AMD64 needs: kernel, shell, and the modules of its KVM in the order in which they are loaded.
+/// What a host of guests on AMD64 needs: kernel, shell, and the modules of its KVM in the order in
+/// which they are loaded.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.
@@ -377,13 +380,15 @@ pub fn hypervisor(program: &str) -> Result<PathBuf> {
     build("hypervisor", TARGET, program)
 }
 
-/// Builds the hypervisor for something. Each has a file of its own, so that one is not in the place of another that is running.
+/// Builds the hypervisor for something. Each has a file of its own, so that one is not in the place
+/// of another that is running.
 ///
 /// # Errors
 /// It cannot be built, or the target cannot be had.
 pub fn variant(variant: Variant) -> Result<PathBuf> {
     const PROGRAM: &str = "tablewright-hypervisor";
-    // Once for each: to ask whether it is up to date takes half a second, and it is asked for with each boot of a test.
+    // Once for each: to ask whether it is up to date takes half a second, and it is asked for with
+    // each boot of a test.
     static BUILT: Mutex<Vec<(Variant, PathBuf)>> = Mutex::new(Vec::new());
     let mut all = BUILT.lock().unwrap_or_else(|broken| broken.into_inner());
     if let Some((_, built)) = all.iter().find(|(it, _)| *it == variant) {
@@ -403,7 +408,8 @@ pub fn variant(variant: Variant) -> Result<PathBuf> {
     Ok(named)
 }
 
-/// Builds all programs for the bare machine, of both architectures, so that no processor is idle while one is linked.
+/// Builds all programs for the bare machine, of both architectures, so that no processor is idle
+/// while one is linked.
 ///
 /// # Errors
 /// One cannot be built, or a target cannot be had.
@@ -503,7 +509,8 @@ fn static_cargo(architecture: &str, words: &[&str]) -> Result<(Command, String)>
     Ok((cargo, triple))
 }
 
-/// Builds the lab's program without optimisation, so that it needs nothing but a kernel of this kind of processor.
+/// Builds the lab's program without optimisation, so that it needs nothing but a kernel of this
+/// kind of processor.
 ///
 /// # Errors
 /// It cannot be built, or the target cannot be had.
@@ -552,7 +559,8 @@ pub fn static_tests(architecture: &str) -> Result<Vec<(String, PathBuf)>> {
     }
 }
 
-/// Builds the hypervisor of another copy of the repository: quickly, because it is run for a second.
+/// Builds the hypervisor of another copy of the repository: quickly, because it is run for a
+/// second.
 ///
 /// # Errors
 /// It cannot be built, or the target cannot be had.

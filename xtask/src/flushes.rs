@@ -1,8 +1,9 @@
 //! What a flush of 16 ranges of stage 2 takes, counted by an emulator.
 //!
-//! `hypervisor/src/bin/flushes.rs` unmaps 16 pages that do not adjoin, in one gather, and finishes it between two marks. The
-//! second half of the invalidation, of what was combined with the guest's stage 1, is of everything, so that one is enough
-//! for all ranges; so are the wait before it, and that for the end.
+//! `hypervisor/src/bin/flushes.rs` unmaps 16 pages that do not adjoin, in one gather, and finishes
+//! it between two marks. The second half of the invalidation, of what was combined with the guest's
+//! stage 1, is of everything, so that one is enough for all ranges; so are the wait before it, and
+//! that for the end.
 
 use crate::counted::{self, Counts, counts};
 use crate::emulator::Emulator;
@@ -16,8 +17,8 @@ pub const NAME: &str = "flush-of-16";
 /// The name of the test of the hypervisor's own flushes.
 pub const OWN: &str = "flushes-in-order";
 
-/// By what the hypervisor has all processors forget a page; three in a row; and 2 MiB with their table, which takes an invalidation
-/// of all levels.
+/// By what the hypervisor has all processors forget a page; three in a row; and 2 MiB with their
+/// table, which takes an invalidation of all levels.
 const IN_ORDER: [(u32, &[&str]); 3] = [
     (1, &["tlbi ipas2le1is"]),
     // Two pages by one instruction, and the third.
@@ -25,7 +26,8 @@ const IN_ORDER: [(u32, &[&str]); 3] = [
     (3, &["tlbi ripas2e1is"]),
 ];
 
-/// Runs the hypervisor without a guest, and compares what its flushes execute, instruction by instruction.
+/// Runs the hypervisor without a guest, and compares what its flushes execute, instruction by
+/// instruction.
 ///
 /// # Errors
 /// Something is missing, or does not come to its end; or the order is another.
@@ -51,8 +53,8 @@ pub fn run_own(files: &Files) -> Result<()> {
     }
     let said = std::fs::read_to_string(&log).about(log.display())?;
     for (mark, expected) in IN_ORDER {
-        // What is changed is published; then it is forgotten by intermediate physical address; when it is, what was combined with
-        // stage 1; and that is waited for, too.
+        // What is changed is published; then it is forgotten by intermediate physical address; when
+        // it is, what was combined with stage 1; and that is waited for, too.
         let mut right = vec!["dsb ishst", "isb"];
         right.extend(expected);
         right.extend(["dsb ish", "tlbi vmalle1is", "dsb ish", "isb"]);
@@ -67,7 +69,8 @@ pub fn run_own(files: &Files) -> Result<()> {
     Ok(())
 }
 
-/// What the plugin says was executed after a mark, in order, without barriers that only order accesses: they are the compiler's.
+/// What the plugin says was executed after a mark, in order, without barriers that only order
+/// accesses: they are the compiler's.
 fn ordered(said: &str, mark: u32) -> Vec<&str> {
     let prefix = format!("ordered {mark}, ");
     let line = said.lines().find_map(|line| line.strip_prefix(&prefix));
@@ -87,7 +90,8 @@ const EXPECTED: [(&str, u64); 5] = [
 /// Runs the program, and compares what is counted.
 ///
 /// # Errors
-/// Something is missing, or does not come to its end; or more or less is executed than a flush needs.
+/// Something is missing, or does not come to its end; or more or less is executed than a flush
+/// needs.
 pub fn run() -> Result<()> {
     fetch::qemu_arm64()?;
     let (program, plugin) = (

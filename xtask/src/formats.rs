@@ -1,4 +1,5 @@
-//! Every arm64 format of the engine, about which an emulated processor is asked (`hypervisor/src/bin/formats/`).
+//! Every arm64 format of the engine, about which an emulated processor is asked
+//! (`hypervisor/src/bin/formats/`).
 
 use crate::console::{Patience, listen};
 use crate::emulator::Emulator;

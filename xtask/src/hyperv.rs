@@ -182,8 +182,8 @@ pub fn sectors(kernel: &Path) -> Result<u64> {
     }
 }
 
-/// Where the copy of a guest with so much memory goes, and how much memory the machine has then, in MiB: behind the guest's memory, or
-/// from 4 GiB on.
+/// Where the copy of a guest with so much memory goes, and how much memory the machine has then, in
+/// MiB: behind the guest's memory, or from 4 GiB on.
 fn copy_of(memory: u64) -> (u64, u64) {
     let first = MEMORY + (memory << 20);
     let all = (MEMORY >> 20) + 2 * memory + FIRMWARE;
@@ -420,7 +420,8 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     right
 }
 
-/// So many lines of the console are shown of a boot that went wrong: those of a triple fault with what led to it.
+/// So many lines of the console are shown of a boot that went wrong: those of a triple fault with
+/// what led to it.
 pub const LAST: usize = 30;
 
 /// What the hypervisor has counted.

@@ -1,5 +1,5 @@
-//! Guests of x86-64 that take the hypervisor for Hyper-V: whether they come up, flush as they are told to, and read nothing stale;
-//! and where a bug is planted, whether it is found.
+//! Guests of x86-64 that take the hypervisor for Hyper-V: whether they come up, flush as they are
+//! told to, and read nothing stale; and where a bug is planted, whether it is found.
 
 use std::time::Duration;
 
@@ -156,8 +156,8 @@ fn hostile(files: &Files) -> Result<()> {
 /// The name of the test of a kernel that cannot go on.
 const PANICS: &str = "hyperv-panics";
 
-/// Boots a kernel that does not find its first program, so that it resets the machine: that is its end, and what it said last and how
-/// it got there can be read.
+/// Boots a kernel that does not find its first program, so that it resets the machine: that is its
+/// end, and what it said last and how it got there can be read.
 fn panics(files: &Files) -> Result<()> {
     let boot = Boot {
         cpus: 2,
@@ -181,13 +181,15 @@ fn panics(files: &Files) -> Result<()> {
 /// What the kernel's log says of hypercalls (arch/x86/hyperv/mmu.c).
 const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
 const ROUNDS: u32 = 1;
-/// How long it hunts, in seconds: in the short set, and otherwise. What is planted is found within one.
+/// How long it hunts, in seconds: in the short set, and otherwise. What is planted is found within
+/// one.
 const HUNT: (u32, u32) = (2, 5);
 /// How often a planted bug is looked for.
 const ATTEMPTS: u32 = 3;
 /// What one boot may take.
 const LIMIT: Duration = Duration::from_secs(90);
-/// From one VP index to the next, where sets have to be used: more than 64 are behind the second vCPU.
+/// From one VP index to the next, where sets have to be used: more than 64 are behind the second
+/// vCPU.
 const STEP: u16 = 100;
 
 const TESTS: &[Test] = &[
@@ -291,16 +293,18 @@ impl Test {
             limit: Some(LIMIT),
             ..Boot::of(files)
         };
-        // A hunt may miss a bug, where processors of the emulator do not run at the same time: it hunts again.
+        // A hunt may miss a bug, where processors of the emulator do not run at the same time: it
+        // hunts again.
         let mut attempts = if self.plant.is_some() { ATTEMPTS } else { 1 };
         let mut before = Vec::new();
         loop {
             let ran = hyperv::run(&boot, |_| (), |_| ())?;
             let verdict = self.judge(&boot, &ran);
             attempts -= 1;
-            // A kernel that patches its own code while the emulator translates it may go down: QEMU before 8.1 may keep what it has
-            // read of an instruction before it was patched ("accel/tcg: Always lock pages before translation"). Seen once in fifty
-            // boots, on a busy computer. What led to it is said, and the guest booted once more.
+            // A kernel that patches its own code while the emulator translates it may go down: QEMU
+            // before 8.1 may keep what it has read of an instruction before it was patched
+            // ("accel/tcg: Always lock pages before translation"). Seen once in fifty boots, on a
+            // busy computer. What led to it is said, and the guest booted once more.
             if ran.end == End::Reset && self.plant.is_none() && before.is_empty() {
                 attempts = 1;
                 before.push("the guest has reset the machine, and is booted again".into());

@@ -8,7 +8,8 @@ use cpio::newc::{Builder, ModeFileType, trailer};
 
 use crate::{About as _, Result};
 
-/// Makes an archive of a static `busybox`, the program to run first, and others, by their names in `/bin`.
+/// Makes an archive of a static `busybox`, the program to run first, and others, by their names in
+/// `/bin`.
 ///
 /// # Errors
 /// A file cannot be read or written.

@@ -1,9 +1,11 @@
-//! The experiments on KVM inside emulated computers, and on this one: each log has what its guest wrote, and all computers come to the
-//! same counts.
+//! The experiments on KVM inside emulated computers, and on this one: each log has what its guest
+//! wrote, and all computers come to the same counts.
 //!
-//! The lab's program is built static, and put with a shell and, for x86-64, the modules of KVM into the first file system of a kernel of
-//! Debian's. QEMU emulates a processor that can run guests: one of AMD with nested paging, and one of arm64 that begins at EL2. So there
-//! are three levels: this computer, the emulated one, and its guest, of some thirty instructions. Times mean nothing there; counts do.
+//! The lab's program is built static, and put with a shell and, for x86-64, the modules of KVM into
+//! the first file system of a kernel of Debian's. QEMU emulates a processor that can run guests:
+//! one of AMD with nested paging, and one of arm64 that begins at EL2. So there are three levels:
+//! this computer, the emulated one, and its guest, of some thirty instructions. Times mean nothing
+//! there; counts do.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -26,7 +28,8 @@ pub struct KvmArgs {
     /// Instead: whether CPU times on this computer's KVM repeat, of all experiments (some minutes)
     #[arg(long, conflicts_with_all = ["short", "blind", "computers"])]
     repeat: bool,
-    /// Instead: how well a profile that is fitted on two runs on this computer's KVM predicts others (some minutes)
+    /// Instead: how well a profile that is fitted on two runs on this computer's KVM predicts
+    /// others (some minutes)
     #[arg(long, conflicts_with_all = ["short", "computers"])]
     blind: bool,
     /// The computers to emulate [default: all]
@@ -43,7 +46,8 @@ enum Computer {
     Arm64,
 }
 
-/// The most for which one of them may say nothing, where nothing else is done: a run takes it a few seconds, a boot ten.
+/// The most for which one of them may say nothing, where nothing else is done: a run takes it a few
+/// seconds, a boot ten.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What a computer may lack: what a run that needs it is recognised by, and what it is told.
@@ -60,7 +64,8 @@ struct Run {
     short: bool,
 }
 
-/// Each experiment, on small and on huge pages, of one vCPU and of two; of a dirty log each way of taking it.
+/// Each experiment, on small and on huge pages, of one vCPU and of two; of a dirty log each way of
+/// taking it.
 fn matrix() -> Vec<Run> {
     let mut runs = Vec::new();
     for (backing, vcpus) in [
@@ -160,8 +165,8 @@ fn outcome(status: Option<i32>, said: &str) -> Outcome {
     }
 }
 
-/// Whether a run came out as it should by itself, and what it came to. It may be refused for what the computer lacks, and for nothing
-/// else.
+/// Whether a run came out as it should by itself, and what it came to. It may be refused for what
+/// the computer lacks, and for nothing else.
 fn judge(run: &Run, outcome: &Outcome, lacks: &[Lack]) -> std::result::Result<String, String> {
     let (is_software, phases) = match outcome {
         Outcome::Counts {
@@ -178,7 +183,8 @@ fn judge(run: &Run, outcome: &Outcome, lacks: &[Lack]) -> std::result::Result<St
             };
         }
     };
-    // Software paging maps what is read for writing as well, where it splits a huge page, and logs it.
+    // Software paging maps what is read for writing as well, where it splits a huge page, and logs
+    // it.
     let reads = !run.words.contains("dirty") || run.words.contains("-w ");
     let may_have_more = is_software && run.words.contains("thp") && reads;
     let (mut all, mut more) = (0, 0);
@@ -296,7 +302,8 @@ impl Computer {
         let (kernel, busybox, modules, console) = match self {
             Self::Amd => {
                 let (kernel, busybox, modules) = fetch::host_amd64()?;
-                // The kernel tries its timer by the time that passes, which an emulator that waits for a CPU does not keep.
+                // The kernel tries its timer by the time that passes, which an emulator that waits
+                // for a CPU does not keep.
                 (kernel, busybox, modules, "ttyS0 no_timer_check")
             }
             Self::Arm64 => {
@@ -340,7 +347,8 @@ impl Computer {
             .args(["-append", &format!("console={console} quiet panic=-1")]);
         let mut console = converse(&mut qemu, SILENCE)?;
         if parse(&console).len() < commands.len() {
-            // Seen once in ten boots, when what others kept it waiting counted as silence. It is said, and not done again.
+            // Seen once in ten boots, when what others kept it waiting counted as silence. It is
+            // said, and not done again.
             let at = commands.get(parse(&console).len());
             say!(
                 "{}: it stood still in {}, and is booted again",
@@ -378,8 +386,9 @@ impl Computer {
         Ok(outcomes.collect())
     }
 
-    /// The tests of guests on it, each with the last that it said. They measure what a guest waits, so that the emulated computer's time
-    /// is that of its instructions: what keeps the emulator from a CPU is no stall there.
+    /// The tests of guests on it, each with the last that it said. They measure what a guest waits,
+    /// so that the emulated computer's time is that of its instructions: what keeps the emulator
+    /// from a CPU is no stall there.
     fn tests(self) -> Result<Vec<(String, std::result::Result<String, String>)>> {
         let tests = fetch::static_tests(self.architecture())?;
         let programs: Vec<_> = tests
@@ -406,7 +415,8 @@ enum Pace {
     OfInstructions,
 }
 
-/// What a test program came to: how many passed, or all that it said. Tests that were skipped for want of a KVM are none.
+/// What a test program came to: how many passed, or all that it said. Tests that were skipped for
+/// want of a KVM are none.
 fn tested(status: Option<i32>, said: &str) -> std::result::Result<String, String> {
     let result = said
         .lines()
@@ -453,7 +463,8 @@ fn here(program: &Path, runs: &[Run]) -> Result<Vec<Outcome>> {
 /// `cargo xtask kvm`.
 ///
 /// # Errors
-/// Something cannot be had or built; a log does not have what its guest wrote; computers do not agree.
+/// Something cannot be had or built; a log does not have what its guest wrote; computers do not
+/// agree.
 pub fn run(args: &KvmArgs) -> Result<()> {
     if args.repeat {
         return kvm_figures::repeat();

@@ -1,5 +1,5 @@
-//! What is claimed of CPU times of guests on this computer's KVM, seen again: that they repeat, and that a profile fitted on two runs says
-//! those of the others before they are made.
+//! What is claimed of CPU times of guests on this computer's KVM, seen again: that they repeat, and
+//! that a profile fitted on two runs says those of the others before they are made.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,8 +16,9 @@ use crate::{About as _, Error, Result, say};
 const APART: f64 = 0.1;
 /// A run has so many repetitions, of which each is of several rounds.
 const REPETITIONS: usize = 5;
-/// A repetition has as many rounds as there is time for, no more than are needed, and not so few that one of them in four makes a
-/// difference, which is how often another host slows this one down by a third where both share a core.
+/// A repetition has as many rounds as there is time for, no more than are needed, and not so few
+/// that one of them in four makes a difference, which is how often another host slows this one down
+/// by a third where both share a core.
 const LONG: Duration = Duration::from_millis(3000);
 const FEWEST_ROUNDS: u32 = 3;
 const MOST_ROUNDS: u32 = 9;
@@ -83,13 +84,15 @@ struct Once {
 }
 
 impl Once {
-    /// Whether something else had the CPU for longer than what is to be told. Where that was another host, CPU time is not to be believed: what it took is
-    /// subtracted, and not always from what it was taken of.
+    /// Whether something else had the CPU for longer than what is to be told. Where that was
+    /// another host, CPU time is not to be believed: what it took is subtracted, and not always
+    /// from what it was taken of.
     fn is_disturbed(&self) -> bool {
         self.away > self.cpu * APART / 2.0 + UNSEEN
     }
 
-    /// Whether its CPUs were slow, which is told by what has nothing to do with what was measured on them.
+    /// Whether its CPUs were slow, which is told by what has nothing to do with what was measured
+    /// on them.
     fn is_slow(&self, best: f64) -> bool {
         self.pace > best * SLOW
     }
@@ -118,7 +121,8 @@ fn phases(report: &Value, words: &str) -> Result<Vec<(String, Once)>> {
     Ok(phases)
 }
 
-/// All ways to take a log, in pages and huge pages, of one vCPU and of two, 256 MiB to 2 GiB; and the other experiments.
+/// All ways to take a log, in pages and huge pages, of one vCPU and of two, 256 MiB to 2 GiB; and
+/// the other experiments.
 fn configurations() -> Vec<String> {
     let mut all = Vec::new();
     for backing in ["", " -s anonymous_thp"] {
@@ -146,7 +150,8 @@ fn configurations() -> Vec<String> {
     all
 }
 
-/// The CPUs of the threads of a run: of each vCPU one, and of the thread that asks KVM the next, as far as there are any.
+/// The CPUs of the threads of a run: of each vCPU one, and of the thread that asks KVM the next, as
+/// far as there are any.
 fn pins(words: &str, cpus: usize) -> String {
     let mut words = words.split(' ').skip_while(|word| *word != "-v").skip(1);
     let vcpus: usize = words.next().and_then(|word| word.parse().ok()).unwrap_or(1);
@@ -169,7 +174,8 @@ impl Both {
     }
 
     fn medians(&self, best: f64) -> [f64; 2] {
-        // Of what was neither disturbed nor slow; unless all was, of what was not slow; unless all was.
+        // Of what was neither disturbed nor slow; unless all was, of what was not slow; unless all
+        // was.
         let repetition = |rounds: &Vec<Once>| {
             let those = |is: &dyn Fn(&Once) -> bool| -> Vec<f64> {
                 let rounds = rounds.iter().filter(|once| is(once));
@@ -213,8 +219,9 @@ impl Both {
     }
 }
 
-/// Makes one run's rounds and another's by turns: whatever changes the pace of the computer meanwhile changes that of both, and each is first
-/// as often as it is second. What is done before is not counted, but says how many rounds there is time for: how many is never said by what they
+/// Makes one run's rounds and another's by turns: whatever changes the pace of the computer
+/// meanwhile changes that of both, and each is first as often as it is second. What is done before
+/// is not counted, but says how many rounds there is time for: how many is never said by what they
 /// take. A round on CPUs that were slow is made again at once. `best` is the best pace so far.
 fn by_turns(
     program: &Path,
@@ -408,8 +415,9 @@ fn others() -> Vec<String> {
     small.chain(huge).collect()
 }
 
-/// The mean of the faster half: what disturbs a phase makes it longer, and one of few rounds in which something did is not to move the figure. Of what has
-/// two paces, as two vCPUs in each other's way, a mean moves by little where a median jumps.
+/// The mean of the faster half: what disturbs a phase makes it longer, and one of few rounds in
+/// which something did is not to move the figure. Of what has two paces, as two vCPUs in each
+/// other's way, a mean moves by little where a median jumps.
 fn undisturbed(mut of: Vec<f64>) -> f64 {
     of.sort_by(f64::total_cmp);
     of.truncate(of.len().div_ceil(2));
@@ -476,7 +484,8 @@ mod tests {
         let mut both = Both::new("enable".to_owned());
         for (which, longer) in [(0, 1.0), (1, 1.2)] {
             for (repetition, rounds) in both.samples[which].iter_mut().enumerate() {
-                // One repetition took longer and no CPU says why; in each something had the CPU in two rounds, and in two the CPU was slow.
+                // One repetition took longer and no CPU says why; in each something had the CPU in
+                // two rounds, and in two the CPU was slow.
                 let longer = if repetition == 3 { 7.0 } else { longer };
                 let rounds_took = [
                     (1e6, 0.0, 40.0),
@@ -501,7 +510,8 @@ mod tests {
         );
         assert_eq!(both.medians(40.0), [1e6, 1.2e6]);
         assert!((both.difference(40.0) - 0.2).abs() < 1e-9);
-        // Where something always had the CPU, the pace counts still; where it was always slow, all counts.
+        // Where something always had the CPU, the pace counts still; where it was always slow, all
+        // counts.
         let once = |cpu, away, pace| Once { cpu, away, pace };
         both.samples[0].fill(vec![once(1e6, 1e6, 40.0), once(9e6, 0.0, 60.0)]);
         both.samples[1].fill(vec![once(2e6, 0.0, 60.0)]);

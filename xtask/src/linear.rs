@@ -1,8 +1,10 @@
-//! The linear map, step by step: what each step takes, counted by an emulator and by the software machine.
+//! The linear map, step by step: what each step takes, counted by an emulator and by the software
+//! machine.
 //!
-//! A kernel of our own makes the map at EL1 (`hypervisor/src/bin/linear.rs`), and a plugin of QEMU's (`xtask/plugin`) counts
-//! the instructions that are executed. The program `tablewright` makes the same map of the same memory, by the same code, on
-//! the software machine, and counts what it asks of the machine. One is the other in instructions:
+//! A kernel of our own makes the map at EL1 (`hypervisor/src/bin/linear.rs`), and a plugin of
+//! QEMU's (`xtask/plugin`) counts the instructions that are executed. The program `tablewright`
+//! makes the same map of the same memory, by the same code, on the software machine, and counts
+//! what it asks of the machine. One is the other in instructions:
 //!
 //! | software machine | arm64 |
 //! |---|---|

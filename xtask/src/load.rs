@@ -1,7 +1,9 @@
-//! The load: what the guest does while its memory is taken away, and how to tell that none of it went wrong.
+//! The load: what the guest does while its memory is taken away, and how to tell that none of it
+//! went wrong.
 //!
-//! Each worker fills files in memory, forks processes that read, sort and compare them, and says the hash of what it has
-//! got; which hash that is, is known here. There is one worker more than there are CPUs, so that they are moved about.
+//! Each worker fills files in memory, forks processes that read, sort and compare them, and says
+//! the hash of what it has got; which hash that is, is known here. There is one worker more than
+//! there are CPUs, so that they are moved about.
 
 use sha2::{Digest, Sha256};
 
@@ -51,10 +53,13 @@ const FORBIDDEN: [&str; 5] = [
     "BUG:",
 ];
 
-/// The program that the guest runs first, on this console. What was said last is given so many seconds to come out.
+/// The program that the guest runs first, on this console. What was said last is given so many
+/// seconds to come out.
 ///
-/// Of the words of the kernel's command line `load=N` is the load, so many rounds of it; with `copy` it goes on until the guest
-/// was copied, or the time of several guests is over; of several, `guest=N` has each write another text. It rings a bell when it is at work, a register of the hypervisor's, where it reads whether the copy is through.
+/// Of the words of the kernel's command line `load=N` is the load, so many rounds of it; with
+/// `copy` it goes on until the guest was copied, or the time of several guests is over; of several,
+/// `guest=N` has each write another text. It rings a bell when it is at work, a register of the
+/// hypervisor's, where it reads whether the copy is through.
 pub fn script(console: &str, last: u32, bell: Bell) -> String {
     let (rings, is_over) = (bell.ring(), bell.is_over());
     format!(
@@ -123,8 +128,8 @@ pub fn hashes(console: &[String]) -> usize {
     console.iter().filter(|line| line.starts_with(SAYS)).count()
 }
 
-/// Whether the load came out right, by what the guest said: each worker has done so many rounds, or more if it was to go on until
-/// the guest was copied.
+/// Whether the load came out right, by what the guest said: each worker has done so many rounds, or
+/// more if it was to go on until the guest was copied.
 ///
 /// # Errors
 /// What is wrong.

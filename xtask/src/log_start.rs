@@ -1,7 +1,8 @@
 //! What it takes to start a log, in instructions: everything in one step, and leaf by leaf.
 //!
-//! No guest is run. All memory of one is mapped with pages, as its faults would map it, and one log is started. The emulator
-//! counts the instructions of the hypervisor meanwhile, exactly: its clock goes by them, and no other CPU has a turn.
+//! No guest is run. All memory of one is mapped with pages, as its faults would map it, and one log
+//! is started. The emulator counts the instructions of the hypervisor meanwhile, exactly: its clock
+//! goes by them, and no other CPU has a turn.
 
 use std::time::Duration;
 
@@ -59,7 +60,8 @@ fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
     }
 }
 
-/// The same on nested paging. The guest's frames are only named, so that it may be larger than the emulator's memory.
+/// The same on nested paging. The guest's frames are only named, so that it may be larger than the
+/// emulator's memory.
 fn measure_x86(files: &Files, memory: u64, log: Log) -> Result<Start> {
     let clock = ["-icount", "shift=0,sleep=off"].map(String::from);
     let boot = hyperv::Boot {
@@ -85,10 +87,12 @@ fn measure_x86(files: &Files, memory: u64, log: Log) -> Result<Start> {
     }
 }
 
-/// Measures guests of these sizes, in MiB and growing, and hands on what one step takes, and what each leaf does.
+/// Measures guests of these sizes, in MiB and growing, and hands on what one step takes, and what
+/// each leaf does.
 ///
 /// # Errors
-/// What went wrong, or that one step takes more than a store for each entry of the root that is in use.
+/// What went wrong, or that one step takes more than a store for each entry of the root that is in
+/// use.
 pub fn run(
     arch: Arch,
     files: &Files,

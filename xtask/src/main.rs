@@ -130,11 +130,14 @@ enum Command {
         #[arg(long, value_name = "PROGRAM")]
         qemu: Option<PathBuf>,
     },
-    /// Hold what the hypervisor does to its guest's tables against the rules, with bugs planted and without
+    /// Hold what the hypervisor does to its guest's tables against the rules, with bugs planted and
+    /// without
     Check(check::CheckArgs),
-    /// Run the experiments on KVM inside emulated computers, and compare their counts with each other and with this one's
+    /// Run the experiments on KVM inside emulated computers, and compare their counts with each
+    /// other and with this one's
     Kvm(kvm::KvmArgs),
-    /// Make the linear map step by step, and count its barriers and invalidations, in QEMU and on the software machine
+    /// Make the linear map step by step, and count its barriers and invalidations, in QEMU and on
+    /// the software machine
     Linear,
     /// Count the instructions that the start of a log takes, for guests of 256 MiB to 4 GiB
     LogStart {
@@ -146,7 +149,8 @@ enum Command {
     Matrix,
     /// Ask an emulated processor about tables of every format of arm64, in each translation regime
     Formats,
-    /// Have a device go by a guest's tables, through a system MMU, and show that it is told what to forget
+    /// Have a device go by a guest's tables, through a system MMU, and show that it is told what to
+    /// forget
     Smmu,
     /// Boot an example kernel, and show what it says
     Example {
@@ -154,13 +158,15 @@ enum Command {
         #[arg(value_name = "NAME")]
         kernel: example::Kernel,
     },
-    /// Run a kernel whose processes fork, and count its barriers and invalidations step by step, in QEMU
+    /// Run a kernel whose processes fork, and count its barriers and invalidations step by step, in
+    /// QEMU
     Processes {
         /// One line of JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// Have a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and count
+    /// Have a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and
+    /// count
     TlbFlush {
         /// One line of JSON for each instead of a table
         #[arg(long)]

@@ -1,4 +1,5 @@
-//! Kernels of two releases of Debian on two versions of QEMU, each with the load, while frames are taken away.
+//! Kernels of two releases of Debian on two versions of QEMU, each with the load, while frames are
+//! taken away.
 
 use crate::debian::Release;
 use crate::emulator::Emulator;

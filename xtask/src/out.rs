@@ -1,4 +1,5 @@
-//! What is said on the standard output, for as long as there is a reader; and whether the user wants it to end.
+//! What is said on the standard output, for as long as there is a reader; and whether the user
+//! wants it to end.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,8 +40,8 @@ macro_rules! say {
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From here on Ctrl-C does not end the program, nor do the other signals that ask it to: [`is_interrupted`] says so. A second one
-/// ends it.
+/// From here on Ctrl-C does not end the program, nor do the other signals that ask it to:
+/// [`is_interrupted`] says so. A second one ends it.
 ///
 /// # Errors
 /// Signals cannot be had.
@@ -68,7 +69,8 @@ pub fn is_interrupted() -> bool {
 /// How long there is no sign that something is being done.
 pub const SILENCE: Duration = Duration::from_secs(4);
 
-/// Runs what takes a while, under a sign that it does: a line where no terminal is, and there a clock.
+/// Runs what takes a while, under a sign that it does: a line where no terminal is, and there a
+/// clock.
 pub fn slowly<T>(what: &str, run: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         eprintln!("{what} ...");
@@ -85,8 +87,8 @@ pub fn clocked<T>(what: &str, run: impl FnOnce() -> T) -> T {
 /// Whether there is a clock.
 static CLOCK: AtomicBool = AtomicBool::new(false);
 
-/// Shows what is being done, and for how long: on a terminal in one line, and elsewhere in a line now and then. There is one at a time:
-/// the others show nothing.
+/// Shows what is being done, and for how long: on a terminal in one line, and elsewhere in a line
+/// now and then. There is one at a time: the others show nothing.
 pub struct Clock(Option<Shown>);
 
 struct Shown {

@@ -1,5 +1,6 @@
-//! A copy of the engine with a bug in it, and the hypervisor on that: what the engine itself would do wrong, which its source
-//! knows nothing of. As in `machine/tests/engine_bugs`, a place of the engine is found by its text.
+//! A copy of the engine with a bug in it, and the hypervisor on that: what the engine itself would
+//! do wrong, which its source knows nothing of. As in `machine/tests/engine_bugs`, a place of the
+//! engine is found by its text.
 
 use std::fs;
 use std::path::{Path, PathBuf};

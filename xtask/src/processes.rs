@@ -1,8 +1,9 @@
-//! A kernel whose processes fork (`examples/arm64`): what each step takes, counted by an emulator, and compared with
-//! what is expected.
+//! A kernel whose processes fork (`examples/arm64`): what each step takes, counted by an emulator,
+//! and compared with what is expected.
 //!
-//! The expectation is a formula for each step, in the crate `tablewright-processes`; the software machine is held to the same one
-//! (`machine/workloads/tests/machine/processes.rs`). The instructions of the kernel are counted, too, and not compared: they are the compiler's.
+//! The expectation is a formula for each step, in the crate `tablewright-processes`; the software
+//! machine is held to the same one (`machine/workloads/tests/machine/processes.rs`). The
+//! instructions of the kernel are counted, too, and not compared: they are the compiler's.
 
 use serde_json::{Value, json};
 use tablewright_processes::Step;
@@ -116,7 +117,8 @@ fn row(step: Step, executed: &Executed) -> Value {
 /// Runs the kernel, and compares. Each line is handed on: a table, or one line of JSON.
 ///
 /// # Errors
-/// Something is missing, the kernel does not come to its end, or the counts are not those that are expected.
+/// Something is missing, the kernel does not come to its end, or the counts are not those that are
+/// expected.
 pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
     let (kernel, plugin) = (Kernel::Arm64.build()?, fetch::plugin(&Emulator::Installed)?);
     let plugin = format!("{},instructions=on", plugin.display());

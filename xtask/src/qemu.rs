@@ -1,7 +1,9 @@
-//! One boot in QEMU: its arguments, its console, and a look at the hypervisor's counters while it runs.
+//! One boot in QEMU: its arguments, its console, and a look at the hypervisor's counters while it
+//! runs.
 //!
-//! The counters lie in the hypervisor's memory, under a symbol of its image; QEMU reads them by its machine protocol. When the
-//! guest powers off the machine stands still with its memory, is read once more, and is gone.
+//! The counters lie in the hypervisor's memory, under a symbol of its image; QEMU reads them by its
+//! machine protocol. When the guest powers off the machine stands still with its memory, is read
+//! once more, and is gone.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::ops::Range;
@@ -26,7 +28,8 @@ use crate::fetch::Files;
 use crate::several::Several;
 use crate::{About as _, Error, LIMIT, Leaves, Log, Result, name_of, out};
 
-/// The processor with everything that QEMU has; pointer authentication with the algorithm that is quick to emulate.
+/// The processor with everything that QEMU has; pointer authentication with the algorithm that is
+/// quick to emulate.
 pub const CPU_MAX: &str = "max,pauth-impdef=on";
 
 /// Memory begins here; the hypervisor's share of it comes first.
@@ -89,7 +92,8 @@ pub struct Boot<'a> {
 }
 
 impl<'a> Boot<'a> {
-    /// One CPU, 256 MiB in pages, and nothing that happens to them; no longer than the [limit](LIMIT) of tests.
+    /// One CPU, 256 MiB in pages, and nothing that happens to them; no longer than the
+    /// [limit](LIMIT) of tests.
     pub fn of(files: &'a Files) -> Self {
         Self {
             files,
@@ -115,7 +119,8 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// The hypervisor's memory, in MiB: its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
+    /// The hypervisor's memory, in MiB: its tables take a 512th of the guest's memory; a copy of
+    /// the guest as much as the guest.
     fn own_memory(&self) -> u64 {
         // The guest begins with a leaf, and so does its copy.
         let leaf = match self.leaves {
@@ -328,7 +333,8 @@ impl Drop for Temporary {
     }
 }
 
-/// A file for a short time. The name of a socket is short: it may not fit into a directory of the build's.
+/// A file for a short time. The name of a socket is short: it may not fit into a directory of the
+/// build's.
 fn temporary(what: &str) -> Temporary {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -598,7 +604,8 @@ pub fn watch(boot: &Boot<'_>, console: bool) -> Result<Ran> {
     })
 }
 
-/// Runs something with a line of these counters, by their places and names, below what is said on the console.
+/// Runs something with a line of these counters, by their places and names, below what is said on
+/// the console.
 pub fn show<T>(
     shown: &[(usize, &str)],
     run: impl FnOnce(&mut dyn FnMut(&str), &mut dyn FnMut(&[u64])) -> T,

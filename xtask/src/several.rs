@@ -301,7 +301,8 @@ pub const LINUX: &str = "guests-linux";
 /// Frames that are taken away in a second, at most.
 const EVICT_RATE: u64 = 500;
 
-/// So many guests, with VMIDs that roll over, from which frames are taken away, and whose writes are logged.
+/// So many guests, with VMIDs that roll over, from which frames are taken away, and whose writes
+/// are logged.
 ///
 /// # Errors
 /// Something is missing, or went wrong, or did not happen.
@@ -344,8 +345,9 @@ pub fn test(all: &Files, kernels: u8, small: u8) -> Result<()> {
     }
 }
 
-/// Whether VMIDs are used up as they should be: with a turn or two for each of eight guests or more. How many turns there are in a second
-/// is not the guests' to say, but what else the computer does.
+/// Whether VMIDs are used up as they should be: with a turn or two for each of eight guests or
+/// more. How many turns there are in a second is not the guests' to say, but what else the computer
+/// does.
 fn rolls_over(times: u64, turns: u64) -> bool {
     times >= 10 && times * 30 >= turns
 }

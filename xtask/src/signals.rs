@@ -1,5 +1,6 @@
-//! A boot whose user ends it, or that is killed: what was counted is shown, and no emulator stays behind. And one with an initial file
-//! system of its own. Each is this program once more, with its output in pipes, as another program would use it.
+//! A boot whose user ends it, or that is killed: what was counted is shown, and no emulator stays
+//! behind. And one with an initial file system of its own. Each is this program once more, with its
+//! output in pipes, as another program would use it.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, ExitStatus, Stdio};

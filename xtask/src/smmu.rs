@@ -1,5 +1,5 @@
-//! A guest's tables that a device goes by, too (`hypervisor/src/bin/smmu/`): right as it is; and wrong where the device, or the processor,
-//! is not told what to forget.
+//! A guest's tables that a device goes by, too (`hypervisor/src/bin/smmu/`): right as it is; and
+//! wrong where the device, or the processor, is not told what to forget.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Guests under load, in a matrix: the hashes have to be right; and where an invalidation is left out, it has to be missed.
+//! Guests under load, in a matrix: the hashes have to be right; and where an invalidation is left
+//! out, it has to be missed.
 
 use std::path::PathBuf;
 
@@ -27,7 +28,8 @@ pub struct TestArgs {
     /// Run so many at once [default: as many as there are processors, up to 4]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: Option<u8>,
-    /// Another QEMU than the one that is installed, for guests of arm64: a program, or `debian-13`, which is fetched
+    /// Another QEMU than the one that is installed, for guests of arm64: a program, or `debian-13`,
+    /// which is fetched
     #[arg(long, value_name = "PROGRAM")]
     qemu: Option<PathBuf>,
     /// Only the test of this name, or those whose names contain it
@@ -310,8 +312,9 @@ const TESTS: &[Test] = &[
 /// Rounds of the load.
 const ROUNDS: u32 = 2;
 
-/// When frames begin to be taken away where that is meant to go wrong, in faults: the guest's kernel sets up its memory. It may
-/// stop before it meets what was not forgotten; then another delay is tried.
+/// When frames begin to be taken away where that is meant to go wrong, in faults: the guest's
+/// kernel sets up its memory. It may stop before it meets what was not forgotten; then another
+/// delay is tried.
 const DELAYS: &[u64] = &[6000, 7000, 8000];
 
 /// Whether each attempt of the hostile guest was answered as it should be.
@@ -520,8 +523,8 @@ impl Test {
     }
 }
 
-/// What is said of a boot: how much was counted of one thing; if it is wrong, what was said last, and all that was counted. Of one that
-/// was to go wrong, how it did.
+/// What is said of a boot: how much was counted of one thing; if it is wrong, what was said last,
+/// and all that was counted. Of one that was to go wrong, how it did.
 pub fn outcome(
     ran: &Ran,
     verdict: std::result::Result<Option<String>, String>,
@@ -607,8 +610,8 @@ pub fn run(args: &TestArgs) -> Result<()> {
     cases::finish(&cases, how, &tallies, interrupted)
 }
 
-/// How many tests are run at once if it is not said: one for each processor, which most boots have a use for until they are at their
-/// load.
+/// How many tests are run at once if it is not said: one for each processor, which most boots have
+/// a use for until they are at their load.
 fn processors() -> u8 {
     let found = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     u8::try_from(found).unwrap_or(u8::MAX).min(MOST_JOBS)

@@ -1,6 +1,8 @@
-//! Random tables of x86-64 and of nested paging, asked of the processor: a program of its own, without a guest.
+//! Random tables of x86-64 and of nested paging, asked of the processor: a program of its own,
+//! without a guest.
 //!
-//! Which tables, and when the processor is right, is said in `hypervisor/x86/src/check.rs`. The program ends QEMU with a status.
+//! Which tables, and when the processor is right, is said in `hypervisor/x86/src/check.rs`. The
+//! program ends QEMU with a status.
 
 use std::path::Path;
 use std::process::Command;
@@ -71,7 +73,8 @@ impl Test {
                 "none",
                 "-no-reboot",
             ])
-            // In pages of the host's own size: so few of the 2 GiB are used that larger ones would take longer to clear.
+            // In pages of the host's own size: so few of the 2 GiB are used that larger ones would
+            // take longer to clear.
             .args(["-object", "memory-backend-memfd,id=memory,size=2G"])
             .args(["-machine", "pc,memory-backend=memory"])
             .args([

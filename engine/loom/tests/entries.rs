@@ -14,7 +14,8 @@ fn one_of_several_claims_an_entry_and_the_others_see_its_table() {
         loom::model(move || {
             let tables = Tables::new();
             tables.entry(ROOT, 0).store(0);
-            // Each has a table of its own, with the number of its frame in one entry, and claims the entry of the root.
+            // Each has a table of its own, with the number of its frame in one entry, and claims
+            // the entry of the root.
             let claim = |tables: &Tables, mine: Pa| {
                 tables.entry(mine, 1).store(mine.get());
                 let winner = match tables
@@ -85,8 +86,8 @@ fn a_table_that_a_walk_may_hold_is_not_past() {
                 .map(|cpu| {
                     let (tables, epochs) = (tables.clone(), epochs.clone());
                     thread::spawn(move || {
-                        // SAFETY: this thread alone has the number (1., 3.), without interrupts (2.), and nothing else
-                        // is made of the slots (4.).
+                        // SAFETY: this thread alone has the number (1., 3.), without interrupts
+                        // (2.), and nothing else is made of the slots (4.).
                         let _walk = unsafe { epochs.enter(cpu) }.unwrap();
                         if tables.entry(ROOT, 0).follow() != 0 {
                             assert_eq!(tables.entry(child, 0).load(), 5);
@@ -124,8 +125,8 @@ fn a_table_that_a_processor_may_hold_is_not_past_before_it_passes_or_rests() {
                     thread::spawn(move || {
                         // Out of its rest, and between two walks.
                         for _ in 0..walks {
-                            // SAFETY: this thread alone has the number (1.) and is between two walks (2.); nothing else
-                            // is made of the slots (3.).
+                            // SAFETY: this thread alone has the number (1.) and is between two
+                            // walks (2.); nothing else is made of the slots (3.).
                             unsafe { states.pass(cpu) };
                             if tables.entry(ROOT, 0).follow() != 0 {
                                 assert_eq!(tables.entry(child, 0).load(), 5);

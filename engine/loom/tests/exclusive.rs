@@ -1,4 +1,5 @@
-//! Exclusive edits against walkers on other processors: the editor is one thread, every other a walker.
+//! Exclusive edits against walkers on other processors: the editor is one thread, every other a
+//! walker.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -53,9 +54,9 @@ impl Machine {
     }
 }
 
-// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.); a walker reads
-// what was stored (4.) and holds nothing between two walks (5.), and a completion waits for those under way (6.); a clone
-// shares the tables (7.).
+// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no
+// links (3.); a walker reads what was stored (4.) and holds nothing between two walks (5.), and a
+// completion waits for those under way (6.); a clone shares the tables (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let number = self.used.replace(self.used.get() + 1);
@@ -75,7 +76,8 @@ unsafe impl Platform for Machine {
     fn invalidate(&self, _: &Invalidation<'_>) {}
 }
 
-/// What walks in a model: the kinds of access, and which of them, as a bit set, start before the edit.
+/// What walks in a model: the kinds of access, and which of them, as a bit set, start before the
+/// edit.
 type Cast = (&'static [Access], usize);
 
 /// Explores a model with one walker and with two, of all kinds, before and behind completions.
@@ -241,8 +243,8 @@ fn a_change_by_a_break_loses_no_flag() {
     });
 }
 
-/// Splits the block while the page is accessed, and returns the walks. They mark the block, which stands for all of it,
-/// or the page.
+/// Splits the block while the page is accessed, and returns the walks. They mark the block, which
+/// stands for all of it, or the page.
 fn split<const ARM: bool>(cast: Cast) -> Vec<Option<u64>> {
     let mut scene = Scene::<ARM>::block(cast);
     let mut gather = scene.space.gather();

@@ -48,7 +48,8 @@ impl Tree {
     }
 }
 
-/// A processor walks, and is interrupted by a walk at each point of its start and its end. Another detaches the table.
+/// A processor walks, and is interrupted by a walk at each point of its start and its end. Another
+/// detaches the table.
 #[test]
 fn an_interrupt_may_come_at_any_point_of_a_walk() {
     for at in 1.. {
@@ -65,8 +66,8 @@ fn an_interrupt_may_come_at_any_point_of_a_walk() {
                 points.set(points.get() + 1);
                 if points.get() == at {
                     reached.store(true, Relaxed);
-                    // SAFETY: the other thread cuts, and does not enter (1., 3.); the interrupt ends what it starts (2.);
-                    // the slot is of these epochs (4.).
+                    // SAFETY: the other thread cuts, and does not enter (1., 3.); the interrupt
+                    // ends what it starts (2.); the slot is of these epochs (4.).
                     let _walk = unsafe { tree.epochs.enter(0) };
                     tree.read();
                 }
@@ -86,7 +87,8 @@ fn an_interrupt_may_come_at_any_point_of_a_walk() {
     }
 }
 
-/// Two walks of one processor, the first of which ends first, and a third in the midst of the second.
+/// Two walks of one processor, the first of which ends first, and a third in the midst of the
+/// second.
 #[test]
 fn walks_of_one_processor_may_end_in_any_order() {
     loom::model(|| {
@@ -95,7 +97,8 @@ fn walks_of_one_processor_may_end_in_any_order() {
             let tree = tree.clone();
             move || tree.cut()
         });
-        // SAFETY: the other thread does not enter (1., 3.); no interrupts (2.); the slot is of these epochs (4.).
+        // SAFETY: the other thread does not enter (1., 3.); no interrupts (2.); the slot is of
+        // these epochs (4.).
         let enter = || unsafe { tree.epochs.enter(0) }.unwrap();
         let (one, two) = (enter(), enter());
         drop(one);
@@ -119,7 +122,8 @@ fn a_walk_whose_successor_is_announced_is_over() {
             move || tree.cut()
         });
         for _ in 0..2 {
-            // SAFETY: the other thread does not enter (1., 3.); no interrupts (2.); the slot is of these epochs (4.).
+            // SAFETY: the other thread does not enter (1., 3.); no interrupts (2.); the slot is of
+            // these epochs (4.).
             let _walk = unsafe { tree.epochs.enter(0) }.unwrap();
             if tree.descriptor.load(Ordering::Acquire) != 0 {
                 tree.table.store(5, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The slots of a guest, which faults read while they are changed, and what is mapped of what they said.
+//! The slots of a guest, which faults read while they are changed, and what is mapped of what they
+//! said.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

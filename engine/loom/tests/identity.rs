@@ -1,10 +1,12 @@
-//! Invalidations by identity: a processor that is given an identifier, or another, while a space is edited, uses nothing under it
-//! that the editor has given back.
+//! Invalidations by identity: a processor that is given an identifier, or another, while a space is
+//! edited, uses nothing under it that the editor has given back.
 //!
-//! Hardware tells all processors, of one identifier. The page that goes is a cell: the processor looks at it when it uses
-//! the translation, the editor writes it when it has it back. loom finds the two at once, or the wrong way round.
+//! Hardware tells all processors, of one identifier. The page that goes is a cell: the processor
+//! looks at it when it uses the translation, the editor writes it when it has it back. loom finds
+//! the two at once, or the wrong way round.
 
-// What a model shares are cells of its own kind, which are for one thread: its threads are coroutines.
+// What a model shares are cells of its own kind, which are for one thread: its threads are
+// coroutines.
 #![allow(clippy::arc_with_non_send_sync)]
 
 use std::cell::Cell;
@@ -83,9 +85,9 @@ struct Editor {
     identity: usize,
 }
 
-// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.); a walker reads
-// what was stored (4.), and what it remembers goes in `invalidate` (5., 6.); a clone shares all of it (7.); each space has an
-// identity (9.).
+// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no
+// links (3.); a walker reads what was stored (4.), and what it remembers goes in `invalidate` (5.,
+// 6.); a clone shares all of it (7.); each space has an identity (9.).
 unsafe impl Platform for Editor {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let number = self.used.replace(self.used.get() + 1);
@@ -107,7 +109,8 @@ unsafe impl Platform for Editor {
     }
 }
 
-/// One processor takes a page back, while another goes through these spaces and uses the page where it is.
+/// One processor takes a page back, while another goes through these spaces and uses the page where
+/// it is.
 fn explore(before: &'static [usize], meanwhile: &'static [usize]) {
     loom::model(move || {
         let world = World::new();
@@ -174,7 +177,8 @@ fn a_space_that_was_loaded_before_is_invalidated_where_it_is() {
     explore(&[0, 1], &[0]);
 }
 
-/// A generation begins, and the space is given another identifier, while its page is invalidated under the one that it had.
+/// A generation begins, and the space is given another identifier, while its page is invalidated
+/// under the one that it had.
 #[test]
 fn a_space_is_given_another_identifier_while_it_is_invalidated() {
     explore(&[0, 1, 2, 3, 1], &[2, 0]);

@@ -1,4 +1,5 @@
-//! The log of what a guest writes: what can be written is marked, however starts, harvests and faults meet.
+//! The log of what a guest writes: what can be written is marked, however starts, harvests and
+//! faults meet.
 
 use std::sync::Arc;
 
@@ -65,7 +66,8 @@ impl Vm {
         self.guest.request(&fault).unwrap()
     }
 
-    /// Handles a fault that was looked up. Whether the page was made writable; if not, the guest will fault again.
+    /// Handles a fault that was looked up. Whether the page was made writable; if not, the guest
+    /// will fault again.
     fn write(&self, request: &Request) -> bool {
         let page = Backing::new(Pa::new(request.host()), PAGE);
         let mapped = self.guest.gather().map(request, &page);

@@ -42,9 +42,10 @@ struct Parts {
     last: Option<loom::sync::atomic::AtomicU64>,
 }
 
-// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.); a store is
-// seen by a walker when it is made (4.); in these models no processor remembers what an entry said (5., 6.), but for the
-// one guest of `last`, which has made its last store when a completion returns; a clone shares the tables (7.).
+// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no
+// links (3.); a store is seen by a walker when it is made (4.); in these models no processor
+// remembers what an entry said (5., 6.), but for the one guest of `last`, which has made its last
+// store when a completion returns; a clone shares the tables (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let number = self.0.used.fetch_add(1, Ordering::Relaxed);
@@ -93,8 +94,8 @@ unsafe impl SharedPlatform for Machine {
     type Walk<'a> = Walking<'a>;
 
     fn enter(&self) -> Walking<'_> {
-        // SAFETY: no two threads of a model have one number (1.), and none is interrupted (2.) or sends a walk to another
-        // (3.); nothing else is made of the slots (4.).
+        // SAFETY: no two threads of a model have one number (1.), and none is interrupted (2.) or
+        // sends a walk to another (3.); nothing else is made of the slots (4.).
         unsafe { self.0.epochs.enter(CPU.with(Cell::get)) }.unwrap()
     }
     fn grace_period(&self) -> GracePeriod {
@@ -299,8 +300,9 @@ fn no_table_is_reclaimed_under_a_walk_of_software() {
     }
 }
 
-/// Two processors unmap one page. The one that finds it gone, and the edit of the other complete, reads what the guest wrote
-/// last. (The counter was once read relaxed behind its fence, and ordered nothing.)
+/// Two processors unmap one page. The one that finds it gone, and the edit of the other complete,
+/// reads what the guest wrote last. (The counter was once read relaxed behind its fence, and
+/// ordered nothing.)
 #[test]
 fn what_relies_on_the_completion_of_another_edit_sees_what_was_before_it() {
     fn unmap(space: &Space) {
@@ -325,8 +327,8 @@ fn what_relies_on_the_completion_of_another_edit_sees_what_was_before_it() {
     });
 }
 
-/// Two gathers of one processor, completed in either order, while another takes the table that they have edited: the second
-/// completion once went through tables in a walk that the first had ended.
+/// Two gathers of one processor, completed in either order, while another takes the table that they
+/// have edited: the second completion once went through tables in a walk that the first had ended.
 #[test]
 fn edits_under_way_may_be_completed_in_any_order() {
     for first in 0..2 {

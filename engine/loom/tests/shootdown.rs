@@ -1,10 +1,12 @@
-//! Remote flushes: a CPU that loads a space, is lazy, does not run, is online or not, or flushes while another flushes,
-//! uses nothing that the other has given back.
+//! Remote flushes: a CPU that loads a space, is lazy, does not run, is online or not, or flushes
+//! while another flushes, uses nothing that the other has given back.
 //!
-//! A CPU here remembers one translation of each entry. What it leads to is a cell that the CPU looks at when it uses
-//! the translation, and that is written when it is given back: loom finds the two at once, or the wrong way round.
+//! A CPU here remembers one translation of each entry. What it leads to is a cell that the CPU
+//! looks at when it uses the translation, and that is written when it is given back: loom finds the
+//! two at once, or the wrong way round.
 
-// What a model shares are cells of its own kind, which are for one thread: its threads are coroutines.
+// What a model shares are cells of its own kind, which are for one thread: its threads are
+// coroutines.
 #![allow(clippy::arc_with_non_send_sync)]
 
 use std::cell::{Cell, RefCell};
@@ -502,8 +504,8 @@ fn two_that_flush(handler: Option<(Point, usize, Edit)>) {
 
 // ---- Flushes in handlers ----
 
-/// CPU 0 edits one entry, and in the midst of it, in a handler, another. CPU 1 uses both; a handler may interrupt it
-/// too.
+/// CPU 0 edits one entry, and in the midst of it, in a handler, another. CPU 1 uses both; a handler
+/// may interrupt it too.
 fn while_edited_in_a_handler(point: Point, edit: Edit, loaded: bool, receives: bool) {
     loom::model(move || {
         let world = World::new();
@@ -552,8 +554,8 @@ fn a_flush_in_a_handler_of_what_is_global_is_told_to_all() {
     while_edited_in_a_handler(Point::Queued, GLOBAL, false, true);
 }
 
-/// A handler in a handler rings again, while the CPU that is told answers and is interrupted in it: what it did does not
-/// go back, and the one interrupt that was sent is enough.
+/// A handler in a handler rings again, while the CPU that is told answers and is interrupted in it:
+/// what it did does not go back, and the one interrupt that was sent is enough.
 #[test]
 fn a_doorbell_is_rung_while_it_is_answered() {
     let mut model = loom::model::Builder::new();
@@ -675,7 +677,8 @@ fn a_new_identifier_is_not_loaded_over_what_was_there() {
     roll_over(&[3, 0]);
 }
 
-/// Hardware that tells all CPUs: what CPU 1 remembers, under which identifier. A walk does not overlap an invalidation.
+/// Hardware that tells all CPUs: what CPU 1 remembers, under which identifier. A walk does not
+/// overlap an invalidation.
 struct Broadcast(Arc<Mutex<Option<(u16, u64)>>>);
 
 impl Messenger for Broadcast {
@@ -731,7 +734,8 @@ fn a_broadcast_knows_the_identifier_or_is_too_early_to_matter() {
 
 // ---- What a host has queued for a virtual processor ----
 
-/// Editors push into a queue with room for one range, and do not wait for a virtual processor that does not run.
+/// Editors push into a queue with room for one range, and do not wait for a virtual processor that
+/// does not run.
 fn queued(editors: usize, all: bool) {
     struct Host {
         queue: FlushQueue<1>,
@@ -774,9 +778,9 @@ fn queued(editors: usize, all: bool) {
             let host = Arc::clone(&host);
             thread::spawn(move || {
                 let mut remembered = [Some(OLD); 2];
-                // What is found now is remembered the next time. With two editors that is too much to look through; and
-                // where an exchange and a plain store meet, loom lets the exchange read what the store has replaced and
-                // stand behind it all the same.
+                // What is found now is remembered the next time. With two editors that is too much
+                // to look through; and where an exchange and a plain store meet, loom lets the
+                // exchange read what the store has replaced and stand behind it all the same.
                 for _ in editors + usize::from(all)..3 {
                     host.runs.store(true, Ordering::Relaxed);
                     loom::sync::atomic::fence(Ordering::SeqCst);

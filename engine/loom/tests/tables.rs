@@ -1,11 +1,11 @@
 //! Tables small enough to be explored, and what walks them.
 //!
-//! They are those of a format made for this: two levels of four entries, descriptors like those of x86 with a flag for
-//! accessed and one for dirty, under the rules of either architecture.
+//! They are those of a format made for this: two levels of four entries, descriptors like those of
+//! x86 with a flag for accessed and one for dirty, under the rules of either architecture.
 //!
-//! A walker does what hardware does: it reads an entry, and sets a flag by an atomic update that checks the entry. It holds
-//! nothing between two walks, so that a completion waits for the walks under way and for nothing else. Software that reads
-//! the tables does the same and sets no flag.
+//! A walker does what hardware does: it reads an entry, and sets a flag by an atomic update that
+//! checks the entry. It holds nothing between two walks, so that a completion waits for the walks
+//! under way and for nothing else. Software that reads the tables does the same and sets no flag.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -28,13 +28,14 @@ pub const SUSPENDED: u64 = 1 << 63;
 pub const PROTECTED: u64 = 1 << 62;
 pub const OPENING: u64 = 1 << 60;
 
-/// Two levels of four entries. A change of size or type of a live leaf is made in place, or with `ARM` by a break.
+/// Two levels of four entries. A change of size or type of a live leaf is made in place, or with
+/// `ARM` by a break.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiny<const ARM: bool, A = Va>(PhantomData<A>);
 
-// SAFETY: the index is the masked one of the trait, of four entries at both levels (1.); the address of a table is its own field
-// (2.); suspended, frozen and protected are marks of a bit each, which no entry that is present has (3.); there are no runs, and
-// pages are leaves (4.).
+// SAFETY: the index is the masked one of the trait, of four entries at both levels (1.); the
+// address of a table is its own field (2.); suspended, frozen and protected are marks of a bit
+// each, which no entry that is present has (3.); there are no runs, and pages are leaves (4.).
 unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     type Input = A;
     const NAME: &'static str = "tiny";
@@ -134,7 +135,8 @@ pub const fn frame(number: u64) -> Pa {
     Pa::new((number + 1) << 12)
 }
 
-/// A few tables that processors share. (Their reference count is not under test, and so is not loom's.)
+/// A few tables that processors share. (Their reference count is not under test, and so is not
+/// loom's.)
 pub struct Tables(Vec<Entry>);
 
 impl Tables {
@@ -167,7 +169,8 @@ impl Tables {
         Either::kind(entry, Level::PAGE) == Kind::Leaf && entry & WRITE != 0
     }
 
-    /// What a walker does for an access to the second page. Returns the flags that it set, or saw set; `None` for a fault.
+    /// What a walker does for an access to the second page. Returns the flags that it set, or saw
+    /// set; `None` for a fault.
     pub fn walk(&self, access: Access) -> Option<u64> {
         type Either = Tiny<false>;
         let (mut table, mut level) = (ROOT, Level::new(1));
@@ -192,7 +195,8 @@ impl Tables {
                         Access::Read => ACCESSED,
                     };
                     let set = bits | flags;
-                    // Hardware that was too late walks again. Nothing has happened then, and the next walk is one like any.
+                    // Hardware that was too late walks again. Nothing has happened then, and the
+                    // next walk is one like any.
                     let done = set == bits || entry.compare_exchange(bits, set).is_ok();
                     return Some(if done { flags } else { 0 });
                 }

@@ -1,4 +1,5 @@
-//! What a kernel links of the engine: calls of one page, on a platform whose tables are in a direct map.
+//! What a kernel links of the engine: calls of one page, on a platform whose tables are in a direct
+//! map.
 #![no_std]
 
 #[cfg(feature = "all")]

@@ -2,12 +2,14 @@
 //!
 //! # Orderings
 //!
-//! A mark and the harvest of its word are atomic updates of one word, and come one after the other. If the mark is first, it
-//! is harvested, and releases what the harvest acquires: the page is seen as writable as it was made, and is protected. If it
-//! is second, it waits for the next harvest. A mark that is there already is therefore set again, and not just looked at.
+//! A mark and the harvest of its word are atomic updates of one word, and come one after the other.
+//! If the mark is first, it is harvested, and releases what the harvest acquires: the page is seen
+//! as writable as it was made, and is protected. If it is second, it waits for the next harvest. A
+//! mark that is there already is therefore set again, and not just looked at.
 //!
-//! Two bitmaps in turn need no atomic update where they are harvested: each mark finds which is current and goes into it
-//! [in one walk](crate::guest::Guest::mark), so that none goes into the other when the walks from before the turn are over.
+//! Two bitmaps in turn need no atomic update where they are harvested: each mark finds which is
+//! current and goes into it [in one walk](crate::guest::Guest::mark), so that none goes into the
+//! other when the walks from before the turn are over.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -85,8 +87,9 @@ impl<'m> Bitmap<'m> {
 
     /// Marks all, for a log that starts so: what is not protected yet is taken for written.
     ///
-    /// Faults that were looked up before the slot was logged mark nothing. Before the first harvest the walks in which they
-    /// are have to be over: [`SharedSpace::grace_period`](crate::shared::SharedSpace::grace_period) and
+    /// Faults that were looked up before the slot was logged mark nothing. Before the first harvest
+    /// the walks in which they are have to be over:
+    /// [`SharedSpace::grace_period`](crate::shared::SharedSpace::grace_period) and
     /// [`is_over`](crate::shared::SharedSpace::is_over), after the slot was replaced.
     pub fn mark_all(&self) {
         self.mark_range(0..self.pages);
@@ -104,8 +107,9 @@ impl<'m> Bitmap<'m> {
         self.words.iter().map(ones).sum()
     }
 
-    /// Takes the marks of these pages away and gives them out, a word at a time: the number of the first page of a word, and
-    /// a bit for each page from there. They are to be protected before they are copied.
+    /// Takes the marks of these pages away and gives them out, a word at a time: the number of the
+    /// first page of a word, and a bit for each page from there. They are to be protected before
+    /// they are copied.
     #[inline]
     pub fn harvest(&self, pages: Range<u64>, mut each: impl FnMut(u64, u64)) {
         each_word(self.words, pages, self.pages, any, |word, first, mask| {
@@ -185,8 +189,9 @@ impl<'m> Flip<'m> {
         &self.maps[self.state.load(Ordering::Acquire) & SECOND]
     }
 
-    /// From now on the other is marked, and this one is given out, to be drained. Where the last turn's was dropped and not
-    /// drained, it is that one again, and nothing is turned. `None` as long as it is not dropped.
+    /// From now on the other is marked, and this one is given out, to be drained. Where the last
+    /// turn's was dropped and not drained, it is that one again, and nothing is turned. `None` as
+    /// long as it is not dropped.
     pub fn turn<P: SharedPlatform>(&self, platform: &P) -> Option<Idle<'_, 'm>> {
         let before = self.state.load(Ordering::Relaxed);
         let after = match before & (OUT | FULL) {
@@ -222,7 +227,8 @@ impl Drop for Unmarked<'_, '_> {
     }
 }
 
-/// A bitmap that gets no more marks when the walks that began before its turn was over have come to an end.
+/// A bitmap that gets no more marks when the walks that began before its turn was over have come to
+/// an end.
 #[derive(Debug)]
 #[must_use = "it has marks that were not harvested"]
 pub struct Idle<'f, 'm> {
@@ -249,8 +255,8 @@ impl<'f, 'm> Idle<'f, 'm> {
 pub struct Retired<'f, 'm>(Unmarked<'f, 'm>);
 
 impl Retired<'_, '_> {
-    /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does; in a cache line that has marks, words without any
-    /// as well.
+    /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does; in a cache line that
+    /// has marks, words without any as well.
     #[inline]
     pub fn drain(self, mut each: impl FnMut(u64, u64)) {
         let (lines, rest) = self.0.map.words.as_chunks::<LINE>();
@@ -276,8 +282,8 @@ impl Retired<'_, '_> {
     }
 }
 
-/// Calls `each` with every word that has bits of `pages`, the page of its first bit, and the mask of those bits; but not in
-/// lines that are not worth it.
+/// Calls `each` with every word that has bits of `pages`, the page of its first bit, and the mask
+/// of those bits; but not in lines that are not worth it.
 #[inline(always)]
 fn each_word(
     words: &[AtomicU64],
@@ -312,7 +318,8 @@ fn each_word(
     }
 }
 
-/// The pages that a word of a harvest names, as ranges; `first` is the number of the first that it might.
+/// The pages that a word of a harvest names, as ranges; `first` is the number of the first that it
+/// might.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;

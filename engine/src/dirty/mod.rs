@@ -1,37 +1,42 @@
 //! Which pages a guest has written since the last harvest.
 //!
-//! You need this if you copy a guest while it runs, to another host or into a file: [`guest`](crate::guest) logs into it.
+//! You need this if you copy a guest while it runs, to another host or into a file:
+//! [`guest`](crate::guest) logs into it.
 //!
-//! A host that copies a running guest, to another machine or into a file, has to know what changes behind its back. It has
-//! all pages [logged](crate::guest::Log): none is writable before it is written, the first write faults, and the fault
-//! handler [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the marks away, protects those
-//! pages again, and copies them. Or hardware marks what is written, in the leaf, and harvesting is to collect that.
+//! A host that copies a running guest, to another machine or into a file, has to know what changes
+//! behind its back. It has all pages [logged](crate::guest::Log): none is writable before it is
+//! written, the first write faults, and the fault handler [marks](crate::guest::Guest::mark) the
+//! page. The host *harvests*: it takes the marks away, protects those pages again, and copies them.
+//! Or hardware marks what is written, in the leaf, and harvesting is to collect that.
 //!
 //! # In which order
 //!
-//! Nothing that was written may be missed: at any time, what is marked, or has been harvested and not yet copied, is all
-//! that the copy lacks. Two rules make it so.
+//! Nothing that was written may be missed: at any time, what is marked, or has been harvested and
+//! not yet copied, is all that the copy lacks. Two rules make it so.
 //!
-//! * **A page is marked after it was made writable**, and before the guest goes on. Marked earlier, the mark could be
-//!   harvested, and the page protected, before it becomes writable: then it is written without a mark.
-//! * **A page is harvested, then protected, then copied**, the last after every processor has forgotten that it could be
-//!   written. Protected first, it could be written and marked again before its mark is taken away. Copied before, it could
-//!   be written after.
+//! * **A page is marked after it was made writable**, and before the guest goes on. Marked earlier,
+//!   the mark could be harvested, and the page protected, before it becomes writable: then it is
+//!   written without a mark.
+//! * **A page is harvested, then protected, then copied**, the last after every processor has
+//!   forgotten that it could be written. Protected first, it could be written and marked again
+//!   before its mark is taken away. Copied before, it could be written after.
 //!
 //! A page is reported once too often where a mark comes late, and never once too seldom.
 //!
 //! # Where the marks are
 //!
-//! [`Bitmap`]: a bit for each page of a slot, for all processors. Harvesting looks at all of it, which is nothing beside
-//! copying what is found. [`Flip`] is two of them in turn: one is harvested, with plain loads and stores, while the other
-//! is marked.
+//! [`Bitmap`]: a bit for each page of a slot, for all processors. Harvesting looks at all of it,
+//! which is nothing beside copying what is found. [`Flip`] is two of them in turn: one is
+//! harvested, with plain loads and stores, while the other is marked.
 //!
-//! [`Ring`]: a list for each virtual CPU, in the order of the faults. Harvesting takes as long as there are marks, and a
-//! processor that writes more than the host copies is stopped by its ring being full.
+//! [`Ring`]: a list for each virtual CPU, in the order of the faults. Harvesting takes as long as
+//! there are marks, and a processor that writes more than the host copies is stopped by its ring
+//! being full.
 //!
-//! [`ModificationLog`]: what hardware has written down of a virtual CPU's writes, until they are marked in a bitmap. There the first
-//! rule is kept by hardware, which logs a page when it sets the dirty flag, and the second is: *a page is harvested, then made
-//! clean, then copied*. Made clean first, it could be written, logged and marked before its mark is taken away; it would be dirty
+//! [`ModificationLog`]: what hardware has written down of a virtual CPU's writes, until they are
+//! marked in a bitmap. There the first rule is kept by hardware, which logs a page when it sets the
+//! dirty flag, and the second is: *a page is harvested, then made clean, then copied*. Made clean
+//! first, it could be written, logged and marked before its mark is taken away; it would be dirty
 //! from then on, and never logged again.
 
 mod bitmap;
@@ -92,8 +97,8 @@ impl core::error::Error for Full {}
 
 /// Where writes to the pages of one slot are marked.
 ///
-/// A virtual CPU has a ring, or shares the bitmap. The host's own writes, on behalf of a device, have no virtual CPU:
-/// beside rings there is a bitmap for them.
+/// A virtual CPU has a ring, or shares the bitmap. The host's own writes, on behalf of a device,
+/// have no virtual CPU: beside rings there is a bitmap for them.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -118,7 +123,8 @@ pub enum Marker<'a> {
 }
 
 impl Marker<'_> {
-    /// Whether a mark can be taken. Asked before the page is made writable: then it cannot be refused.
+    /// Whether a mark can be taken. Asked before the page is made writable: then it cannot be
+    /// refused.
     ///
     /// # Errors
     /// [`Full`]: let the host harvest, and have the guest fault again.

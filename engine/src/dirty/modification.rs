@@ -1,14 +1,19 @@
-//! What hardware has logged of a virtual CPU's writes: Intel's page-modification logging (SDM vol. 3C 29.3.6).
+//! What hardware has logged of a virtual CPU's writes: Intel's page-modification logging (SDM vol.
+//! 3C 29.3.6).
 //!
-//! When a processor sets the dirty flag of a leaf of EPT, and the virtual CPU has this log, it writes the guest's address of the page
-//! into a list of 512 entries, at an index that counts down from 511; if the index is out of range by then, it leaves the guest
-//! instead, with nothing written and no flag set, and the access is made again. So the log is full after 512 pages, and no page is
-//! lost. It is of one processor: what it has is read when the virtual CPU has left its guest, by the CPU that it runs on.
+//! When a processor sets the dirty flag of a leaf of EPT, and the virtual CPU has this log, it
+//! writes the guest's address of the page into a list of 512 entries, at an index that counts down
+//! from 511; if the index is out of range by then, it leaves the guest instead, with nothing
+//! written and no flag set, and the access is made again. So the log is full after 512 pages, and
+//! no page is lost. It is of one processor: what it has is read when the virtual CPU has left its
+//! guest, by the CPU that it runs on.
 //!
-//! *A page that may be written without a fault is clean, or its address is in a modification log, marked, or harvested and not
-//! copied yet.* [`begin_modification_log`](crate::guest::Gather::begin_modification_log) makes it so,
-//! [`drain`](crate::guest::Guest::drain) turns addresses into marks, a harvest makes clean what it gives out, and a write that faults is
-//! marked by the handler, since what it maps is dirty from the beginning.
+//! *A page that may be written without a fault is clean, or its address is in a modification log,
+//! marked, or harvested and not copied yet.*
+//! [`begin_modification_log`](crate::guest::Gather::begin_modification_log) makes it so,
+//! [`drain`](crate::guest::Guest::drain) turns addresses into marks, a harvest makes clean what it
+//! gives out, and a write that faults is marked by the handler, since what it maps is dirty from
+//! the beginning.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +22,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::Ipa;
 
-/// The page of a virtual CPU in which hardware logs what it writes: the PML address of its control structure leads to it.
+/// The page of a virtual CPU in which hardware logs what it writes: the PML address of its control
+/// structure leads to it.
 ///
 /// ```
 /// use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -46,8 +52,8 @@ impl<'m> ModificationLog<'m> {
         Self { page }
     }
 
-    /// The addresses that were logged, the oldest first, for an index as the processor has left it: the next entry that it would
-    /// write, or any number from 512 on if there is none.
+    /// The addresses that were logged, the oldest first, for an index as the processor has left it:
+    /// the next entry that it would write, or any number from 512 on if there is none.
     pub fn written(&self, index: u16) -> impl Iterator<Item = Ipa> + use<'m> {
         let next = match index {
             0..=Self::FIRST => usize::from(index) + 1,

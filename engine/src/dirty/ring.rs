@@ -1,12 +1,14 @@
 //! A list of pages for each virtual CPU.
 //!
-//! An entry goes round through three states, as in the protocol that users of KVM know, and has its layout: *empty*, filled
-//! by the virtual CPU; *written*, looked at by the host; *harvested*, protected by the host, and then empty again. Which
-//! side may touch an entry follows from its state, so that the virtual CPU and the host need no lock. The flags are stored
-//! last, with release, and loaded first, with acquire: the side that sees the state sees the entry.
+//! An entry goes round through three states, as in the protocol that users of KVM know, and has its
+//! layout: *empty*, filled by the virtual CPU; *written*, looked at by the host; *harvested*,
+//! protected by the host, and then empty again. Which side may touch an entry follows from its
+//! state, so that the virtual CPU and the host need no lock. The flags are stored last, with
+//! release, and loaded first, with acquire: the side that sees the state sees the entry.
 //!
-//! One virtual CPU fills a ring, and one thread of the host harvests it. It is full when all its entries are written or
-//! harvested. Being full is an event and no loss: it is known before the page is made writable.
+//! One virtual CPU fills a ring, and one thread of the host harvests it. It is full when all its
+//! entries are written or harvested. Being full is an event and no loss: it is known before the
+//! page is made writable.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -118,8 +120,8 @@ impl Collected<'_> {
         self.count == 0
     }
 
-    /// The pages are protected, and every CPU has forgotten that they could be written: their entries are empty. From now
-    /// on they may be copied.
+    /// The pages are protected, and every CPU has forgotten that they could be written: their
+    /// entries are empty. From now on they may be copied.
     pub fn release(self) {
         for number in self.first..self.first + self.count {
             let entry = self.ring.entry(number);
@@ -163,7 +165,8 @@ impl<'m> Ring<'m> {
         next.flags.load(Ordering::Acquire) == EMPTY
     }
 
-    /// Puts a page in, for the virtual CPU, which has made sure that there is room. What finds none is not put in.
+    /// Puts a page in, for the virtual CPU, which has made sure that there is room. What finds none
+    /// is not put in.
     pub fn push(&self, slot: u16, page: u64) {
         let number = self.filled.load(Ordering::Relaxed);
         let entry = self.entry(number);
@@ -177,7 +180,8 @@ impl<'m> Ring<'m> {
         self.filled.store(number + 1, Ordering::Relaxed);
     }
 
-    /// Gives out what was written and not harvested, in order. Returns how many. The host's one thread.
+    /// Gives out what was written and not harvested, in order. Returns how many. The host's one
+    /// thread.
     pub fn harvest(&self, mut each: impl FnMut(u16, u64)) -> u64 {
         let first = self.harvested.load(Ordering::Relaxed);
         let mut number = first;

@@ -1,8 +1,9 @@
 //! Filling tables that cannot be reached yet.
 //!
-//! A new sub-tree is built whole before it is linked: each table is opened once and each entry written once, with
-//! plain stores, a run at a time. There is no call-back for a page, no look at what was there, and no barrier; the one
-//! store that links the finished sub-tree pays for all of it.
+//! A new sub-tree is built whole before it is linked: each table is opened once and each entry
+//! written once, with plain stores, a run at a time. There is no call-back for a page, no look at
+//! what was there, and no barrier; the one store that links the finished sub-tree pays for all of
+//! it.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -68,7 +69,8 @@ impl Source for Consecutive {
     }
 }
 
-/// Runs of frames, one after the other. They are asked for upwards, more than once; the place is kept.
+/// Runs of frames, one after the other. They are asked for upwards, more than once; the place is
+/// kept.
 #[derive(Clone)]
 pub(crate) struct Scattered<'f> {
     frames: &'f [Span<Pa>],
@@ -177,7 +179,8 @@ impl<F: Format, S: Source> Leaves<F, S> {
         }
     }
 
-    /// The run of leaves at `level` that the leaf for `first` may be a member of, if runs are allowed and aligned.
+    /// The run of leaves at `level` that the leaf for `first` may be a member of, if runs are
+    /// allowed and aligned.
     #[inline(always)]
     pub fn run(&self, level: Level, first: u64) -> Option<Slice> {
         let run = F::contiguous(level);
@@ -213,8 +216,8 @@ impl<F: Format, S: Source> Leaves<F, S> {
         usize::try_from(size >> F::shift(level)).unwrap_or(usize::MAX)
     }
 
-    /// Writes leaves into `range` of a table at `level`; the first of them translates `first`. Whole aligned runs get
-    /// the contiguous bit.
+    /// Writes leaves into `range` of a table at `level`; the first of them translates `first`.
+    /// Whole aligned runs get the contiguous bit.
     #[inline]
     pub fn fill<P: Platform>(
         &self,
@@ -261,8 +264,8 @@ impl<F: Format, S: Source> Leaves<F, S> {
         self.fill_linear(table, level, middle..end, at(middle), 0);
     }
 
-    /// Writes leaves with a running value, which is started anew where the address continues in other bits of the
-    /// descriptor.
+    /// Writes leaves with a running value, which is started anew where the address continues in
+    /// other bits of the descriptor.
     #[inline(always)]
     fn fill_linear<P: Platform>(
         &self,
@@ -294,7 +297,8 @@ impl<F: Format, S: Source> Leaves<F, S> {
     }
 }
 
-/// What is to be mapped, and where tables for it come from: sub-trees are built entry by entry, in little code.
+/// What is to be mapped, and where tables for it come from: sub-trees are built entry by entry, in
+/// little code.
 pub(super) struct Seed<F: Format, S> {
     pub leaves: Leaves<F, S>,
     /// No leaf reaches over an end of it.
@@ -329,7 +333,8 @@ impl<F: Format, S: Source> Seed<F, S> {
         }
     }
 
-    /// Whether the entry is a member of an aligned run of which all members are leaves of this mapping.
+    /// Whether the entry is a member of an aligned run of which all members are leaves of this
+    /// mapping.
     fn in_run<P: Platform>(
         &self,
         table: &Table<'_, P>,
@@ -340,7 +345,8 @@ impl<F: Format, S: Source> Seed<F, S> {
         let Some(run) = self.leaves.run(level, first) else {
             return false;
         };
-        // A member that is not one of these leaves is a table, there before or just built: valid or suspended.
+        // A member that is not one of these leaves is a table, there before or just built: valid or
+        // suspended.
         run.first >= self.slice.first
             && run.last <= self.slice.last
             && members::<F>(index, level).all(|member| {
@@ -349,8 +355,9 @@ impl<F: Format, S: Source> Seed<F, S> {
             })
     }
 
-    /// Builds a table below an entry at `level` in which `slice` is translated and nothing else, and returns its descriptor. `None`,
-    /// and nothing is left of it, if there were not enough frames.
+    /// Builds a table below an entry at `level` in which `slice` is translated and nothing else,
+    /// and returns its descriptor. `None`, and nothing is left of it, if there were not enough
+    /// frames.
     #[inline(never)]
     pub fn build<P: Platform>(&self, platform: &P, level: Level, mut slice: Slice) -> Option<u64> {
         let level = level.down()?;
@@ -379,7 +386,8 @@ impl<F: Format, S: Source> Seed<F, S> {
     }
 }
 
-/// Writes leaves at `level` into all of a table: those of `bits`, the descriptor without its address, from `frame` on.
+/// Writes leaves at `level` into all of a table: those of `bits`, the descriptor without its
+/// address, from `frame` on.
 pub(crate) fn fill_parts<F: Format, P: Platform>(
     table: &Table<'_, P>,
     bits: u64,
@@ -416,8 +424,8 @@ impl<P: Platform> Frames for Fresh<'_, P> {
     }
 }
 
-/// Builds a table at `level` in which `leaves` translate `slice` and nothing else is mapped. Its tables take `deny`
-/// away. `None`, and nothing is left of it, if there were not enough frames.
+/// Builds a table at `level` in which `leaves` translate `slice` and nothing else is mapped. Its
+/// tables take `deny` away. `None`, and nothing is left of it, if there were not enough frames.
 pub(crate) fn build<F: Format, P: Platform, S: Source>(
     platform: &P,
     frames: &mut impl Frames,
@@ -490,8 +498,8 @@ fn build_pages<F: Format, P: Platform, S: Source>(
     Some(frame)
 }
 
-/// Builds what is missing below an entry at `level` for one page, whose descriptor is `page`. Its tables take `deny` away.
-/// `None`, and nothing is left of it, if there were not enough frames.
+/// Builds what is missing below an entry at `level` for one page, whose descriptor is `page`. Its
+/// tables take `deny` away. `None`, and nothing is left of it, if there were not enough frames.
 #[cold]
 #[inline(never)]
 pub(crate) fn build_path<F: Format, P: Platform>(

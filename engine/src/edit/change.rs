@@ -18,8 +18,9 @@ use crate::platform::Caps;
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The fields of [`Packed`] attributes: in the low half what they become, in the high half which of them are changed, with the
-    /// marks below. Two words, so that two changes are compared at once.
+    /// The fields of [`Packed`] attributes: in the low half what they become, in the high half
+    /// which of them are changed, with the marks below. Two words, so that two changes are compared
+    /// at once.
     set: u64,
     native: u64,
 }
@@ -82,11 +83,12 @@ impl Change {
         }
     }
 
-    /// Sets the permissions. With none of them a leaf is parked: hardware takes it for unmapped, and it keeps its frame, size,
-    /// memory type, flags, software bits, and all else, until a change gives permissions back. It is mapped: what maps is told
-    /// so, what unmaps gives it out.
+    /// Sets the permissions. With none of them a leaf is parked: hardware takes it for unmapped,
+    /// and it keeps its frame, size, memory type, flags, software bits, and all else, until a
+    /// change gives permissions back. It is mapped: what maps is told so, what unmaps gives it out.
     ///
-    /// Parking is invalidated like any change that takes away; giving back is no more than a store, which is published.
+    /// Parking is invalidated like any change that takes away; giving back is no more than a store,
+    /// which is published.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
@@ -231,10 +233,11 @@ impl Change {
         self.apply_to(Packed::of(&attrs)).attrs()
     }
 
-    /// The attributes that [`protect`](crate::Gather::protect) gives a leaf, under a rule and with these capabilities: those of
-    /// [`apply`](Self::apply), and dirty where that is what makes a leaf writable. On arm64 a leaf that is not dirty cannot be
-    /// written until hardware has marked it; where hardware does not, what is made writable is made dirty, unless the change
-    /// says otherwise.
+    /// The attributes that [`protect`](crate::Gather::protect) gives a leaf, under a rule and with
+    /// these capabilities: those of [`apply`](Self::apply), and dirty where that is what makes a
+    /// leaf writable. On arm64 a leaf that is not dirty cannot be written until hardware has marked
+    /// it; where hardware does not, what is made writable is made dirty, unless the change says
+    /// otherwise.
     ///
     /// ```
     /// use tablewright::{Attrs, Caps, Change, bbm::Rule};

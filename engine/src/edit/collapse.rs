@@ -1,9 +1,10 @@
 //! Collapse: small leaves that together translate like a large one become one, and empty tables go.
 //!
-//! Level by level, from the pages up, so that what was made at one level can be part of what is made at the next. At
-//! each level there is one invalidation, however many tables are replaced. Where a break is needed, the entry that
-//! points to the table is suspended before it, and the leaf is made after it from what the small leaves say *then*:
-//! a walker that was on its way may have set accessed and dirty bits in them until the invalidation was complete.
+//! Level by level, from the pages up, so that what was made at one level can be part of what is
+//! made at the next. At each level there is one invalidation, however many tables are replaced.
+//! Where a break is needed, the entry that points to the table is suspended before it, and the leaf
+//! is made after it from what the small leaves say *then*: a walker that was on its way may have
+//! set accessed and dirty bits in them until the invalidation was complete.
 
 use core::ops::ControlFlow;
 
@@ -20,13 +21,15 @@ use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest` or what the processor
-    /// [has](crate::Caps::largest_leaf), frees tables that translate nothing, and, if `runs`, folds aligned leaves into contiguous runs. The translation of no address
+    /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest` or
+    /// what the processor [has](crate::Caps::largest_leaf), frees tables that translate nothing,
+    /// and, if `runs`, folds aligned leaves into contiguous runs. The translation of no address
     /// changes. Returns how many tables it replaced or freed and how many runs it folded, together.
     ///
-    /// It does what it can: where a break would be needed in a space that must not be broken, where the table or the
-    /// run reaches over an end of the range, and where the gather can carry no more tables, things stay as they are.
-    /// Accessed and dirty are kept: a large leaf is accessed or dirty if any of the small ones is.
+    /// It does what it can: where a break would be needed in a space that must not be broken, where
+    /// the table or the run reaches over an end of the range, and where the gather can carry no
+    /// more tables, things stay as they are. Accessed and dirty are kept: a large leaf is accessed
+    /// or dirty if any of the small ones is.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
@@ -62,7 +65,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let largest = F::largest_leaf(&conditions.caps).min(largest);
         let mut done = 0;
         let mut level = Level::PAGE.up();
-        // Above the largest leaf only empty tables are of interest, up to those that the root points to.
+        // Above the largest leaf only empty tables are of interest, up to those that the root
+        // points to.
         let top = match space.pinned {
             true => F::root_level().down().unwrap_or(Level::PAGE),
             false => F::root_level(),
@@ -120,8 +124,8 @@ enum Sum {
     Mixed,
 }
 
-/// Adds up the entries of the table in `frame` at `level`, which its descriptor takes `denied` away from. The second
-/// result tells whether a walker may still be writing some of them.
+/// Adds up the entries of the table in `frame` at `level`, which its descriptor takes `denied` away
+/// from. The second result tells whether a walker may still be writing some of them.
 fn sum<F: Format, P: Platform>(
     platform: &P,
     frame: Pa,
@@ -275,7 +279,8 @@ impl<P: Platform> Collapse<'_, P> {
             && let Ok(bits) = F::encode(&attrs, level)
         {
             table.store(index, F::with_address(bits, frame));
-            // SAFETY: the table was part of the space (1.), and the invalidation that covers it is complete (2.).
+            // SAFETY: the table was part of the space (1.), and the invalidation that covers it is
+            // complete (2.).
             unsafe { self.platform.free_table(child, below) };
             self.done += 1;
             return;

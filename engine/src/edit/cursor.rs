@@ -1,10 +1,12 @@
 //! A cursor: the table that an edit of a page came to is kept for the next.
 //!
-//! Fault-around, copying and harvesting go through a range page by page, and look at each before they know what to do with it. The
-//! pages of one table follow each other, so that there is one walk for all of them.
+//! Fault-around, copying and harvesting go through a range page by page, and look at each before
+//! they know what to do with it. The pages of one table follow each other, so that there is one
+//! walk for all of them.
 //!
-//! A table of pages stays where it is until an edit detaches it. Between two calls of a cursor there is no edit but its own, because
-//! it borrows the gather; and these are of a page each, which is less than any table holds: they make tables, and detach none.
+//! A table of pages stays where it is until an edit detaches it. Between two calls of a cursor
+//! there is no edit but its own, because it borrows the gather; and these are of a page each, which
+//! is less than any table holds: they make tables, and detach none.
 
 use crate::addr::{Address, Level, Pa};
 use crate::edit::space::{AddressSpace, EditError, Located};

@@ -5,7 +5,8 @@ use core::fmt;
 use crate::addr::Address;
 use crate::format::Inexpressible;
 
-/// The error of an edit that was refused. Nothing has changed then: neither mappings nor tables nor what is allocated.
+/// The error of an edit that was refused. Nothing has changed then: neither mappings nor tables nor
+/// what is allocated.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -36,7 +37,8 @@ pub enum EditError<A> {
     OutOfTables,
     /// The format cannot hold the attributes.
     Inexpressible(Inexpressible),
-    /// The change needs a break-before-make at this address, and the space is the one the code runs on.
+    /// The change needs a break-before-make at this address, and the space is the one the code runs
+    /// on.
     NeedsBreak(A),
     /// The format has no leaf at this level.
     NoSuchLeaf,

@@ -1,4 +1,5 @@
-//! Contiguous runs are unfolded before a part of them is edited, and folded again where all members allow it.
+//! Contiguous runs are unfolded before a part of them is edited, and folded again where all members
+//! allow it.
 
 use core::ops::{ControlFlow, Range};
 
@@ -13,7 +14,8 @@ use crate::run::{extent, gather, members};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
-/// How a leaf at `level` may become, or cease to be, a member of a run. Which leaf it is has no say.
+/// How a leaf at `level` may become, or cease to be, a member of a run. Which leaf it is has no
+/// say.
 pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     let how = match conditions.live {
         true => resizing(F::RULE, 1, &conditions.caps),
@@ -135,8 +137,9 @@ pub(super) struct Fold<'a> {
 }
 
 impl Fold<'_> {
-    /// Folds the run that starts at entry `start`, if all its members are leaves that translate like one. Runs of
-    /// leaves that a walker may be writing are left alone: their bits would have to be gathered one by one.
+    /// Folds the run that starts at entry `start`, if all its members are leaves that translate
+    /// like one. Runs of leaves that a walker may be writing are left alone: their bits would have
+    /// to be gathered one by one.
     fn fold<F: Format, P: Platform>(
         &mut self,
         table: &Table<'_, P>,

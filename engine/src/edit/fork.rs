@@ -1,8 +1,9 @@
 //! Fork: a range of one space becomes a range of another, table by table.
 //!
-//! Two walks. The first looks and makes the tables that the other space lacks; it may fail, and then nothing is mapped otherwise
-//! than before. The second cannot: it changes each leaf here, as [`protect`](Gather::protect) does, writes what it has become
-//! into the table of the other space, and tells the embedder of it.
+//! Two walks. The first looks and makes the tables that the other space lacks; it may fail, and
+//! then nothing is mapped otherwise than before. The second cannot: it changes each leaf here, as
+//! [`protect`](Gather::protect) does, writes what it has become into the table of the other space,
+//! and tells the embedder of it.
 
 use core::array;
 use core::ops::{ControlFlow, Range};
@@ -21,18 +22,20 @@ use crate::table::Table;
 use crate::walk::{ByLevel, Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// Maps in `child` whatever is mapped in `span` here, at the same addresses, changed by `change`; and changes it here, too.
-    /// Private memory of a process is write-protected in both, to be copied when either writes; of shared memory nothing
-    /// changes. `each` is told of every leaf that both have when this returns; a run counts as one.
+    /// Maps in `child` whatever is mapped in `span` here, at the same addresses, changed by
+    /// `change`; and changes it here, too. Private memory of a process is write-protected in both,
+    /// to be copied when either writes; of shared memory nothing changes. `each` is told of every
+    /// leaf that both have when this returns; a run counts as one.
     ///
-    /// A block or a run that reaches over an end of the range is split first. What is to be forgotten of this space is left
-    /// to this gather, for any number of ranges.
+    /// A block or a run that reaches over an end of the range is split first. What is to be
+    /// forgotten of this space is left to this gather, for any number of ranges.
     ///
     /// # Errors
-    /// As [`protect`](Gather::protect), for this space; [`AlreadyMapped`](EditError::AlreadyMapped),
-    /// [`InputOutOfRange`](EditError::InputOutOfRange) and [`OutOfTables`](EditError::OutOfTables) of the child. Nothing is
-    /// mapped otherwise than before then; the child may have empty tables. If `each` unwinds, the child has the leaves that it
-    /// was told of.
+    /// As [`protect`](Gather::protect), for this space;
+    /// [`AlreadyMapped`](EditError::AlreadyMapped), [`InputOutOfRange`](EditError::InputOutOfRange)
+    /// and [`OutOfTables`](EditError::OutOfTables) of the child. Nothing is mapped otherwise than
+    /// before then; the child may have empty tables. If `each` unwinds, the child has the leaves
+    /// that it was told of.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
@@ -88,7 +91,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         child.space.globals |= parent.globals;
         child.mapped(slice);
 
-        // If the visitor unwinds, what was changed until then is not named: everything is, until it has come to its end.
+        // If the visitor unwinds, what was changed until then is not named: everything is, until it
+        // has come to its end.
         let conditions = parent.conditions();
         let live = conditions.live;
         parent.owed |= live;
@@ -110,8 +114,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 }
 
-/// A change under way, which ends when this is dropped, in unwinding too: an entry that a break has left suspended is no leaf, and
-/// other edits would take it for theirs.
+/// A change under way, which ends when this is dropped, in unwinding too: an entry that a break has
+/// left suspended is no leaf, and other edits would take it for theirs.
 struct Changing<'g, 's, F: Format, P: Platform + Clone> {
     gather: &'g mut Gather<'s, F, P>,
     slice: Slice,
@@ -134,8 +138,8 @@ struct Tables<'a, F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
-    /// Makes the child's table at `level` for `input`, with those above it, if there is none. Other tables than here may take
-    /// permissions away there.
+    /// Makes the child's table at `level` for `input`, with those above it, if there is none. Other
+    /// tables than here may take permissions away there.
     fn make(&self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
         let platform = &self.child.platform;
         let (mut frame, mut at) = (self.child.root, F::root_level());
@@ -154,7 +158,8 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
                     let Some(fresh) = platform.alloc_table(below) else {
                         return Err(EditError::OutOfTables);
                     };
-                    // SAFETY: just allocated, and not linked yet: a table like any below the root (1. of both).
+                    // SAFETY: just allocated, and not linked yet: a table like any below the root
+                    // (1. of both).
                     unsafe { Table::open(platform, fresh, below).clear(1 << F::INDEX_BITS) };
                     table.link(index, F::table(fresh, deny));
                     fresh
@@ -234,8 +239,9 @@ struct Copy<'a, F: Format, P: Platform, V> {
 }
 
 impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
-    /// Copies pages from one table into another, the first of which translates `first`, as long as they are `key` but for the address:
-    /// with `now` instead, and with `CHANGES` it is written here, too. Returns where they end.
+    /// Copies pages from one table into another, the first of which translates `first`, as long as
+    /// they are `key` but for the address: with `now` instead, and with `CHANGES` it is written
+    /// here, too. Returns where they end.
     // A function of its own, so that the loop has the registers to itself.
     #[inline(never)]
     fn copy_alike<const CHANGES: bool>(

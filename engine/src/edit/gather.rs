@@ -1,8 +1,9 @@
 //! A gather: edits of one space, and what they leave to invalidate and to free.
 //!
-//! It borrows the space for as long as there is something that walkers have not been told of. So what was changed in a
-//! space cannot be invalidated in another, nor be left out when something is freed. It is finished by its name, or when it is
-//! dropped; and where even that is prevented, the space knows that it is [owed](AddressSpace) an invalidation.
+//! It borrows the space for as long as there is something that walkers have not been told of. So
+//! what was changed in a space cannot be invalidated in another, nor be left out when something is
+//! freed. It is finished by its name, or when it is dropped; and where even that is prevented, the
+//! space knows that it is [owed](AddressSpace) an invalidation.
 
 use core::mem::ManuallyDrop;
 use core::ops::{ControlFlow, Deref};
@@ -22,7 +23,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Gather::new(self)
     }
 
-    /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one [`map`](Gather::map).
+    /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one
+    /// [`map`](Gather::map).
     ///
     /// # Errors
     /// As there; nothing has changed then.
@@ -49,11 +51,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
 /// Edits of an [`AddressSpace`], which it borrows, and what they leave to invalidate and to free.
 ///
-/// Made by [`AddressSpace::gather`]. Any number of edits share one invalidation, and one wait for its completion.
+/// Made by [`AddressSpace::gather`]. Any number of edits share one invalidation, and one wait for
+/// its completion.
 ///
-/// A gather that is dropped, in unwinding for instance, is finished: what was changed is invalidated, and leaves that were
-/// detached are not visited, so that their frames leak. Of one that is [forgotten](core::mem::forget) the tables leak too, and
-/// the next gather of the space invalidates everything.
+/// A gather that is dropped, in unwinding for instance, is finished: what was changed is
+/// invalidated, and leaves that were detached are not visited, so that their frames leak. Of one
+/// that is [forgotten](core::mem::forget) the tables leak too, and the next gather of the space
+/// invalidates everything.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Pa, Perms, Span, Va, Change};
@@ -73,7 +77,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Two with something to tell cannot be made of one space, and the space cannot be taken from under one:
+/// Two with something to tell cannot be made of one space, and the space cannot be taken from under
+/// one:
 ///
 /// ```compile_fail,E0499
 /// # use tablewright::{AddressSpace, Level, Span, Va, format::X86_64, hosted::Hosted};
@@ -132,7 +137,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         self.serial
     }
 
-    /// Whether there is nothing to invalidate. It may still carry tables to free, and stores that are not visible yet.
+    /// Whether there is nothing to invalidate. It may still carry tables to free, and stores that
+    /// are not visible yet.
     #[inline]
     pub fn is_clean(&self) -> bool {
         self.left.ranges.is_empty()
@@ -146,7 +152,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         unsafe { self.left.free::<F, P>(&self.space.platform) };
     }
 
-    /// Makes the edits visible and issues the invalidations. Whether there is something to wait for.
+    /// Makes the edits visible and issues the invalidations. Whether there is something to wait
+    /// for.
     #[cfg_attr(not(feature = "small"), inline(always))]
     fn send(&mut self) -> bool {
         let target = self.space.target();
@@ -181,19 +188,21 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         }
     }
 
-    /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were detached. If the visitor unwinds, what is
-    /// left of its sub-tree leaks.
+    /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were detached. If
+    /// the visitor unwinds, what is left of its sub-tree leaks.
     ///
-    /// A gather is about 1 KiB large, and to finish it moves it: more than an edit of a page takes. [`flush`](Self::flush) does the same where the
-    /// gather is, and so does its drop where there is no leaf to visit.
+    /// A gather is about 1 KiB large, and to finish it moves it: more than an edit of a page takes.
+    /// [`flush`](Self::flush) does the same where the gather is, and so does its drop where there
+    /// is no leaf to visit.
     // A function of its own, which moves it once.
     #[inline(never)]
     pub fn finish(mut self, leaves: impl FnMut(Leaf<F>)) {
         self.flush(leaves);
     }
 
-    /// Finishes what has been gathered so far where it is, and keeps the gather: to give out what edits have held back, for instance, or to
-    /// go on where an [`unmap`](Gather::unmap) has stopped.
+    /// Finishes what has been gathered so far where it is, and keeps the gather: to give out what
+    /// edits have held back, for instance, or to go on where an [`unmap`](Gather::unmap) has
+    /// stopped.
     ///
     /// ```
     /// # use core::ops::ControlFlow;
@@ -228,13 +237,15 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
             return flushed;
         }
         self.issue_and_complete();
-        // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
+        // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no
+        // software walks it (1.).
         unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
         flushed
     }
 
-    /// The same, and gives out what an edit has held back since it was flushed last: a page that was
-    /// [replaced](Gather::replace), for instance. A gather that stays where it is, as this one does, is not copied.
+    /// The same, and gives out what an edit has held back since it was flushed last: a page that
+    /// was [replaced](Gather::replace), for instance. A gather that stays where it is, as this one
+    /// does, is not copied.
     ///
     /// # Errors
     /// Gives it back if it belongs to another flush. Nothing is flushed then.

@@ -2,12 +2,15 @@
 //!
 //! Three things, and an edit of a dead space owes none of them:
 //!
-//! * *What they have to forget*, or to see. A [`Footprint`] collects it during a walk, and leaves it to the gather.
-//! * *What has to be broken.* Such an edit has two passes with one invalidation between them, however many entries there
-//!   are: the first takes each entry away and leaves its successor in its place, suspended; then every walker is made to
-//!   forget; the second, [`resume`](AddressSpace::resume), makes the successors valid. Between them the addresses are
+//! * *What they have to forget*, or to see. A [`Footprint`] collects it during a walk, and leaves
+//!   it to the gather.
+//! * *What has to be broken.* Such an edit has two passes with one invalidation between them,
+//!   however many entries there are: the first takes each entry away and leaves its successor in
+//!   its place, suspended; then every walker is made to forget; the second,
+//!   [`resume`](AddressSpace::resume), makes the successors valid. Between them the addresses are
 //!   not mapped.
-//! * *What has to be refused*, in a space whose ground must not be pulled away: a [`Look`] before anything has changed.
+//! * *What has to be refused*, in a space whose ground must not be pulled away: a [`Look`] before
+//!   anything has changed.
 
 use core::ops::{ControlFlow, Range};
 
@@ -20,7 +23,8 @@ use crate::platform::{Barrier, Platform};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit, one_by_one};
 
-/// What was changed in a walk: from the first to the last address, at which level, with or without tables.
+/// What was changed in a walk: from the first to the last address, at which level, with or without
+/// tables.
 #[derive(Clone, Copy)]
 pub(super) struct Footprint {
     /// Nothing, if the first is above the last.
@@ -108,8 +112,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             && (change.changes_type() || change.turns_global() || in_runs)
     }
 
-    /// The second half of a break-before-make: makes every walker forget what was broken in `slice`, and makes what
-    /// was left suspended in the entries valid.
+    /// The second half of a break-before-make: makes every walker forget what was broken in
+    /// `slice`, and makes what was left suspended in the entries valid.
     #[inline(always)]
     pub(super) fn resume(&self, slice: Slice, broken: &Footprint) {
         if let Some(extent) = broken.slice() {

@@ -1,10 +1,11 @@
 //! Map: addresses that translate to nothing translate to memory.
 //!
-//! Two passes over the part of the tree that exists, which for a large range is next to nothing. The first checks
-//! that the range is free and builds the missing sub-trees out of reach; it leaves the address of each in the entry
-//! that will point to it, suspended, where a walker sees an invalid entry. If anything fails, the suspended entries
-//! are taken out again, and no walker has seen anything. The second pass cannot fail: it writes leaves into tables that
-//! exist and makes the suspended entries valid.
+//! Two passes over the part of the tree that exists, which for a large range is next to nothing.
+//! The first checks that the range is free and builds the missing sub-trees out of reach; it leaves
+//! the address of each in the entry that will point to it, suspended, where a walker sees an
+//! invalid entry. If anything fails, the suspended entries are taken out again, and no walker has
+//! seen anything. The second pass cannot fail: it writes leaves into tables that exist and makes
+//! the suspended entries valid.
 
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
@@ -60,7 +61,8 @@ impl<F: Format> Template<F> for Mapping {
     }
 }
 
-/// A mapping whose attributes a format has encoded: what a kernel keeps that maps pages of a few kinds, one at a time.
+/// A mapping whose attributes a format has encoded: what a kernel keeps that maps pages of a few
+/// kinds, one at a time.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Encoded, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -118,12 +120,12 @@ mod sealed {
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps `span` to the memory from `frame` on.
     ///
-    /// On arm64 and x86 a mapping of what was not mapped leaves nothing to invalidate, but to be made visible to the walkers,
-    /// once for all that the gather maps.
+    /// On arm64 and x86 a mapping of what was not mapped leaves nothing to invalidate, but to be
+    /// made visible to the walkers, once for all that the gather maps.
     ///
     /// # Errors
-    /// Any of [`EditError`] but [`NeedsBreak`](EditError::NeedsBreak) and [`NoSuchLeaf`](EditError::NoSuchLeaf);
-    /// nothing has changed then.
+    /// Any of [`EditError`] but [`NeedsBreak`](EditError::NeedsBreak) and
+    /// [`NoSuchLeaf`](EditError::NoSuchLeaf); nothing has changed then.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, EditError, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -159,8 +161,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping)
     }
 
-    /// Maps runs of frames, one after the other, to the addresses from `first` on: what a kernel has when memory was not
-    /// to be had in one piece. Returns how many bytes were mapped.
+    /// Maps runs of frames, one after the other, to the addresses from `first` on: what a kernel
+    /// has when memory was not to be had in one piece. Returns how many bytes were mapped.
     ///
     /// # Errors
     /// As [`map`](Gather::map); nothing has changed then.
@@ -204,8 +206,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(size)
     }
 
-    /// Maps one page: what a demand fault does. As [`map`](Gather::map) of a range of that size, in less code: a kernel that
-    /// maps nothing but pages links nothing else.
+    /// Maps one page: what a demand fault does. As [`map`](Gather::map) of a range of that size, in
+    /// less code: a kernel that maps nothing but pages links nothing else.
     ///
     /// # Errors
     /// As there; nothing has changed then.
@@ -247,7 +249,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         mapped
     }
 
-    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
+    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is
+    /// open there.
     #[inline(always)]
     pub(super) fn map_at(
         &mut self,
@@ -368,7 +371,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Maps one page, which is used at once: as [`Gather::map_page`], and made visible to the walkers.
+    /// Maps one page, which is used at once: as [`Gather::map_page`], and made visible to the
+    /// walkers.
     ///
     /// # Errors
     /// As there; nothing has changed then.
@@ -452,8 +456,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check_page(page)?;
-        // Mostly another processor was first with a fault of the page. It is located again, so that what comes before has nothing to
-        // keep; where pages are near, nothing is denied.
+        // Mostly another processor was first with a fault of the page. It is located again, so that
+        // what comes before has nothing to keep; where pages are near, nothing is denied.
         if let Some(number) = self.open.number_of::<F>(slice.first)
             && let Some(at) = self.locate_near(number, slice)
         {
@@ -495,7 +499,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Checks entries of the table of pages in `frame`, of which not all are zero: whether they are holes nevertheless.
+    /// Checks entries of the table of pages in `frame`, of which not all are zero: whether they are
+    /// holes nevertheless.
     #[cold]
     #[inline(never)]
     fn check_holes(
@@ -535,8 +540,8 @@ struct Prepare<'a, F: Format, P, S> {
     deny: Perms,
     allocate: bool,
     commit: Commit<F, S>,
-    /// Why the range cannot be mapped; or all of it was one entry, or entries of one table of pages, so that nothing else could
-    /// fail, and is committed.
+    /// Why the range cannot be mapped; or all of it was one entry, or entries of one table of
+    /// pages, so that nothing else could fail, and is committed.
     end: Option<Result<(), EditError<F::Input>>>,
 }
 
@@ -640,7 +645,8 @@ impl<F: Format, S: Source> Commit<F, S> {
         part.first == self.slice.first && part.last == self.slice.last
     }
 
-    /// Whether the entry is a member of an aligned run of which all members are leaves of this mapping.
+    /// Whether the entry is a member of an aligned run of which all members are leaves of this
+    /// mapping.
     fn in_run<P: Platform>(
         &self,
         table: &Table<'_, P>,
@@ -653,7 +659,8 @@ impl<F: Format, S: Source> Commit<F, S> {
         };
         let count = 1usize << F::contiguous(level);
         let start_index = index & !(count - 1);
-        // A member that is not one of our leaves is a table, there before or just built: valid or suspended.
+        // A member that is not one of our leaves is a table, there before or just built: valid or
+        // suspended.
         run.first >= self.slice.first
             && run.last <= self.slice.last
             && (start_index..start_index + count).all(|member| {

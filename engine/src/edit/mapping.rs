@@ -60,7 +60,8 @@ impl Mapping {
         self
     }
 
-    /// No leaf above `level`; nor, in any case, above the [largest](crate::Caps::largest_leaf) that the processor has.
+    /// No leaf above `level`; nor, in any case, above the [largest](crate::Caps::largest_leaf) that
+    /// the processor has.
     pub const fn largest(mut self, level: Level) -> Self {
         self.largest = level;
         self
@@ -72,13 +73,14 @@ impl Mapping {
         self
     }
 
-    /// Uses single pages, neither blocks nor runs, so that each page can be changed without a split.
+    /// Uses single pages, neither blocks nor runs, so that each page can be changed without a
+    /// split.
     pub const fn pages_only(self) -> Self {
         self.largest(Level::PAGE).without_runs()
     }
 
-    /// Tables made for this mapping deny execution, as far as the attributes do and the format can. Nothing
-    /// executable can be mapped below them later.
+    /// Tables made for this mapping deny execution, as far as the attributes do and the format can.
+    /// Nothing executable can be mapped below them later.
     pub const fn tables_deny_execution(mut self) -> Self {
         self.tables_deny = true;
         self

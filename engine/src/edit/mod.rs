@@ -1,8 +1,9 @@
 //! The edits: what can be done to a range of an address space.
 //!
-//! Each has the same shape. *Prepare* looks, allocates, and fills tables that cannot be reached; it may fail, and
-//! then nothing has changed. *Edit* stores what others can see and cannot fail. What is left, to invalidate and to
-//! free, stays in the [`Gather`](crate::Gather) that they are methods of.
+//! Each has the same shape. *Prepare* looks, allocates, and fills tables that cannot be reached; it
+//! may fail, and then nothing has changed. *Edit* stores what others can see and cannot fail. What
+//! is left, to invalidate and to free, stays in the [`Gather`](crate::Gather) that they are methods
+//! of.
 
 mod build;
 mod change;

@@ -32,14 +32,15 @@ pub(crate) struct Plan {
     pub(super) invalidate: bool,
     /// Walkers remember nothing of the old leaf, and have to see the new one.
     pub(super) news: bool,
-    /// The key, if it is for single pages that are in use, changed with a store, and forgotten; or what no page is like.
+    /// The key, if it is for single pages that are in use, changed with a store, and forgotten; or
+    /// what no page is like.
     pub(super) stored: u64,
     /// The same, if they are changed with an exchange.
     pub(super) exchanged: u64,
 }
 
-/// Where the level is in the key of a plan: bits of the address in leaves of all levels of all formats, of which the largest
-/// is of 4 TiB.
+/// Where the level is in the key of a plan: bits of the address in leaves of all levels of all
+/// formats, of which the largest is of 4 TiB.
 const LEVEL: u32 = 44;
 
 impl Plan {
@@ -203,9 +204,10 @@ pub(super) fn recode<F: Format>(
         true => EXCHANGE,
         false => 0,
     };
-    // What is parked can be given back by a store: no walker remembers that it is not valid, or it is invalidated as what is
-    // mapped in a hole. But it may remember what the leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
-    // it would be if the leaf were valid.
+    // What is parked can be given back by a store: no walker remembers that it is not valid, or it
+    // is invalidated as what is mapped in a hole. But it may remember what the leaf was before.
+    // With other permissions that does no harm; what must not be mixed with it, another type, is
+    // broken as it would be if the leaf were valid.
     let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
     // A run is parked and comes back whole, and no two of its members are valid and different.
     let in_run = entry & F::CONTIGUOUS != 0 && !was_parked && !parks;

@@ -2,13 +2,15 @@
 //!
 //! # One question for each pattern, not for each page
 //!
-//! Neighbouring leaves nearly always have the same attributes. What to do with a leaf depends on nothing else, so the
-//! answer (which bits flip, and how they may be changed) is worked out once and kept until an entry with another
-//! pattern turns up. The loop over a table is a load, a comparison and a store for each page. The comparison is also
-//! the check that the entry is a leaf at all.
+//! Neighbouring leaves nearly always have the same attributes. What to do with a leaf depends on
+//! nothing else, so the answer (which bits flip, and how they may be changed) is worked out once
+//! and kept until an entry with another pattern turns up. The loop over a table is a load, a
+//! comparison and a store for each page. The comparison is also the check that the entry is a leaf
+//! at all.
 //!
-//! An edit that covers a part of a block or of a contiguous run would leave its members different. It is
-//! [cleaved](super::split) first; inside the range runs are whole, their members change alike, and stay a run.
+//! An edit that covers a part of a block or of a contiguous run would leave its members different.
+//! It is [cleaved](super::split) first; inside the range runs are whole, their members change
+//! alike, and stay a run.
 
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
@@ -31,14 +33,15 @@ use crate::walk::{Place, Slice, Step, Visit};
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Changes the attributes of what is mapped in `span`; what is not mapped stays so.
     ///
-    /// A block or a run that reaches over an end of the range is split first. Accessed and dirty bits that the
-    /// hardware sets meanwhile are kept.
+    /// A block or a run that reaches over an end of the range is split first. Accessed and dirty
+    /// bits that the hardware sets meanwhile are kept.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`Inexpressible`](EditError::Inexpressible);
-    /// [`Denied`](EditError::Denied) for a permission that a table takes away; [`NeedsBreak`](EditError::NeedsBreak);
-    /// [`OutOfTables`](EditError::OutOfTables) where something has to be split. Nothing has changed then.
+    /// [`Inexpressible`](EditError::Inexpressible); [`Denied`](EditError::Denied) for a permission
+    /// that a table takes away; [`NeedsBreak`](EditError::NeedsBreak);
+    /// [`OutOfTables`](EditError::OutOfTables) where something has to be split. Nothing has changed
+    /// then.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
@@ -106,7 +109,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         at.is_some_and(|at| self.change_alike(page, change, at))
     }
 
-    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
+    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is
+    /// open there.
     #[inline(always)]
     pub(super) fn change_at(
         &mut self,
@@ -181,7 +185,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(())
     }
 
-    /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
+    /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it
+    /// was.
     #[inline(never)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
         if !self.space.take_up(change) {
@@ -265,7 +270,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         true
     }
 
-    /// Where the leaves are that are to be changed, if they are pages of one table and nothing is in the way of the change.
+    /// Where the leaves are that are to be changed, if they are pages of one table and nothing is
+    /// in the way of the change.
     #[inline(always)]
     fn place_of_change(&self, slice: Slice, change: &Change) -> Option<Place<'_, P>> {
         let space = &*self.space;
@@ -325,7 +331,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Whether the tables above `slice`, which lies below one of pages, take away what a change gives.
+    /// Whether the tables above `slice`, which lies below one of pages, take away what a change
+    /// gives.
     #[inline(always)]
     fn denies_change(&self, slice: Slice, change: &Change) -> bool {
         let denies = |perms| self.denies(slice.first, perms);
@@ -339,8 +346,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         slice: Slice,
         change: &Change,
     ) -> Result<(), EditError<F::Input>> {
-        // The parts of a change are independent of each other and of what was there, so that what can be encoded on
-        // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
+        // The parts of a change are independent of each other and of what was there, so that what
+        // can be encoded on top of one leaf can be on top of any. A leaf that is larger than the
+        // range is split before it is changed.
         let mut level = Level::PAGE;
         while slice.holds::<F>(level) {
             F::encode(&change.apply(F::PLAIN), level)?;
@@ -350,8 +358,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Makes it the recent change, if there is nothing to look for before it is made of a page, but whether a table denies it.
-    /// What was taken up before still is.
+    /// Makes it the recent change, if there is nothing to look for before it is made of a page, but
+    /// whether a table denies it. What was taken up before still is.
     #[inline(always)]
     fn take_up(&mut self, change: &Change) -> bool {
         self.recent.change == *change || self.begin(change)
@@ -413,15 +421,16 @@ impl<'a, F: Format> Recode<'a, F> {
         self.recent.plan
     }
 
-    /// Whether a leaf would have to be broken, also if a walker sets flags between the look and the edit, which must not come as
-    /// a surprise.
+    /// Whether a leaf would have to be broken, also if a walker sets flags between the look and the
+    /// edit, which must not come as a surprise.
     fn would_break(&mut self, entry: u64, level: Level) -> bool {
         let contended = self.conditions.is_contended::<F>(entry, level);
         self.plan(entry, level).how == How::Break
             || contended && self.plan(saturate::<F>(entry, level), level).how == How::Break
     }
 
-    /// Notes what the leaves in `slice`, which were rewritten by the plan that was looked up last, leave to be done.
+    /// Notes what the leaves in `slice`, which were rewritten by the plan that was looked up last,
+    /// leave to be done.
     #[inline(never)]
     pub fn leave(&mut self, how: How, slice: Slice) {
         let plan = &self.recent.plan;
@@ -434,8 +443,9 @@ impl<'a, F: Format> Recode<'a, F> {
         }
     }
 
-    /// Rewrites one entry, which translates `slice`, by its plan or, if a walker has changed it meanwhile, by the plan for what
-    /// it is now. Returns what it is then, or will be when what was broken is made valid.
+    /// Rewrites one entry, which translates `slice`, by its plan or, if a walker has changed it
+    /// meanwhile, by the plan for what it is now. Returns what it is then, or will be when what was
+    /// broken is made valid.
     #[inline(never)]
     pub fn rewrite<P: Platform>(
         &mut self,
@@ -458,7 +468,8 @@ impl<'a, F: Format> Recode<'a, F> {
                     }
                 }
                 How::Break => {
-                    // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
+                    // Once the entry is invalid no walker writes it any more, and what the exchange
+                    // returns is final.
                     let last = table.exchange(index, F::suspend(entry));
                     next = last ^ self.plan(last, level).flip;
                     table.store(index, withheld::<F>(next));

@@ -47,13 +47,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.leaf_at(input, at, true)
     }
 
-    /// The leaf that translates an address which the root translates, and whose entry is in a table of pages if `at` says so. With `open`
-    /// the engine has encoded all leaves, and no table takes anything away.
+    /// The leaf that translates an address which the root translates, and whose entry is in a table
+    /// of pages if `at` says so. With `open` the engine has encoded all leaves, and no table takes
+    /// anything away.
     #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64, at: Option<Located>, open: bool) -> Option<Leaf<F>> {
         let Some(at) = at else {
-            // Here and below the leaf is moved, not passed on: the caller's place for it is not handed down then, and a usual page stays
-            // in registers, which saves it 7 instructions.
+            // Here and below the leaf is moved, not passed on: the caller's place for it is not
+            // handed down then, and a usual page stays in registers, which saves it 7 instructions.
             let leaf = self.leaf_above(input)?;
             return Some(leaf.by_words());
         };
@@ -70,7 +71,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Some(leaf.by_words())
     }
 
-    /// The leaf, if there is one, in a table of pages, which is opened again: so that of most pages it stays in registers.
+    /// The leaf, if there is one, in a table of pages, which is opened again: so that of most pages
+    /// it stays in registers.
     #[cold]
     #[inline(never)]
     fn leaf_below(&self, input: u64, at: Located) -> Option<Leaf<F>> {
@@ -185,8 +187,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// Visits pages that are like most, up to the first that is not: where that is, and its address. The engine has encoded all of them,
-/// and no table takes anything away; with `runs` some may be members of runs.
+/// Visits pages that are like most, up to the first that is not: where that is, and its address.
+/// The engine has encoded all of them, and no table takes anything away; with `runs` some may be
+/// members of runs.
 #[inline(always)]
 fn see_pages<F: Format, P: Platform>(
     table: &Table<'_, P>,
@@ -197,8 +200,9 @@ fn see_pages<F: Format, P: Platform>(
 ) -> ControlFlow<(), (usize, u64)> {
     let (mut index, mut input) = (range.start, first);
     let mut see = |input, entry| visit(Leaf::of_page(input, entry));
-    // A line of entries is looked at as one: a page is valid by bits that are set, so that all are if what they have in common is. Each is
-    // then loaded once more, which takes less than to keep as many in registers; hardware may have set flags of it.
+    // A line of entries is looked at as one: a page is valid by bits that are set, so that all are
+    // if what they have in common is. Each is then loaded once more, which takes less than to keep
+    // as many in registers; hardware may have set flags of it.
     while range.end - index >= LINE {
         let line = || (0..LINE).map(|offset| table.load(index + offset));
         let common = line().fold(u64::MAX, |all, entry| all & entry);
@@ -352,7 +356,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
     }
 }
 
-/// The first address and the descriptor of the leaf at one entry, which translates `input`; of a run, those of all of it.
+/// The first address and the descriptor of the leaf at one entry, which translates `input`; of a
+/// run, those of all of it.
 #[inline(always)]
 fn whole<F: Format, P: Platform>(
     table: &Table<'_, P>,

@@ -27,7 +27,8 @@ pub enum Half {
 
 /// Which addresses a root translates: those of one half of the input space, or of both.
 ///
-/// In both, what lies above the bits of a half is a copy of the sign. So they are `size` addresses from `-offset` on.
+/// In both, what lies above the bits of a half is a copy of the sign. So they are `size` addresses
+/// from `-offset` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
     pub(super) offset: u64,
@@ -69,8 +70,9 @@ impl Reach {
     /// Whether it holds all from `first` to `last`.
     #[inline(always)]
     pub fn holds(self, first: u64, last: u64) -> bool {
-        // With the offset, what is translated starts at 0, the upper half first; the hole between the halves is above it. So a
-        // range that begins in the lower half and ends in the upper one would end before it begins.
+        // With the offset, what is translated starts at 0, the upper half first; the hole between
+        // the halves is above it. So a range that begins in the lower half and ends in the upper
+        // one would end before it begins.
         let first = first.wrapping_add(self.offset);
         let last = last.wrapping_add(self.offset);
         first <= last && last < self.size
@@ -93,19 +95,20 @@ impl Reach {
     }
 }
 
-/// How many bits of an address differ within one half, or within all of it where there is one. One root for both halves has
-/// its last bit for the sign.
+/// How many bits of an address differ within one half, or within all of it where there is one. One
+/// root for both halves has its last bit for the sign.
 #[inline(always)]
 pub(super) fn bits_of_half<F: Format>() -> u32 {
     F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES)
 }
 
-/// Where pages are edited by the quick way: the space translates the address, no table takes permissions away, so that what adds one
-/// need not look, and no other software has encoded a leaf.
+/// Where pages are edited by the quick way: the space translates the address, no table takes
+/// permissions away, so that what adds one need not look, and no other software has encoded a leaf.
 ///
-/// And which pages are near, because they lie below the table of tables that the last one lay below: a walk to them starts there. It is what
-/// processors have as well (paging-structure caches: SDM 5.10.3; intermediate caching: DDI 0487 D8.16), and as of them, what takes such
-/// a table out of the tree has it forgotten.
+/// And which pages are near, because they lie below the table of tables that the last one lay
+/// below: a walk to them starts there. It is what processors have as well (paging-structure caches:
+/// SDM 5.10.3; intermediate caching: DDI 0487 D8.16), and as of them, what takes such a table out
+/// of the tree has it forgotten.
 #[derive(Clone, Copy)]
 pub(crate) struct Open {
     /// The size of the reach; 0 if the space is open nowhere.
@@ -143,7 +146,8 @@ impl Open {
         (!SMALL && number < self.pages).then_some(number)
     }
 
-    /// Goes straight down to the table of pages that covers `slice`, which the root translates. `None` as [`descend`] says.
+    /// Goes straight down to the table of pages that covers `slice`, which the root translates.
+    /// `None` as [`descend`] says.
     ///
     /// # Safety
     /// 1. `root` holds the root of the space that this is of, on `platform`.
@@ -155,7 +159,8 @@ impl Open {
         slice: Slice,
     ) -> Option<Place<'p, P>> {
         match self.number_of::<F>(slice.first) {
-            // SAFETY: the table is of this tree (1.), as long as it is remembered (1.); it has the page (2.).
+            // SAFETY: the table is of this tree (1.), as long as it is remembered (1.); it has the
+            // page (2.).
             Some(number) => unsafe {
                 descend_near::<F, P, false>(platform, self.tables, number, slice)
             },

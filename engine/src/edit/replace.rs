@@ -1,8 +1,9 @@
 //! Replace: a page is in another frame from now on.
 //!
-//! What copy on write ends with, and what moves memory. The new frame is in the entry before the old one is given out, and the
-//! old one is given out when it is forgotten. Where the architecture demands a break between them, it is made here, and this is
-//! the one edit of a page that waits: the page is to be used at once.
+//! What copy on write ends with, and what moves memory. The new frame is in the entry before the
+//! old one is given out, and the old one is given out when it is forgotten. Where the architecture
+//! demands a break between them, it is made here, and this is the one edit of a page that waits:
+//! the page is to be used at once.
 
 use super::map::Template;
 use super::mapping::check_memory;
@@ -16,14 +17,16 @@ use crate::platform::Platform;
 use crate::walk::descend;
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// Maps the page at `page`, which is mapped, to `frame` instead. What was there comes out sealed, until every processor has
-    /// forgotten it.
+    /// Maps the page at `page`, which is mapped, to `frame` instead. What was there comes out
+    /// sealed, until every processor has forgotten it.
     ///
-    /// A block or a run that it is part of is split first. On arm64 the page is briefly not mapped, if the space is live.
+    /// A block or a run that it is part of is split first. On arm64 the page is briefly not mapped,
+    /// if the space is live.
     ///
     /// # Errors
-    /// As [`map`](Gather::map), and [`NotMapped`](EditError::NotMapped); [`NeedsBreak`](EditError::NeedsBreak), and
-    /// [`OutOfTables`](EditError::OutOfTables) where something has to be split. Nothing has changed then.
+    /// As [`map`](Gather::map), and [`NotMapped`](EditError::NotMapped);
+    /// [`NeedsBreak`](EditError::NeedsBreak), and [`OutOfTables`](EditError::OutOfTables) where
+    /// something has to be split. Nothing has changed then.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::X86_64, hosted::Hosted};

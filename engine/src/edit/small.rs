@@ -1,8 +1,10 @@
-//! Map, unmap and protect in little code: what the feature `small` links instead of what is fast over many entries.
+//! Map, unmap and protect in little code: what the feature `small` links instead of what is fast
+//! over many entries.
 //!
-//! One function serves all of them, and frees what was detached. It goes through the entries that the range has something to do
-//! with, table by table, and does there what belongs to the pass that it makes: an edit is a look, or a look that builds, and then the
-//! change. What is changed goes into the gather at once, before a leaf is given out.
+//! One function serves all of them, and frees what was detached. It goes through the entries that
+//! the range has something to do with, table by table, and does there what belongs to the pass that
+//! it makes: an edit is a look, or a look that builds, and then the change. What is changed goes
+//! into the gather at once, before a leaf is given out.
 
 use core::ops::ControlFlow;
 
@@ -28,16 +30,18 @@ type Receive<'a, F> = Option<&'a mut (dyn FnMut(Leaf<F>) -> ControlFlow<()> + 'a
 /// What an edit does with its range.
 pub(super) enum Task<'a, F: Format> {
     Map(Mapping),
-    /// Gives out the leaves that it detaches one by one. Where it has stopped it says as it would that something is
-    /// [not mapped](EditError::NotMapped), which it never says otherwise.
+    /// Gives out the leaves that it detaches one by one. Where it has stopped it says as it would
+    /// that something is [not mapped](EditError::NotMapped), which it never says otherwise.
     Unmap(&'a mut dyn FnMut(Leaf<F>) -> ControlFlow<()>),
     Change(Change),
 }
 
-/// What is done at each entry. In this order: what looks, what changes, and what comes back to what was left suspended.
+/// What is done at each entry. In this order: what looks, what changes, and what comes back to what
+/// was left suspended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
-    /// Checks that the range is free, and leaves the tables that are missing suspended in the entries that will point to them.
+    /// Checks that the range is free, and leaves the tables that are missing suspended in the
+    /// entries that will point to them.
     Build,
     /// Checks that a change may be made.
     Look,
@@ -117,12 +121,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             }
         }
         space.check_global(!change.turns_local())?;
-        // The parts of a change are independent of each other and of what was there, so that what can be encoded on top of one leaf
-        // can be on top of any.
+        // The parts of a change are independent of each other and of what was there, so that what
+        // can be encoded on top of one leaf can be on top of any.
         let attrs = change.apply_to(Packed::of(&F::PLAIN));
         seed.leaves.encode(slice, attrs, largest)?;
         space.globals |= change.turns_global();
-        // Whatever becomes of it: if the visitor unwinds, for instance, the gather is still there to be finished.
+        // Whatever becomes of it: if the visitor unwinds, for instance, the gather is still there
+        // to be finished.
         space.owed |= space.liveness() != Liveness::Dead;
         let mut edit = Edit {
             space,
@@ -174,7 +179,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
     }
 
-    /// Makes the edits visible, has every processor forget, waits until they have, and gives out and frees what was detached.
+    /// Makes the edits visible, has every processor forget, waits until they have, and gives out
+    /// and frees what was detached.
     #[inline(never)]
     pub(super) fn flush_all(&mut self, visit: Receive<'_, F>) {
         self.issue_and_complete();
@@ -201,8 +207,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let slice = root.slice::<F>();
             edit.stop = root.fate == Fate::Replaced;
             edit.run(root.frame, root.level, slice, root.denied);
-            // SAFETY: the invalidation that covers it is complete, and no software walks a space that is borrowed exclusively (2.);
-            // the chain held it once (1.).
+            // SAFETY: the invalidation that covers it is complete, and no software walks a space
+            // that is borrowed exclusively (2.); the chain held it once (1.).
             unsafe { space.platform.free_table(root.frame, root.level) };
         }
     }
@@ -217,11 +223,13 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
         self.run(space.root, F::root_level(), self.seed.slice, Perms::empty());
     }
 
-    /// Does what belongs to the pass at each entry of a table, and in what is below. Whether it has come to the end.
+    /// Does what belongs to the pass at each entry of a table, and in what is below. Whether it has
+    /// come to the end.
     #[inline(never)]
     fn run(&mut self, frame: Pa, level: Level, mut slice: Slice, denied: Perms) -> bool {
         let space = self.space;
-        // SAFETY: the root of the space or of a tree that was detached, or what a descriptor in it points to, suspended or not.
+        // SAFETY: the root of the space or of a tree that was detached, or what a descriptor in it
+        // points to, suspended or not.
         let table = unsafe { Table::open(&space.platform, frame, level) };
         loop {
             let mut part = slice.part::<F>(level);
@@ -261,8 +269,8 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
                         table.store(index, 0);
                     }
                     if self.pass == Pass::Free || is_left && self.pass == Pass::Undo {
-                        // SAFETY: what was left was never linked, and what is freed can be reached by nothing else; the walk
-                        // comes to each table once (1., 2.).
+                        // SAFETY: what was left was never linked, and what is freed can be reached
+                        // by nothing else; the walk comes to each table once (1., 2.).
                         unsafe { space.platform.free_table(child, below) };
                     }
                 }
@@ -373,7 +381,8 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
             let Recoded { flip, what } = self.recode(entry, level);
             let next = entry ^ flip;
             if F::RULE.breaks() && what & BREAK != 0 {
-                // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
+                // Once the entry is invalid no walker writes it any more, and what the exchange
+                // returns is final.
                 let last = table.exchange(index, F::suspend(entry));
                 let next = last ^ self.recode(last, level).flip;
                 table.store(index, withheld::<F>(next));
@@ -399,7 +408,8 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
         }
     }
 
-    /// Whether the change breaks a leaf, which flags that walkers set between the look and the edit have no say in.
+    /// Whether the change breaks a leaf, which flags that walkers set between the look and the edit
+    /// have no say in.
     #[inline(always)]
     fn breaks(&self, entry: u64, level: Level) -> bool {
         let breaks = |entry| self.recode(entry, level).what & BREAK != 0;

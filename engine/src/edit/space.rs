@@ -1,7 +1,8 @@
 //! An address space: a root and what is known about it.
 //!
-//! The edits themselves are in [`edit`](crate::edit). They take the space by exclusive borrow: it has no other editor
-//! meanwhile. Whether walkers use it meanwhile is its [`Liveness`], and decides what an edit has to pay.
+//! The edits themselves are in [`edit`](crate::edit). They take the space by exclusive borrow: it
+//! has no other editor meanwhile. Whether walkers use it meanwhile is its [`Liveness`], and decides
+//! what an edit has to pay.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -33,17 +34,18 @@ use crate::walk::{Place, Slice, Visit, descend, descend_near, descend_to_tables,
 pub enum Liveness {
     /// No walker can reach the tables: edits are plain stores.
     Dead,
-    /// Walkers use the tables. Where the architecture demands a break, an edit makes one: briefly the addresses
-    /// being changed, and the rest of the block they are part of, are not mapped.
+    /// Walkers use the tables. Where the architecture demands a break, an edit makes one: briefly
+    /// the addresses being changed, and the rest of the block they are part of, are not mapped.
     Live,
-    /// As [`Live`](Liveness::Live), but a break would pull the ground from under the code that edits, so an edit that
-    /// needs one is refused before anything has changed.
+    /// As [`Live`](Liveness::Live), but a break would pull the ground from under the code that
+    /// edits, so an edit that needs one is refused before anything has changed.
     Own,
 }
 
 /// A tree of tables, and the right to edit it.
 ///
-/// Dropping it frees nothing: a walker may be using the tables. [`destroy`](AddressSpace::destroy) frees them.
+/// Dropping it frees nothing: a walker may be using the tables. [`destroy`](AddressSpace::destroy)
+/// frees them.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
@@ -69,8 +71,9 @@ pub struct AddressSpace<F: Format, P: Platform> {
     liveness: Liveness,
     /// The number of the last flush that needed one.
     pub(crate) serial: u64,
-    /// Walkers may remember something that an edit has changed, and no gather is there that will have it forgotten, unless it
-    /// is the one that borrows the space: the next starts with everything.
+    /// Walkers may remember something that an edit has changed, and no gather is there that will
+    /// have it forgotten, unless it is the one that borrows the space: the next starts with
+    /// everything.
     pub(crate) owed: bool,
     /// Something was mapped that walkers may not see yet, if there are any.
     pub(crate) news: bool,
@@ -80,7 +83,8 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) runs: bool,
     /// Some leaves may be global.
     pub(crate) globals: bool,
-    /// A pattern of pages that walkers use and that are taken out with a store, or what no page is like.
+    /// A pattern of pages that walkers use and that are taken out with a store, or what no page is
+    /// like.
     pub(crate) plain: u64,
     /// The change that was made last, and what it makes of the leaf that was met last.
     pub(crate) recent: Recent,
@@ -109,7 +113,8 @@ pub(crate) struct Conditions {
 }
 
 impl Conditions {
-    /// How an entry may change into one that translates the same memory. A dead space has no walker to mind.
+    /// How an entry may change into one that translates the same memory. A dead space has no walker
+    /// to mind.
     pub fn transition<F: Format>(&self, old: &State, new: &State, level: Level) -> Transition {
         if self.live {
             transition(F::RULE, old, new, level, &self.caps, Contents::Same)
@@ -159,11 +164,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Self::new_in(platform, Half::Lower)
     }
 
-    /// An empty space for one half; of formats with one root for both it is all of the input space whatever `half` says.
+    /// An empty space for one half; of formats with one root for both it is all of the input space
+    /// whatever `half` says.
     pub fn new_in(platform: P, half: Half) -> Option<Self> {
         let level = F::root_level();
         let root = platform.alloc_root(level, F::root_tables())?;
-        // SAFETY: the frames were just allocated for the root of this space, whose entries these are (1. of both).
+        // SAFETY: the frames were just allocated for the root of this space, whose entries these
+        // are (1. of both).
         unsafe { Table::open(&platform, root, level).clear(F::entries(level)) };
         // SAFETY: an empty root is a tree of any format.
         let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
@@ -176,13 +183,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Takes over a tree that exists already.
     ///
     /// # Safety
-    /// 1. `root` holds the first table of a tree of this format, in which entries that hardware ignores are holes, or what
-    ///    this engine has left there; and the frames that its descriptors point to hold its tables, all reachable through
-    ///    [`Platform::table`] and, if they are to be freed, known to [`Platform::free_root`] and [`Platform::free_table`].
+    /// 1. `root` holds the first table of a tree of this format, in which entries that hardware
+    ///    ignores are holes, or what this engine has left there; and the frames that its
+    ///    descriptors point to hold its tables, all reachable through [`Platform::table`] and, if
+    ///    they are to be freed, known to [`Platform::free_root`] and [`Platform::free_table`].
     /// 2. Nothing else edits it while the space exists.
-    /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live; and one that
-    ///    is not was loaded under the [identity](Platform::identity_of) of its root, if that has one, or else under 0, which
-    ///    [`with_id`](Self::with_id) no longer changes.
+    /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is
+    ///    made live; and one that is not was loaded under the [identity](Platform::identity_of) of
+    ///    its root, if that has one, or else under 0, which [`with_id`](Self::with_id) no longer
+    ///    changes.
     pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
         let reach = Reach::of_root::<F>(half);
         let space = Self {
@@ -207,8 +216,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         space
     }
 
-    /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is set. A space that
-    /// walkers use keeps the one that they know it by.
+    /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is
+    /// set. A space that walkers use keeps the one that they know it by.
     ///
     /// For embedders that number their spaces by hand, and for good. A space whose root has an
     /// [`Identity`](crate::shootdown::Identity) goes by that one; see [`Platform::identity_of`].
@@ -226,7 +235,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Its identity: what [`with_id`](Self::with_id) has set, or where its root has an
-    /// [`Identity`](crate::shootdown::Identity) the current identifier, 0 before it is loaded first.
+    /// [`Identity`](crate::shootdown::Identity) the current identifier, 0 before it is loaded
+    /// first.
     pub fn id(&self) -> u16 {
         (self.platform.identity_of(self.root)).map_or(self.id, |identity| identity.id())
     }
@@ -253,12 +263,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.liveness
     }
 
-    /// Walkers use the space from now on: publishes everything written so far, so that the root may be loaded next.
+    /// Walkers use the space from now on: publishes everything written so far, so that the root may
+    /// be loaded next.
     pub fn make_live(&mut self) {
         self.reach(Liveness::Live);
     }
 
-    /// As [`make_live`](Self::make_live), and the code that edits runs on it: no edit breaks a translation.
+    /// As [`make_live`](Self::make_live), and the code that edits runs on it: no edit breaks a
+    /// translation.
     pub fn make_own(&mut self) {
         self.reach(Liveness::Own);
     }
@@ -298,8 +310,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.become_(Liveness::Dead);
     }
 
-    /// Has every processor forget what it remembers of the space, waits until they have, and makes it dead: the end of a
-    /// process, before its tables are [destroyed](Self::destroy). One invalidation, of the identifier.
+    /// Has every processor forget what it remembers of the space, waits until they have, and makes
+    /// it dead: the end of a process, before its tables are [destroyed](Self::destroy). One
+    /// invalidation, of the identifier.
     ///
     /// # Safety
     /// 1. No processor has the root loaded, and none loads it any more.
@@ -367,8 +380,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// The same where the space cannot be given away: in the `Drop` of what owns it. Whether it was dead; nothing has
-    /// happened if not.
+    /// The same where the space cannot be given away: in the `Drop` of what owns it. Whether it was
+    /// dead; nothing has happened if not.
     ///
     /// # Safety
     /// 1. If it was dead, the space is not used any more but to be dropped.
@@ -394,8 +407,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if self.liveness != Liveness::Dead {
             return false;
         }
-        // SAFETY: no walker uses a dead space, it is borrowed exclusively, and is not used again (1.). What is not its own of
-        // a root is in no slice.
+        // SAFETY: no walker uses a dead space, it is borrowed exclusively, and is not used again
+        // (1.). What is not its own of a root is in no slice.
         unsafe { reclaim_all::<F, P>(&self.platform, self.root, self.everything(), &mut leaves) };
         // SAFETY: as above; the space owns the root.
         unsafe {
@@ -474,7 +487,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(Slice::around::<F>(page.bits(), Level::PAGE))
     }
 
-    /// What many roots share is remembered under many identities: an invalidation finds all of it only if it is global.
+    /// What many roots share is remembered under many identities: an invalidation finds all of it
+    /// only if it is global.
     #[inline(always)]
     pub(crate) fn check_global(&self, global: bool) -> Result<(), Inexpressible> {
         match self.pinned {
@@ -483,7 +497,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// Whether something was mapped that walkers may not see yet. They see it when this returns to be made so.
+    /// Whether something was mapped that walkers may not see yet. They see it when this returns to
+    /// be made so.
     #[inline(always)]
     pub(crate) fn take_news(&mut self) -> bool {
         core::mem::take(&mut self.news) && self.liveness != Liveness::Dead
@@ -495,7 +510,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach.holds(input, input)
     }
 
-    /// Whether the root translates this address, and the space is [open](Self::open); where it is not, both have to be asked.
+    /// Whether the root translates this address, and the space is [open](Self::open); where it is
+    /// not, both have to be asked.
     #[inline(always)]
     pub(crate) fn is_open_at(&self, input: u64) -> bool {
         input.wrapping_add(self.reach.offset) < self.open.size
@@ -530,11 +546,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Walks the space over `slice`, which has been checked.
     #[inline(always)]
     pub(crate) fn visit(&self, slice: Slice, visitor: &mut dyn Visit<F, P>) -> ControlFlow<()> {
-        // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller of `adopt` vouched.
+        // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller
+        // of `adopt` vouched.
         unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
-    /// Goes straight down to the table of pages that covers `slice`, which has been checked. `None` as [`descend`] says.
+    /// Goes straight down to the table of pages that covers `slice`, which has been checked. `None`
+    /// as [`descend`] says.
     #[inline(always)]
     pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
         // SAFETY: as above.
@@ -571,7 +589,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Some(Located::of(&place))
     }
 
-    /// The same of an address of which nothing is known: `None` also if it is not that of a page, or the space is not open there.
+    /// The same of an address of which nothing is known: `None` also if it is not that of a page,
+    /// or the space is not open there.
     #[inline(always)]
     pub(crate) fn locate_open(&mut self, page: u64) -> Option<Located> {
         if SMALL {
@@ -590,7 +609,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.locate_near(number, Slice::around::<F>(page, Level::PAGE))
     }
 
-    /// Pages around the one at an address are near from now on, if the space is open there and there are tables for them.
+    /// Pages around the one at an address are near from now on, if the space is open there and
+    /// there are tables for them.
     #[inline(always)]
     pub(crate) fn approach(&mut self, input: u64) {
         if !SMALL && self.open.number_of::<F>(input).is_none() {
@@ -629,7 +649,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         true
     }
 
-    /// What the tables above a page take away. Few spaces have one that does, so that a walk does not look for it on its way down.
+    /// What the tables above a page take away. Few spaces have one that does, so that a walk does
+    /// not look for it on its way down.
     #[inline(always)]
     pub(crate) fn denied(&self, input: u64) -> Perms {
         match self.may_deny() {

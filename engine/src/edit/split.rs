@@ -1,8 +1,8 @@
 //! Split: large leaves become tables of smaller ones that translate the same.
 //!
-//! All tables that a split takes are reserved before anything is changed. A new table is filled out of reach and takes
-//! the place of the leaf with one store. What a walker has recorded in the leaf, accessed and dirty, stands for all of it
-//! and goes into every part.
+//! All tables that a split takes are reserved before anything is changed. A new table is filled out
+//! of reach and takes the place of the leaf with one store. What a walker has recorded in the leaf,
+//! accessed and dirty, stands for all of it and goes into every part.
 //!
 //! [`cleave`](AddressSpace::cleave) is what other edits begin with: at both ends of their range it
 //! [unfolds](super::fold) the run, and splits the block, that reaches over the end.
@@ -27,8 +27,8 @@ use crate::table::Table;
 use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// Splits what is mapped in `span` until no leaf is above `largest`, and unfolds runs. The translation of no
-    /// address changes.
+    /// Splits what is mapped in `span` until no leaf is above `largest`, and unfolds runs. The
+    /// translation of no address changes.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
@@ -64,7 +64,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             };
             Look::<F, _>::new(refuse, None).at(space, slice)?;
         }
-        // The tables for the ends and for the inside are taken together: either all of it happens, or nothing.
+        // The tables for the ends and for the inside are taken together: either all of it happens,
+        // or nothing.
         let wish = Wish {
             slice,
             largest: Some(largest),
@@ -77,7 +78,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// Makes the space fit for shared edits: no contiguous runs, everything complete, and everything published.
+    /// Makes the space fit for shared edits: no contiguous runs, everything complete, and
+    /// everything published.
     pub(crate) fn share(mut self) {
         let conditions = self.space.conditions();
         if core::mem::take(&mut self.space.runs) {
@@ -123,8 +125,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 self.put_in(at, slice, &grafts[end], &mut footprint);
             }
         }
-        // The old and the new leaves translate alike, but what follows will not: walkers have to forget the block
-        // before its parts can differ.
+        // The old and the new leaves translate alike, but what follows will not: walkers have to
+        // forget the block before its parts can differ.
         if let (Some(slice), true) = (footprint.slice(), self.conditions().live) {
             let mut ranges = Ranges::new();
             ranges.add(slice, None, true);
@@ -133,7 +135,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Prepares what takes the place of the leaf at `at`, if that reaches out of `slice` and may be replaced.
+    /// Prepares what takes the place of the leaf at `at`, if that reaches out of `slice` and may be
+    /// replaced.
     #[inline(never)]
     fn graft(&self, at: u64, slice: Slice, graft: &mut Graft) -> Result<(), EditError<F::Input>> {
         let place = self.find(at);
@@ -179,7 +182,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Puts a sub-tree in the place of the leaf at `at`, which is taken out of its run first, if it is in one.
+    /// Puts a sub-tree in the place of the leaf at `at`, which is taken out of its run first, if it
+    /// is in one.
     #[inline(never)]
     fn put_in(&self, at: u64, slice: Slice, graft: &Graft, footprint: &mut Footprint) {
         let conditions = self.conditions();
@@ -237,8 +241,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// Walkers have set flags for a leaf at the last: they stand for all parts of it, in which they have the same bits. What walkers
-    /// have set in the parts since then stays set. The parts are in the table in `frame`, and below it.
+    /// Walkers have set flags for a leaf at the last: they stand for all parts of it, in which they
+    /// have the same bits. What walkers have set in the parts since then stays set. The parts are
+    /// in the table in `frame`, and below it.
     #[cold]
     #[inline(never)]
     fn change_bits(&self, frame: Pa, level: Level, set: u64, clear: u64) {
@@ -261,7 +266,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// The extent of the leaf at `input`, or of the run that it is a member of, and its level, if that reaches out of `slice`.
+    /// The extent of the leaf at `input`, or of the run that it is a member of, and its level, if
+    /// that reaches out of `slice`.
     #[inline(never)]
     fn run_over(&self, input: u64, slice: Slice) -> Option<(Slice, Level)> {
         let Reached {
@@ -281,14 +287,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         (extent.first < slice.first || extent.last > slice.last).then_some((extent, level))
     }
 
-    /// Splits the leaves that `wish` names, and unfolds the runs that they are part of. Allocates everything before it
-    /// changes anything.
+    /// Splits the leaves that `wish` names, and unfolds the runs that they are part of. Allocates
+    /// everything before it changes anything.
     fn split_where(&mut self, wish: Wish) -> Result<Footprint, EditError<F::Input>> {
         let Wish { slice, .. } = wish;
         let conditions = self.conditions();
         let ends = [slice.first, slice.last];
 
-        // Prepare: may the runs at the ends be unfolded, the blocks replaced, and are there enough tables?
+        // Prepare: may the runs at the ends be unfolded, the blocks replaced, and are there enough
+        // tables?
         for at in ends {
             if let Some((extent, level)) = self.run_over(at, slice) {
                 let in_run = extent.last - extent.first >= 1 << F::shift(level);
@@ -405,8 +412,8 @@ impl Wish {
     }
 }
 
-/// Frames taken from the platform before anything is changed, for each level a chain through the first entry of each
-/// frame: nothing else can reach these frames yet.
+/// Frames taken from the platform before anything is changed, for each level a chain through the
+/// first entry of each frame: nothing else can reach these frames yet.
 struct Reserve<'a, P: Platform> {
     platform: &'a P,
     /// The first frame of each chain, with bit 0 set; 0 is the end.
@@ -494,7 +501,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
     }
 }
 
-/// How a leaf at `level` may become a table that translates the same. Which leaf it is has no say, nor which table.
+/// How a leaf at `level` may become a table that translates the same. Which leaf it is has no say,
+/// nor which table.
 fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     let how = match conditions.live {
         true => resizing(F::RULE, 2, &conditions.caps),
@@ -533,8 +541,8 @@ impl<'p, P: Platform> Swap<'p, P> {
         }
     }
 
-    /// Replaces a leaf at `level` by a table of leaves one level smaller, which is returned. Nothing is done if the reserve has
-    /// none.
+    /// Replaces a leaf at `level` by a table of leaves one level smaller, which is returned.
+    /// Nothing is done if the reserve has none.
     fn split<F: Format>(
         &mut self,
         reserve: &mut Reserve<'_, P>,
@@ -565,8 +573,8 @@ impl<'p, P: Platform> Swap<'p, P> {
             table.exchange(index, link)
         };
         if last != known {
-            // A walker set a flag for the block at the last: it stands for all of it. What walkers have set in the pages
-            // since then stays set.
+            // A walker set a flag for the block at the last: it stands for all of it. What walkers
+            // have set in the pages since then stays set.
             let Attrs {
                 accessed, dirty, ..
             } = meaning::<F>(last, level);

@@ -38,7 +38,8 @@ pub(super) fn take_any<F: Format, P: Platform>(
     }
 }
 
-/// The same of the run that it is a member of. The ends of the range have been cleaved: it is whole.
+/// The same of the run that it is a member of. The ends of the range have been cleaved: it is
+/// whole.
 #[inline(never)]
 pub(super) fn take_run<F: Format, P: Platform>(
     table: &Table<'_, P>,

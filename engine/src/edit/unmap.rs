@@ -1,9 +1,10 @@
 //! Unmap: addresses translate to nothing any more.
 //!
-//! Whole sub-trees are detached by one store at their top and travel with the gather; what is below them is looked at
-//! when they are reclaimed, after the invalidation, when no walker can change it any more and no processor waits. Only the
-//! leaves at the two ends of the range, in tables that stay, are cut one by one. They are handed to the caller at
-//! once, but sealed until the invalidation is complete.
+//! Whole sub-trees are detached by one store at their top and travel with the gather; what is below
+//! them is looked at when they are reclaimed, after the invalidation, when no walker can change it
+//! any more and no processor waits. Only the leaves at the two ends of the range, in tables that
+//! stay, are cut one by one. They are handed to the caller at once, but sealed until the
+//! invalidation is complete.
 
 use core::array;
 use core::ops::{ControlFlow, Range};
@@ -25,16 +26,17 @@ use crate::walk::{Denied, Place, Slice, Step, Visit};
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
     ///
-    /// A block or a run that reaches over an end of the range is split first. `held` receives the leaves that were cut
-    /// off one by one; it may break off after any, when it is full, and the edit stops there. All other leaves come
-    /// out when what was gathered is [reclaimed](crate::flush::Completed::reclaim). The edit also stops when the platform keeps
-    /// no side memory for tables and the gather can carry no more of them. An edit that stopped has done everything
-    /// below the address that it returns: finish the gather and go on from there.
+    /// A block or a run that reaches over an end of the range is split first. `held` receives the
+    /// leaves that were cut off one by one; it may break off after any, when it is full, and the
+    /// edit stops there. All other leaves come out when what was gathered is
+    /// [reclaimed](crate::flush::Completed::reclaim). The edit also stops when the platform keeps
+    /// no side memory for tables and the gather can carry no more of them. An edit that stopped has
+    /// done everything below the address that it returns: finish the gather and go on from there.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`OutOfTables`](EditError::OutOfTables) and
-    /// [`NeedsBreak`](EditError::NeedsBreak) where something has to be split. Nothing has changed then.
+    /// [`OutOfTables`](EditError::OutOfTables) and [`NeedsBreak`](EditError::NeedsBreak) where
+    /// something has to be split. Nothing has changed then.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -71,8 +73,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         self.unmap_leaves(slice, held)
     }
 
-    /// Unmaps one page: as [`unmap`](Gather::unmap) of a range of that size. What is mapped there, if anything is, comes out
-    /// when the flush is complete.
+    /// Unmaps one page: as [`unmap`](Gather::unmap) of a range of that size. What is mapped there,
+    /// if anything is, comes out when the flush is complete.
     ///
     /// # Errors
     /// As there; nothing has changed then.
@@ -106,7 +108,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         self.take_like_last(page, at)
     }
 
-    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
+    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is
+    /// open there.
     #[inline(always)]
     pub(super) fn unmap_at(
         &mut self,
@@ -223,7 +226,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 false => self.space.plain,
             };
             self.space.owed |= live;
-            // If the visitor unwinds, what was detached until then is not named: everything is, until it has come to its end.
+            // If the visitor unwinds, what was detached until then is not named: everything is,
+            // until it has come to its end.
             let everything = &mut self.left.ranges.everything;
             let before = core::mem::replace(everything, live);
             let Place { table, mut range } = place;
@@ -290,8 +294,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Goes on with the pages of one table where they are not like the one that was taken last: which were taken, how far it has
-    /// come, and what the last was like.
+    /// Goes on with the pages of one table where they are not like the one that was taken last:
+    /// which were taken, how far it has come, and what the last was like.
     #[cold]
     #[inline(never)]
     fn unmap_rest(
@@ -388,8 +392,9 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
     }
 }
 
-/// Takes pages out of a table that are like `plain`, as most are, from the start of `range` on: up to the first that is not, or behind
-/// the one at which the visitor breaks off. Where that is, and whether it broke off.
+/// Takes pages out of a table that are like `plain`, as most are, from the start of `range` on: up
+/// to the first that is not, or behind the one at which the visitor breaks off. Where that is, and
+/// whether it broke off.
 #[inline(always)]
 fn take_alike<F: Format, P: Platform>(
     table: &Table<'_, P>,
@@ -406,8 +411,8 @@ fn take_alike<F: Format, P: Platform>(
         let leaf = Leaf::new(input, entry, Level::PAGE, Perms::empty());
         held(Held::new(leaf, serial)).is_break()
     };
-    // A line of entries is looked at as one, before any of them is written: they have no other writer. All are like the pattern
-    // if what they have in common is, and what any of them has.
+    // A line of entries is looked at as one, before any of them is written: they have no other
+    // writer. All are like the pattern if what they have in common is, and what any of them has.
     while range.end - index >= LINE {
         let line: [u64; LINE] = array::from_fn(|offset| table.load(index + offset));
         let all = line.iter().fold(u64::MAX, |all, entry| all & entry);

@@ -32,8 +32,8 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// All but the address in one word: what is not the frame in the bits below its alignment, with a mark that tells
-    /// the word from the end of the chain.
+    /// All but the address in one word: what is not the frame in the bits below its alignment, with
+    /// a mark that tells the word from the end of the chain.
     fn word(self) -> u64 {
         let level = u64::from(self.level.height());
         let fate = u64::from(self.fate == Fate::Replaced);
@@ -65,11 +65,13 @@ impl Root {
     }
 }
 
-/// Tables that were detached: a chain through their side memory, and a few places for those that have none.
+/// Tables that were detached: a chain through their side memory, and a few places for those that
+/// have none.
 // The room is behind the rest, which short instructions reach then.
 #[repr(C)]
 pub(crate) struct Detached {
-    /// The newest root that is chained, as its [word](Root::word) and its first address; its link holds those of the next.
+    /// The newest root that is chained, as its [word](Root::word) and its first address; its link
+    /// holds those of the next.
     head: (u64, u64),
     /// So many are initialised.
     len: usize,

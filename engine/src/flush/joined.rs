@@ -1,7 +1,9 @@
-//! Ranges that follow each other, as one: what an allocator or a log keeps instead of a value for each page.
+//! Ranges that follow each other, as one: what an allocator or a log keeps instead of a value for
+//! each page.
 //!
-//! An edit and a walk come by leaves in the order of their addresses. Where the memory below them is in order as well, what
-//! they have found of many pages fits into a few words; so the visitor joins, and the edit knows nothing of it.
+//! An edit and a walk come by leaves in the order of their addresses. Where the memory below them
+//! is in order as well, what they have found of many pages fits into a few words; so the visitor
+//! joins, and the edit knows nothing of it.
 
 use core::ops::Range;
 
@@ -93,10 +95,11 @@ impl<A: Address> Append for Stretch<A> {
     }
 }
 
-/// Joins what it is given as long as that goes on, and hands on what does not any more; the last when it is dropped.
+/// Joins what it is given as long as that goes on, and hands on what does not any more; the last
+/// when it is dropped.
 ///
-/// It takes what visitors get: [`Stretch`]es and [memory](super::Leaf::memory) of leaves, also while they are
-/// [held](super::Held), or [ranges](crate::dirty::marked) of the pages of a log.
+/// It takes what visitors get: [`Stretch`]es and [memory](super::Leaf::memory) of leaves, also
+/// while they are [held](super::Held), or [ranges](crate::dirty::marked) of the pages of a log.
 ///
 /// ```
 /// use core::ops::ControlFlow;

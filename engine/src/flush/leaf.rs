@@ -8,8 +8,8 @@ use super::joined::{Append, Stretch};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::format::{Attrs, Format, Perms, address_of};
 
-/// A leaf that an edit found or detached: which addresses it translated, to which frame, how. A contiguous run is one
-/// leaf.
+/// A leaf that an edit found or detached: which addresses it translated, to which frame, how. A
+/// contiguous run is one leaf.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -27,8 +27,8 @@ pub struct Leaf<F: Format> {
     entry: u64,
     /// That of the entry: told apart where the level is known, it is a mask, and no choice of one.
     frame: Pa,
-    /// The [meaning](Format::meaning) of the entry, without what tables above take away. Mostly it is the entry, so that what is read
-    /// from it costs what reading it costs.
+    /// The [meaning](Format::meaning) of the entry, without what tables above take away. Mostly it
+    /// is the entry, so that what is read from it costs what reading it costs.
     means: u64,
     level: Level,
     format: PhantomData<F>,
@@ -63,7 +63,8 @@ impl<F: Format> Leaf<F> {
         }
     }
 
-    /// A [single page](Format::is_single_page) that this engine has encoded, and from which no table takes anything away.
+    /// A [single page](Format::is_single_page) that this engine has encoded, and from which no
+    /// table takes anything away.
     #[inline(always)]
     pub(crate) fn of_page(input: u64, entry: u64) -> Self {
         Self {
@@ -76,7 +77,8 @@ impl<F: Format> Leaf<F> {
         }
     }
 
-    /// The same, word by word: a leaf that is moved as a whole takes the place of another in memory, and with it that one.
+    /// The same, word by word: a leaf that is moved as a whole takes the place of another in
+    /// memory, and with it that one.
     #[inline(always)]
     pub(crate) fn by_words(self) -> Self {
         let Self {
@@ -141,8 +143,8 @@ impl<F: Format> Leaf<F> {
         self.level
     }
 
-    /// Its attributes; permissions that a table above takes away are taken away. A run is accessed or dirty if any
-    /// member says so.
+    /// Its attributes; permissions that a table above takes away are taken away. A run is accessed
+    /// or dirty if any member says so.
     #[inline]
     pub fn attrs(&self) -> Attrs {
         F::decode_meaning(self.means, self.level)
@@ -168,8 +170,8 @@ fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {
     F::restricted(entry, level, denied)
 }
 
-/// Something that was detached and that walkers may still reach: it can be looked at only with the [`Flushed`], or the
-/// [`Completed`](super::Completed), of the flush that it belongs to, and once.
+/// Something that was detached and that walkers may still reach: it can be looked at only with the
+/// [`Flushed`], or the [`Completed`](super::Completed), of the flush that it belongs to, and once.
 ///
 /// ```
 /// use core::ops::ControlFlow;
@@ -221,7 +223,8 @@ impl<T> Held<T> {
 }
 
 impl<F: Format> Held<Leaf<F>> {
-    /// The memory that the leaf translated to: what an allocator wants back, and what can be [joined](Held::join).
+    /// The memory that the leaf translated to: what an allocator wants back, and what can be
+    /// [joined](Held::join).
     #[inline]
     pub fn memory(self) -> Held<Span<Pa>> {
         Held::new(self.value.memory(), self.serial)
@@ -229,7 +232,8 @@ impl<F: Format> Held<Leaf<F>> {
 }
 
 impl<F: Format> Held<Leaf<F>> {
-    /// The same with its addresses and attributes, for an embedder that has to know what was written.
+    /// The same with its addresses and attributes, for an embedder that has to know what was
+    /// written.
     #[inline]
     pub fn stretch(self) -> Held<Stretch<F::Input>> {
         Held::new(self.value.stretch(), self.serial)
@@ -250,8 +254,8 @@ impl<T: Append> Append for Held<T> {
 }
 
 impl<T: Append> Held<T> {
-    /// Adds what follows in memory, and is held by the same flush: of a range whose frames are consecutive one word is kept, or
-    /// two, and not a leaf for each page.
+    /// Adds what follows in memory, and is held by the same flush: of a range whose frames are
+    /// consecutive one word is kept, or two, and not a leaf for each page.
     ///
     /// # Errors
     /// Gives it back if it does not follow, or another flush holds it.
@@ -296,7 +300,8 @@ impl<T: Append> Held<T> {
     }
 }
 
-/// The proof that a flush is complete, for what edits have held back until then. Made by [`Gather::flush`](crate::Gather::flush).
+/// The proof that a flush is complete, for what edits have held back until then. Made by
+/// [`Gather::flush`](crate::Gather::flush).
 ///
 /// ```
 /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -333,7 +338,8 @@ impl Flushed {
     }
 }
 
-/// Numbers of flushes come from here in blocks, so that no two flushes of any two spaces have the same.
+/// Numbers of flushes come from here in blocks, so that no two flushes of any two spaces have the
+/// same.
 static BLOCKS: AtomicU64 = AtomicU64::new(1);
 const BLOCK: u64 = 1 << 20;
 

@@ -1,26 +1,31 @@
 //! What an edit leaves to invalidate, and what may be freed once that is complete.
 //!
-//! You need this if something is to be done between telling processors to forget and waiting until they have, or in steps: a
-//! [`Gather`](crate::Gather) that is finished at once, or dropped, goes through all of it unseen.
+//! You need this if something is to be done between telling processors to forget and waiting until
+//! they have, or in steps: a [`Gather`](crate::Gather) that is finished at once, or dropped, goes
+//! through all of it unseen.
 //!
-//! Edits add to a gather ([`Gather`](crate::Gather), or [`shared::Gather`](crate::shared::Gather)): which addresses walkers
-//! have to forget, and which tables were detached. What was gathered goes through three states, and none can be skipped:
+//! Edits add to a gather ([`Gather`](crate::Gather), or [`shared::Gather`](crate::shared::Gather)):
+//! which addresses walkers have to forget, and which tables were detached. What was gathered goes
+//! through three states, and none can be skipped:
 //!
 //! 1. In the gather. [`issue`](crate::Gather::issue) tells the processors, which is nearly free.
-//! 2. [`Issued`]: they are forgetting. [`complete`](Issued::complete) waits until all have. That is what costs; do
-//!    something else first, if there is something else.
-//! 3. [`Completed`]: no processor reaches what was detached. [`reclaim`](Completed::reclaim) visits the leaves below it,
-//!    whose accessed and dirty bits are final only now, and frees the tables. What was detached by a shared edit may still be
-//!    in the hands of software that walks the tables: it is a [`DeferredReclaim`](crate::shared::DeferredReclaim) first.
+//! 2. [`Issued`]: they are forgetting. [`complete`](Issued::complete) waits until all have. That is
+//!    what costs; do something else first, if there is something else.
+//! 3. [`Completed`]: no processor reaches what was detached. [`reclaim`](Completed::reclaim) visits
+//!    the leaves below it, whose accessed and dirty bits are final only now, and frees the tables.
+//!    What was detached by a shared edit may still be in the hands of software that walks the
+//!    tables: it is a [`DeferredReclaim`](crate::shared::DeferredReclaim) first.
 //!
-//! **Nothing is freed before completion**, because only a [`Completed`] can free. A gather that is dropped completes what it
-//! has gathered; an [`Issued`] that is dropped leaks its tables, and the space remembers to wait. A gather that is
-//! forgotten ([`core::mem::forget`]) leaves what it changed owed by the space, and the next gather pays.
+//! **Nothing is freed before completion**, because only a [`Completed`] can free. A gather that is
+//! dropped completes what it has gathered; an [`Issued`] that is dropped leaks its tables, and the
+//! space remembers to wait. A gather that is forgotten ([`core::mem::forget`]) leaves what it
+//! changed owed by the space, and the next gather pays.
 //!
-//! Memory is bounded, and none of it is touched before there is something to put into it. Ranges merge; when there are more
-//! than fit, or when they are more than the hardware does better one by one, all of the space is invalidated, which is always
-//! correct. Detached tables are chained through the side memory of their frames ([`Platform::link_of`]); the page of a
-//! table itself is not written, because walkers may still be reading it.
+//! Memory is bounded, and none of it is touched before there is something to put into it. Ranges
+//! merge; when there are more than fit, or when they are more than the hardware does better one by
+//! one, all of the space is invalidated, which is always correct. Detached tables are chained
+//! through the side memory of their frames ([`Platform::link_of`]); the page of a table itself is
+//! not written, because walkers may still be reading it.
 
 mod detached;
 mod joined;
@@ -83,7 +88,8 @@ impl Flush {
         denied: Perms,
         fate: Fate,
     ) {
-        // The edit asked for room before it cut the table off. Leaking is what is left, and is safe.
+        // The edit asked for room before it cut the table off. Leaking is what is left, and is
+        // safe.
         let carried = self.try_carry(platform, frame, level, first, denied, fate);
         debug_assert!(carried, "a table was detached without room for it");
     }
@@ -109,7 +115,8 @@ impl Flush {
         self.detached.push(platform, root)
     }
 
-    /// Makes the edits visible and issues the invalidations, of which none is left then. Whether there were any.
+    /// Makes the edits visible and issues the invalidations, of which none is left then. Whether
+    /// there were any.
     #[inline]
     pub fn issue<F: Format, P: Platform>(&mut self, platform: &P, target: Target) -> bool {
         let issued = self.ranges.issue::<F, P>(platform, target);
@@ -259,7 +266,8 @@ pub struct Completed<F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform> Completed<F, P> {
-    /// What becomes of it is not to be had before it is true: it stays inside of an [`Issued`] until then.
+    /// What becomes of it is not to be had before it is true: it stays inside of an [`Issued`]
+    /// until then.
     #[inline]
     pub(crate) fn new(platform: P, serial: u64, detached: Detached) -> Self {
         Self {
@@ -294,12 +302,14 @@ impl<F: Format, P: Platform> Completed<F, P> {
 
     /// Visits the leaves of the sub-trees that were detached, and frees their tables.
     ///
-    /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
-    /// Returns whether everything is reclaimed. If the visitor unwinds, what is left of its sub-tree leaks.
+    /// The visitor may break off after any leaf; that leaf counts as visited, and the next call
+    /// goes on behind it. Returns whether everything is reclaimed. If the visitor unwinds, what is
+    /// left of its sub-tree leaks.
     #[must_use = "what is not reclaimed is not freed"]
     pub fn reclaim(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
-        // SAFETY: it is complete, and out of the hands of software: exclusive edits have no software walks beside them, and
-        // what shared edits have detached comes out of a `DeferredReclaim` when they are over (1.).
+        // SAFETY: it is complete, and out of the hands of software: exclusive edits have no
+        // software walks beside them, and what shared edits have detached comes out of a
+        // `DeferredReclaim` when they are over (1.).
         unsafe {
             self.detached
                 .reclaim::<F, P>(&self.platform, &mut self.current, visit)

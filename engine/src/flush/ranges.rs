@@ -21,7 +21,8 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// What is to be forgotten, of changes that are published: under the identifier that the space has by now.
+    /// What is to be forgotten, of changes that are published: under the identifier that the space
+    /// has by now.
     #[inline(always)]
     pub fn forgetting<'w, P: Platform>(self, platform: &P, what: What<'w>) -> Invalidation<'w> {
         let Self { root, id, global } = self;
@@ -43,7 +44,8 @@ impl Target {
 pub(crate) struct Ranges {
     /// So many items are initialised.
     len: usize,
-    /// Where the last of them ends, if one may begin there: it is written to the item when that is [looked at](Self::close).
+    /// Where the last of them ends, if one may begin there: it is written to the item when that is
+    /// [looked at](Self::close).
     end: u64,
     /// What the last of them says of its leaves.
     hint: u16,
@@ -163,14 +165,16 @@ impl Ranges {
         }
     }
 
-    /// The same of leaves that an exclusive edit has changed, few enough that a call would be a part of what it takes. Where there
-    /// is no room for one more, it is not written down: all of the space is to be forgotten then, and no other edit asks what.
+    /// The same of leaves that an exclusive edit has changed, few enough that a call would be a
+    /// part of what it takes. Where there is no room for one more, it is not written down: all of
+    /// the space is to be forgotten then, and no other edit asks what.
     #[inline(always)]
     pub fn add_page(&mut self, slice: Slice, level: Level) {
         if SMALL {
             self.add(slice, Some(level), false);
         } else if !self.overflowed && !self.append(slice, Some(level), false) {
-            // First whether there is room: where pages are many and far apart, this is all that most of them ask.
+            // First whether there is room: where pages are many and far apart, this is all that
+            // most of them ask.
             self.insert(slice, Some(level), false);
         }
     }
@@ -200,8 +204,8 @@ impl Ranges {
         }
     }
 
-    /// The same in little code: a range is merged with the last one alone, and no end is kept apart. One that `belongs` to the last
-    /// is, whatever lies between the two.
+    /// The same in little code: a range is merged with the last one alone, and no end is kept
+    /// apart. One that `belongs` to the last is, whatever lies between the two.
     #[cfg_attr(feature = "small", inline(never))]
     pub fn note(&mut self, slice: Slice, level: Option<Level>, tables: bool, belongs: bool) {
         let Slice {
@@ -268,11 +272,13 @@ impl Ranges {
         let mergeable = |item: &&mut Stale| {
             let touches =
                 first <= item.last.saturating_add(1) && item.first <= last.saturating_add(1);
-            // Ranges that merely touch stay apart if one hint is not right for both; those that overlap lose it.
+            // Ranges that merely touch stay apart if one hint is not right for both; those that
+            // overlap lose it.
             touches && item.level == level && item.tables == tables
                 || first <= item.last && item.first <= last
         };
-        // Edits go upwards through the space, so a range that can be merged is nearly always the last one.
+        // Edits go upwards through the space, so a range that can be merged is nearly always the
+        // last one.
         match self.as_mut_slice().iter_mut().rev().find(mergeable) {
             Some(item) => {
                 item.first = item.first.min(first);
@@ -297,8 +303,8 @@ impl Ranges {
         }
     }
 
-    /// There is no room for one more: the last is stretched over it and what lies between, so that the ranges still hold all
-    /// that was changed.
+    /// There is no room for one more: the last is stretched over it and what lies between, so that
+    /// the ranges still hold all that was changed.
     #[inline(always)]
     fn stretch(&mut self, slice: Slice) {
         // All are there.
@@ -313,7 +319,8 @@ impl Ranges {
         }
     }
 
-    /// Issues the invalidations; the stores they are about become visible first. Returns whether there were any.
+    /// Issues the invalidations; the stores they are about become visible first. Returns whether
+    /// there were any.
     pub fn issue<F: Format, P: Platform>(&mut self, platform: &P, target: Target) -> bool {
         if self.is_empty() {
             return false;
@@ -323,7 +330,8 @@ impl Ranges {
         platform.barrier(Barrier::Publish);
         let operations = ranges.iter().fold(0u64, |sum, item| {
             let shift = item.level.map_or(F::PAGE_SHIFT, F::shift);
-            // They are fewer than there are pages in as many input spaces as there can be ranges: no overflow.
+            // They are fewer than there are pages in as many input spaces as there can be ranges:
+            // no overflow.
             sum.wrapping_add(((item.last - item.first) >> shift) + 1)
         });
         let what = if everything || overflowed || operations > platform.caps().invalidate_all_above

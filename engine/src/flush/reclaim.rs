@@ -16,10 +16,12 @@ use super::detached::{Detached, Fate, Root};
 use super::leaf::Leaf;
 
 impl Detached {
-    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::reclaim`](super::Completed::reclaim) says.
+    /// Visits the leaves of the sub-trees, and frees their tables, as
+    /// [`Completed::reclaim`](super::Completed::reclaim) says.
     ///
     /// # Safety
-    /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
+    /// 1. The invalidation that covers the tables is complete, and every software walk that may
+    ///    hold them is over.
     pub(super) unsafe fn reclaim<F: Format, P: Platform>(
         &mut self,
         platform: &P,
@@ -47,15 +49,16 @@ impl Detached {
             // A sub-tree that is taken up for the first time is walked whole.
             let slice = slice.unwrap_or_else(|| root.slice::<F>());
             let _: ControlFlow<()> =
-                // SAFETY: the frame was detached from a tree of this format; it is freed below, once.
+                // SAFETY: the frame was detached from a tree of this format; it is freed below,
+                // once.
                 unsafe { walk::<F, P>(platform, root.frame, root.level, slice, &mut reclaim) };
             if let Some(first) = reclaim.end {
                 let last = slice.last;
                 *current = Some((root, Some(Slice { first, last })));
                 return false;
             }
-            // SAFETY: the invalidation that covers the table is complete (2.), and the chain that it was taken from
-            // held it once (1.).
+            // SAFETY: the invalidation that covers the table is complete (2.), and the chain that
+            // it was taken from held it once (1.).
             unsafe { platform.free_table(root.frame, root.level) };
             if reclaim.stop {
                 return self.is_empty();
@@ -64,8 +67,8 @@ impl Detached {
     }
 }
 
-/// Visits leaves and frees tables on the way back. Stops *before* a leaf, never after one, so that every table whose
-/// last leaf has been visited is freed before the walk ends.
+/// Visits leaves and frees tables on the way back. Stops *before* a leaf, never after one, so that
+/// every table whose last leaf has been visited is freed before the walk ends.
 struct Reclaim<'a, F: Format, P: Platform, V> {
     platform: &'a P,
     visit: V,
@@ -91,7 +94,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
             if index != members.start {
                 return ControlFlow::Continue(());
             }
-            // SAFETY: the table was detached or never linked, and only this thread of execution knows it.
+            // SAFETY: the table was detached or never linked, and only this thread of execution
+            // knows it.
             entry = run::gather::<F>(members, level, &mut |member| unsafe { table.read(member) });
         }
         if self.stop {
@@ -103,7 +107,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
         ControlFlow::Continue(())
     }
 
-    /// Visits a line of pages one by one, or fewer; holes are passed by as far as there are any. Returns where to go on.
+    /// Visits a line of pages one by one, or fewer; holes are passed by as far as there are any.
+    /// Returns where to go on.
     // A function of its own, so that the loop over lines of leaves has the registers to itself.
     #[cfg_attr(not(feature = "small"), inline(never))]
     fn few(
@@ -156,13 +161,15 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     #[inline(always)]
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
-        // SAFETY: the table was detached or never linked, and only this thread of execution knows it.
+        // SAFETY: the table was detached or never linked, and only this thread of execution knows
+        // it.
         let read = |index: usize| unsafe { table.read(index) };
         let denied = self.denied.at(Level::PAGE);
         let mut index = range.start;
         while index < range.end {
-            // A line of leaves at a time: read first, then visited, so that what the visitor writes does not stand
-            // between the reads, and a visitor that never breaks off is not asked whether it has.
+            // A line of leaves at a time: read first, then visited, so that what the visitor writes
+            // does not stand between the reads, and a visitor that never breaks off is not asked
+            // whether it has.
             let mut line = [0; LINE];
             let mut leaves = !self.stop && range.end - index >= LINE;
             if leaves {
@@ -195,8 +202,9 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
 
     fn leave(&mut self, level: Level, child: Pa) {
         if let Some(below) = level.down() {
-            // SAFETY: the sub-tree is out of reach of walkers (2.), and the walk passes each of its tables once; one
-            // that goes on after a stop starts behind the tables that were freed before it (1.).
+            // SAFETY: the sub-tree is out of reach of walkers (2.), and the walk passes each of its
+            // tables once; one that goes on after a stop starts behind the tables that were freed
+            // before it (1.).
             unsafe { self.platform.free_table(child, below) };
         }
     }
@@ -205,7 +213,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
 /// Visits the leaves in some slices of a tree, and frees all tables but the root, in one pass.
 ///
 /// # Safety
-/// 1. `root` holds the root of a tree of this format on `platform`, which nothing else walks or edits any more.
+/// 1. `root` holds the root of a tree of this format on `platform`, which nothing else walks or
+///    edits any more.
 /// 2. Slices end where entries of the root do.
 pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
     platform: &P,
@@ -225,7 +234,8 @@ pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
         format: PhantomData,
     };
     for slice in slices {
-        // SAFETY: the root (1.). Each table is below one entry of it, and the walk passes it once (2.).
+        // SAFETY: the root (1.). Each table is below one entry of it, and the walk passes it once
+        // (2.).
         let _: ControlFlow<()> =
             unsafe { walk::<F, P>(platform, root, F::root_level(), slice, &mut reclaim) };
     }
@@ -233,7 +243,8 @@ pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
 
 /// Frees the table in `frame` and every table below it. The leaves are not looked at.
 ///
-/// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
+/// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is
+/// complete.
 #[inline(never)]
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
     if let Some(below) = level.down() {

@@ -2,49 +2,54 @@
 //!
 //! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits.
 //!
-//! 52 bits are FEAT_LPA2 with `TCR_EL1.DS` set for 4 and 16 KiB: one level more (4 KiB) or a larger first table
-//! (16 KiB), address bits 51:50 in descriptor bits 9:8, and shareability from `TCR_EL1` instead. For 64 KiB they are
-//! FEAT_LPA and FEAT_LVA: address bits 51:48 in descriptor bits 15:12.
+//! 52 bits are FEAT_LPA2 with `TCR_EL1.DS` set for 4 and 16 KiB: one level more (4 KiB) or a larger
+//! first table (16 KiB), address bits 51:50 in descriptor bits 9:8, and shareability from `TCR_EL1`
+//! instead. For 64 KiB they are FEAT_LPA and FEAT_LVA: address bits 51:48 in descriptor bits 15:12.
 //!
-//! EL2&0, which is EL2 with `HCR_EL2.E2H` set (FEAT_VHE), has the same descriptors (D8.3.1), and these formats serve it. EL2
-//! without has others: [`Arm64El2`](super::Arm64El2).
+//! EL2&0, which is EL2 with `HCR_EL2.E2H` set (FEAT_VHE), has the same descriptors (D8.3.1), and
+//! these formats serve it. EL2 without has others: [`Arm64El2`](super::Arm64El2).
 //!
 //! # The first table
 //!
-//! `TCR_EL1.T0SZ` and `T1SZ` are 64 less the bits of an input address, and say at which level a walk starts: the lowest at
-//! which one table resolves what is left (D8.2.8 to D8.2.10). 39 bits of 4 KiB pages have three levels, 36 bits of
-//! 16 KiB and 42 bits of 64 KiB two full ones. Where fewer bits are left than a table resolves, the first table has
-//! fewer entries, and the manual has it aligned to its size, 64 bytes at least (D24.2 TTBR0_EL1): it lies at the start of
-//! a page here, so that it always is.
+//! `TCR_EL1.T0SZ` and `T1SZ` are 64 less the bits of an input address, and say at which level a
+//! walk starts: the lowest at which one table resolves what is left (D8.2.8 to D8.2.10). 39 bits of
+//! 4 KiB pages have three levels, 36 bits of 16 KiB and 42 bits of 64 KiB two full ones. Where
+//! fewer bits are left than a table resolves, the first table has fewer entries, and the manual has
+//! it aligned to its size, 64 bytes at least (D24.2 TTBR0_EL1): it lies at the start of a page
+//! here, so that it always is.
 //!
 //! # Memory types
 //!
-//! A descriptor holds an index into `MAIR_EL1`. The format has the value of the register as a parameter, and finds the
-//! index of each type in it at compile time; what the register lacks is [inexpressible](Inexpressible). The default is
-//! [`MAIR`]. Where two indices have one type, the first is encoded and both are decoded. What [`Memory`] has no word for is
-//! decoded as the next type that is stricter, of those in the register, and is that when it is changed. The embedder loads
-//! [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) of its format into `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are
-//! inner shareable.
+//! A descriptor holds an index into `MAIR_EL1`. The format has the value of the register as a
+//! parameter, and finds the index of each type in it at compile time; what the register lacks is
+//! [inexpressible](Inexpressible). The default is [`MAIR`]. Where two indices have one type, the
+//! first is encoded and both are decoded. What [`Memory`] has no word for is decoded as the next
+//! type that is stricter, of those in the register, and is that when it is changed. The embedder
+//! loads [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) of its format into
+//! `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are inner shareable.
 //!
 //! # Dirty state
 //!
-//! FEAT_HAFDBS (D8.5.2): a page is writable when DBM is set; it is dirty when AP\[2\] is clear, and the hardware clears
-//! AP\[2\] on the first write if `TCR_EL1.HD` is set; otherwise the write faults and the handler does. Taking the write
-//! permission away from a dirty page must not lose that it was written, so bit 55, which the hardware ignores, keeps
-//! it. A page that is writable without DBM, as other software maps it, decodes as writable and dirty.
+//! FEAT_HAFDBS (D8.5.2): a page is writable when DBM is set; it is dirty when AP\[2\] is clear, and
+//! the hardware clears AP\[2\] on the first write if `TCR_EL1.HD` is set; otherwise the write
+//! faults and the handler does. Taking the write permission away from a dirty page must not lose
+//! that it was written, so bit 55, which the hardware ignores, keeps it. A page that is writable
+//! without DBM, as other software maps it, decodes as writable and dirty.
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability};
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 
-/// The value of `MAIR_EL1` that the memory types of these formats refer to, unless they say another (D24.2 MAIR_EL1).
+/// The value of `MAIR_EL1` that the memory types of these formats refer to, unless they say another
+/// (D24.2 MAIR_EL1).
 ///
-/// 0: normal write-back; 1: Device-nGnRE; 2: normal non-cacheable; 3: Device-nGnRnE; 4: normal tagged; 5: normal
-/// write-through.
+/// 0: normal write-back; 1: Device-nGnRE; 2: normal non-cacheable; 3: Device-nGnRnE; 4: normal
+/// tagged; 5: normal write-through.
 pub const MAIR: u64 = 0x0000_bbf0_0044_04ff;
 
-/// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes, for virtual addresses of `INPUT_BITS` bits in each half, 25 to 48;
-/// `WIDE` for physical addresses of 52 bits instead of 48, and up to 52 bits of input; `TYPES` is what `MAIR_EL1` holds.
+/// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes, for virtual addresses of `INPUT_BITS` bits
+/// in each half, 25 to 48; `WIDE` for physical addresses of 52 bits instead of 48, and up to 52
+/// bits of input; `TYPES` is what `MAIR_EL1` holds.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Memory, Pa, format::{Arm64, Arm64K4Va39, Arm64K4Wide}};
@@ -122,11 +127,13 @@ const AP_TABLE_NO_USER: u64 = 1 << 61;
 const AP_TABLE_READ_ONLY: u64 = 1 << 62;
 // Bits 58:51 of a table descriptor are ignored.
 const OPENING: u64 = 1 << 58;
-// Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the first.
+// Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the
+// first.
 const SUSPENDED: u64 = 1 << 63;
 const FROZEN: u64 = 1 << 57;
-// An invalid entry with bit 1 that is not suspended is a parked leaf, at every level; it keeps all the rest as it is, and holes
-// and frozen entries have bit 1 clear. A block gets the bit back to zero when it is valid again.
+// An invalid entry with bit 1 that is not suspended is a parked leaf, at every level; it keeps all
+// the rest as it is, and holes and frozen entries have bit 1 clear. A block gets the bit back to
+// zero when it is valid again.
 const PARKED: u64 = NOT_BLOCK;
 
 /// D8.7.1, table of the contiguous bit, by the height of the level.
@@ -144,8 +151,8 @@ const fn field(high: u32, low: u32) -> u64 {
     (u64::MAX >> (63 - high)) & (u64::MAX << (low & 63))
 }
 
-/// D8.2.8 to D8.2.10: as many levels as resolve the bits above the offset in a page. 25 bits are what T0SZ allows without
-/// FEAT_TTST.
+/// D8.2.8 to D8.2.10: as many levels as resolve the bits above the offset in a page. 25 bits are
+/// what T0SZ allows without FEAT_TTST.
 const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
     assert!(
         input_bits >= 25,
@@ -158,8 +165,8 @@ const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
     (input_bits - page_shift).div_ceil(page_shift - 3) as u8
 }
 
-/// The byte of `MAIR_EL1` that is meant by a memory type (D24.2 MAIR_EL1), and which bits of it tell the type: those of a
-/// hint to allocate do not.
+/// The byte of `MAIR_EL1` that is meant by a memory type (D24.2 MAIR_EL1), and which bits of it
+/// tell the type: those of a hint to allocate do not.
 const fn attribute(memory: Memory) -> (u8, u8) {
     match memory {
         Memory::Normal => (0xff, 0xcc),
@@ -171,7 +178,8 @@ const fn attribute(memory: Memory) -> (u8, u8) {
     }
 }
 
-/// The first index of a memory type in `mair`: of its byte; where there is none, of one that differs in hints alone.
+/// The first index of a memory type in `mair`: of its byte; where there is none, of one that
+/// differs in hints alone.
 const fn type_index(mair: u64, memory: Memory) -> Option<u64> {
     let bytes = mair.to_le_bytes();
     let (byte, tells) = attribute(memory);
@@ -249,8 +257,9 @@ static REASONS: [&str; 16] = [
     "",
 ];
 
-/// By permissions. D8.4.1: AP[2:1] gives the privileged at least what it gives the user, and always reading; memory that the user
-/// can write is never executable by the privileged. What permits nothing is made as what can be read.
+/// By permissions. D8.4.1: AP[2:1] gives the privileged at least what it gives the user, and always
+/// reading; memory that the user can write is never executable by the privileged. What permits
+/// nothing is made as what can be read.
 static RIGHTS: [u8; 64] = {
     let mut rights = [0; 64];
     let mut bits = 0;
@@ -304,8 +313,8 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES
     const LPA2: bool = WIDE && PAGE_SHIFT != 16;
     const LPA: bool = WIDE && PAGE_SHIFT == 16;
 
-    /// The level of the largest blocks. D8.3.1, table of block sizes: 4 KiB: 2 MiB and 1 GiB, 512 GiB with LPA2; 16 KiB:
-    /// 32 MiB, 64 GiB with LPA2; 64 KiB: 512 MiB, 4 TiB with LPA.
+    /// The level of the largest blocks. D8.3.1, table of block sizes: 4 KiB: 2 MiB and 1 GiB, 512
+    /// GiB with LPA2; 16 KiB: 32 MiB, 64 GiB with LPA2; 64 KiB: 512 MiB, 4 TiB with LPA.
     const LARGEST: u8 = {
         let largest = match PAGE_SHIFT {
             12 => 2 + WIDE as u8,
@@ -315,7 +324,8 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES
         if largest < root { largest } else { root }
     };
 
-    /// A run has to fit into the input space (D8.7.1): the levels below this have runs, of which none is larger.
+    /// A run has to fit into the input space (D8.7.1): the levels below this have runs, of which
+    /// none is larger.
     const RUN_LEVELS: u8 = {
         let mut levels = 0;
         while levels < 3 && {
@@ -354,8 +364,9 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES
     };
 }
 
-// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
-// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
+// (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
+// manual (4.).
 unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Format
     for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
 {
@@ -621,7 +632,8 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
-        // D8.5.1 and D8.5.2: the access flag where it is clear; AP[2] where DBM says that the page is writable.
+        // D8.5.1 and D8.5.2: the access flag where it is clear; AP[2] where DBM says that the page
+        // is writable.
         let clean = DIRTY_MODIFIER | AP_READ_ONLY | VALID;
         caps.hardware_access && leaf & (VALID | ACCESS) == VALID
             || caps.hardware_dirty && leaf & clean == clean

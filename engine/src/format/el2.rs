@@ -1,20 +1,21 @@
 //! arm64 stage 1 of EL2 with `HCR_EL2.E2H` clear: a hypervisor that is not a kernel.
 //!
-//! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits. Levels, addresses,
-//! memory types, runs, and dirty state are those of [EL1&0](super::Arm64), and are said there; with E2H set, the regime is
-//! EL2&0 (FEAT_VHE), and so is all the rest.
+//! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits.
+//! Levels, addresses, memory types, runs, and dirty state are those of [EL1&0](super::Arm64), and
+//! are said there; with E2H set, the regime is EL2&0 (FEAT_VHE), and so is all the rest.
 //!
-//! There is one root, `TTBR0_EL2`, and it translates addresses that start with zeros. There is one exception level: what
-//! [`Attrs`] say of the user is refused. There are no ASIDs: every translation is [global](Attrs::global), and the
-//! constants `KERNEL_…` of [`Attrs`] are what to map with. The embedder loads
-//! [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) into `MAIR_EL2`, and
-//! [`tcr_el2`](crate::arch::arm64::tcr_el2) into `TCR_EL2`.
+//! There is one root, `TTBR0_EL2`, and it translates addresses that start with zeros. There is one
+//! exception level: what [`Attrs`] say of the user is refused. There are no ASIDs: every
+//! translation is [global](Attrs::global), and the constants `KERNEL_…` of [`Attrs`] are what to
+//! map with. The embedder loads [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) into
+//! `MAIR_EL2`, and [`tcr_el2`](crate::arch::arm64::tcr_el2) into `TCR_EL2`.
 
 use super::{Arm64, Attrs, Format, Inexpressible, Kind, MAIR, Perms, Rule};
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 
-/// arm64 stage 1 of EL2 alone, with pages of `1 << PAGE_SHIFT` bytes; the parameters are those of [`Arm64`].
+/// arm64 stage 1 of EL2 alone, with pages of `1 << PAGE_SHIFT` bytes; the parameters are those of
+/// [`Arm64`].
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64El2};
@@ -45,8 +46,8 @@ pub type Arm64El2K16Wide = Arm64El2<14, 52, true>;
 /// 64 KiB granule, 52 bits (FEAT_LPA).
 pub type Arm64El2K64Wide = Arm64El2<16, 52, true>;
 
-// D8.3.1 and D8.4.1: descriptor bits where they are not those of EL1&0. nG (11), bit 53 which is PXN there, and in tables
-// 59 and 61 are RES0.
+// D8.3.1 and D8.4.1: descriptor bits where they are not those of EL1&0. nG (11), bit 53 which is
+// PXN there, and in tables 59 and 61 are RES0.
 const ONE: u64 = 1 << 6; // AP[1], RES1
 const READ_ONLY: u64 = 1 << 7; // AP[2]
 const DIRTY_MODIFIER: u64 = 1 << 51; // DBM
@@ -56,8 +57,9 @@ const OF_EL1: u64 = 0b11 << 53; // PXN, UXN
 const TABLE_NEVER: u64 = 1 << 60; // XNTable
 const TABLE_READ_ONLY: u64 = 1 << 62; // APTable[1]
 
-// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
-// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
+// (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
+// manual (4.).
 unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Format
     for Arm64El2<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
 {

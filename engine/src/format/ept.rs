@@ -1,23 +1,27 @@
 //! Intel EPT: the extended page tables of VMX, with 4 or 5 levels.
 //!
-//! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3C, chapter 29 (SDM).
+//! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3C, chapter 29
+//! (SDM).
 //!
-//! An entry is present when it permits anything: it has no bit for that. [`Perms::EXEC`] is execution from addresses
-//! of the guest's supervisor, [`Perms::USER_EXEC`] from those of its user; they are two rights with mode-based execute
-//! control, and one without it, bit 10 being ignored then.
+//! An entry is present when it permits anything: it has no bit for that. [`Perms::EXEC`] is
+//! execution from addresses of the guest's supervisor, [`Perms::USER_EXEC`] from those of its user;
+//! they are two rights with mode-based execute control, and one without it, bit 10 being ignored
+//! then.
 //!
-//! Memory types are those of the guest's memory as the processor has it, unless the guest's own PAT makes them
-//! stricter; with bit 6 (ignore PAT, one of [`Format::NATIVE`]) the guest is not asked. Accessed and dirty are bits 8 and
-//! 9; hardware sets them if bit 6 of the EPTP is set, and then takes the guest's table walks for writes.
+//! Memory types are those of the guest's memory as the processor has it, unless the guest's own PAT
+//! makes them stricter; with bit 6 (ignore PAT, one of [`Format::NATIVE`]) the guest is not asked.
+//! Accessed and dirty are bits 8 and 9; hardware sets them if bit 6 of the EPTP is set, and then
+//! takes the guest's table walks for writes.
 //!
 //! Execute-only memory, which not every processor has, is not encoded.
 //!
 //! # Entries that are not present
 //!
-//! Hardware ignores all of such an entry but bit 63, suppress #VE: a guest that is told of its own EPT violations must
-//! not hear of those that the engine causes briefly, so every mark comes with it. A suspended entry keeps what
-//! made it present, and its own bit 63, in bits that hardware ignores in a present one. Of a parked leaf, which the embedder
-//! has asked for, bit 63 is what the embedder says, as in any leaf.
+//! Hardware ignores all of such an entry but bit 63, suppress #VE: a guest that is told of its own
+//! EPT violations must not hear of those that the engine causes briefly, so every mark comes with
+//! it. A suspended entry keeps what made it present, and its own bit 63, in bits that hardware
+//! ignores in a present one. Of a parked leaf, which the embedder has asked for, bit 63 is what the
+//! embedder says, as in any leaf.
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability, check_guest};
 use crate::addr::{Ipa, Level, Pa};
@@ -53,8 +57,8 @@ const SOFTWARE: u32 = 52; // 54:52 of 56:52, which are ignored
 const SUPERVISOR_SHADOW_STACK: u64 = 1 << 60;
 const SUPPRESS_VE: u64 = 1 << 63;
 
-// Of an entry that is not present. Of a present one, hardware ignores 11, 59:52 and 62:61, or has uses for 57, 58 and 61
-// that are switched on elsewhere and not used here.
+// Of an entry that is not present. Of a present one, hardware ignores 11, 59:52 and 62:61, or has
+// uses for 57, 58 and 61 that are switched on elsewhere and not used here.
 const GRANTS: u64 = READ | WRITE | EXEC;
 /// Where bits 2:0 wait: 57:55.
 const GRANTS_ASIDE: u32 = 55;
@@ -98,8 +102,9 @@ impl<const LEVELS: u8, const MODE_BASED: bool> Ept<LEVELS, MODE_BASED> {
     }
 }
 
-// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
-// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
+// (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
+// manual (4.).
 unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MODE_BASED> {
     type Input = Ipa;
 
@@ -144,7 +149,8 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         if level == Level::PAGE || Self::is_leaf_level(level) && entry & LARGE != 0 {
             match entry & (Self::ANY | PARKED) {
                 0 => Kind::Invalid,
-                // Of a present entry bit 11 is ignored, and of one that is suspended the rights are elsewhere.
+                // Of a present entry bit 11 is ignored, and of one that is suspended the rights are
+                // elsewhere.
                 _ => Kind::Leaf,
             }
         } else {
@@ -191,8 +197,8 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
             let leaf = Self::encode(&readable, level)? & !READ | PARKED;
             return Ok(leaf ^ Self::address_mask(level));
         }
-        // SDM 29.3.3.1: writing without reading is a misconfiguration, executing without it may be one; an entry that
-        // permits nothing is not present.
+        // SDM 29.3.3.1: writing without reading is a misconfiguration, executing without it may be
+        // one; an entry that permits nothing is not present.
         if !may(Perms::READ) {
             return Err(Inexpressible(
                 &"EPT cannot map memory that the guest cannot read",
@@ -276,7 +282,8 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
 
     #[inline(always)]
     fn table(frame: Pa, deny: Perms) -> u64 {
-        // Permissions are the intersection over the levels (SDM 29.3.2), so tables grant all that is not denied.
+        // Permissions are the intersection over the levels (SDM 29.3.2), so tables grant all that
+        // is not denied.
         let mut bits = GRANTS | Self::put_address(frame);
         if MODE_BASED {
             bits |= USER_EXEC;
@@ -318,7 +325,8 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
             | (entry & USER_EXEC) << USER_EXEC_ASIDE
             | (entry & SUPPRESS_VE) >> SUPPRESS_VE_ASIDE;
         let stays = entry & !(GRANTS | USER_EXEC | ASIDE | PARKED);
-        // The address is inverted for the sake of processors with the L1 terminal fault, as in x86-64.
+        // The address is inverted for the sake of processors with the L1 terminal fault, as in
+        // x86-64.
         (stays | aside | SUSPENDED | SUPPRESS_VE) ^ ADDRESS
     }
 

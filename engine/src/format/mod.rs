@@ -1,52 +1,56 @@
 //! Descriptor formats as data.
 //!
-//! You need this to choose the format of a space, as its first parameter, and the attributes of what is mapped; and if your processor
-//! has one that is not here.
+//! You need this to choose the format of a space, as its first parameter, and the attributes of
+//! what is mapped; and if your processor has one that is not here.
 //!
-//! A [`Format`] says how many levels a tree has, how large a page is, where a descriptor keeps its address and what
-//! its other bits mean. It has no state and no algorithm: every walk and every edit is written once, for all formats,
-//! and asks the format only to translate between [`Attrs`] and bits, once for each distinct pattern of attributes and
-//! never once for each page.
+//! A [`Format`] says how many levels a tree has, how large a page is, where a descriptor keeps its
+//! address and what its other bits mean. It has no state and no algorithm: every walk and every
+//! edit is written once, for all formats, and asks the format only to translate between [`Attrs`]
+//! and bits, once for each distinct pattern of attributes and never once for each page.
 //!
 //! # Attributes
 //!
-//! [`Attrs`] is what descriptors of all formats have in common, plus the bits that only the format at hand knows
-//! ([`Attrs::native`]). Encoding is exact: a descriptor that would grant more or less than the attributes say is
-//! refused with [`Inexpressible`]. Decoding is its inverse.
+//! [`Attrs`] is what descriptors of all formats have in common, plus the bits that only the format
+//! at hand knows ([`Attrs::native`]). Encoding is exact: a descriptor that would grant more or less
+//! than the attributes say is refused with [`Inexpressible`]. Decoding is its inverse.
 //!
 //! # Stage 2
 //!
-//! Three formats translate what a guest takes for physical: [`Stage2`] of arm64, [`Ept`] of Intel, [`Npt`] of AMD. In
-//! them the privileged are the guest's kernel and the user is the guest's user. Hardware lets both read and write the
-//! same memory, or neither, so [`Attrs`] have to say so of both ([`Perms::and_user`]); what each may execute differs
-//! where the hardware tells them apart. A translation belongs to one guest: none is [global](Attrs::global).
+//! Three formats translate what a guest takes for physical: [`Stage2`] of arm64, [`Ept`] of Intel,
+//! [`Npt`] of AMD. In them the privileged are the guest's kernel and the user is the guest's user.
+//! Hardware lets both read and write the same memory, or neither, so [`Attrs`] have to say so of
+//! both ([`Perms::and_user`]); what each may execute differs where the hardware tells them apart. A
+//! translation belongs to one guest: none is [global](Attrs::global).
 //!
 //! # Leaves without permissions
 //!
-//! A leaf that permits nothing is *parked*: hardware takes the entry for invalid and remembers nothing of it, and to editors
-//! it is a leaf like any other ([`Kind::Leaf`]), with its frame, size, memory type, flags, and all other bits. It is what
-//! [encode](Format::encode) makes of attributes with no permission, in every format. That it is not valid is all that tells it
-//! from others ([`Format::is_parked`]).
+//! A leaf that permits nothing is *parked*: hardware takes the entry for invalid and remembers
+//! nothing of it, and to editors it is a leaf like any other ([`Kind::Leaf`]), with its frame,
+//! size, memory type, flags, and all other bits. It is what [encode](Format::encode) makes of
+//! attributes with no permission, in every format. That it is not valid is all that tells it from
+//! others ([`Format::is_parked`]).
 //!
 //! # Three kinds of invalid entry
 //!
 //! Hardware ignores an invalid entry, so it can tell editors of the tables something ([`Absence`]):
 //!
 //! * Zero is a *hole*.
-//! * [`Format::suspend`] makes a descriptor invalid without losing its content, so that a table can be linked in a
-//!   second, infallible step, and an entry that has to be broken before it is remade keeps what it was. Undone by
-//!   [`Format::resume`] before the edit returns.
-//! * [`Format::FROZEN`] stands where an edit is replacing an entry: no other touches it, and one that meets it has to
-//!   come back later.
+//! * [`Format::suspend`] makes a descriptor invalid without losing its content, so that a table can
+//!   be linked in a second, infallible step, and an entry that has to be broken before it is remade
+//!   keeps what it was. Undone by [`Format::resume`] before the edit returns.
+//! * [`Format::FROZEN`] stands where an edit is replacing an entry: no other touches it, and one
+//!   that meets it has to come back later.
 //!
-//! Each has a mark that no other has, nor a parked leaf. On x86 the address of such an entry, and of a parked leaf, names no
-//! memory: a processor with the L1 terminal fault reads the cache through the address of an entry that is not present.
+//! Each has a mark that no other has, nor a parked leaf. On x86 the address of such an entry, and
+//! of a parked leaf, names no memory: a processor with the L1 terminal fault reads the cache
+//! through the address of an entry that is not present.
 //!
 //! # Write-protected tables
 //!
-//! Below a table that is [write-protected](Format::protect_table) nothing is written: its descriptor takes the permission away, or, where
-//! descriptors of tables cannot ([`Format::TABLES_RESTRICT`]), is invalid for the hardware. To editors it is a table like
-//! any other, [`Kind::Table`], with the same address.
+//! Below a table that is [write-protected](Format::protect_table) nothing is written: its
+//! descriptor takes the permission away, or, where descriptors of tables cannot
+//! ([`Format::TABLES_RESTRICT`]), is invalid for the hardware. To editors it is a table like any
+//! other, [`Kind::Table`], with the same address.
 
 mod arm64;
 mod el2;
@@ -95,28 +99,29 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place (DDI 0487 D8.17.1).
+    /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place
+    /// (DDI 0487 D8.17.1).
     #[inline(always)]
     pub(crate) const fn breaks(self) -> bool {
         matches!(self, Self::Arm)
     }
 
-    /// Whether an invalidation that names a level spares leaves of others (DDI 0487 D8.17, TTL); otherwise it has whatever
-    /// translates its addresses forgotten.
+    /// Whether an invalidation that names a level spares leaves of others (DDI 0487 D8.17, TTL);
+    /// otherwise it has whatever translates its addresses forgotten.
     #[inline(always)]
     pub(crate) const fn spares_other_levels(self) -> bool {
         matches!(self, Self::Arm)
     }
 
-    /// Whether hardware ignores all of an invalid entry, so that it can say whose it is (DDI 0487 D8.3). On x86 an address in it may be
-    /// read through.
+    /// Whether hardware ignores all of an invalid entry, so that it can say whose it is (DDI 0487
+    /// D8.3). On x86 an address in it may be read through.
     #[inline(always)]
     pub(crate) const fn tags_invalid_entries(self) -> bool {
         matches!(self, Self::Arm)
     }
 
-    /// Whether a leaf can be written only while it is marked as written, by software where hardware does not do it (DDI 0487
-    /// D8.5.2).
+    /// Whether a leaf can be written only while it is marked as written, by software where hardware
+    /// does not do it (DDI 0487 D8.5.2).
     #[inline(always)]
     pub(crate) const fn writes_when_dirty(self) -> bool {
         matches!(self, Self::Arm)
@@ -124,7 +129,8 @@ impl Rule {
 }
 
 bitflags::bitflags! {
-    /// The accesses that are permitted: to the privileged and to the user; in stage 2, to those of the guest.
+    /// The accesses that are permitted: to the privileged and to the user; in stage 2, to those of
+    /// the guest.
     ///
     /// ```
     /// use tablewright::Perms;
@@ -158,7 +164,8 @@ impl Perms {
         .union(Self::USER_WRITE)
         .union(Self::USER_EXEC);
 
-    /// The same, and for the user what the privileged may: the permissions of stage 2, where the guest is one.
+    /// The same, and for the user what the privileged may: the permissions of stage 2, where the
+    /// guest is one.
     ///
     /// ```
     /// use tablewright::Perms;
@@ -184,7 +191,8 @@ pub enum Memory {
     WriteThrough,
     /// Normal memory, not cacheable: writes may be combined.
     NonCacheable,
-    /// Device memory whose accesses stay in order and may be acknowledged early: arm64 Device-nGnRE, x86 UC.
+    /// Device memory whose accesses stay in order and may be acknowledged early: arm64
+    /// Device-nGnRE, x86 UC.
     Device,
     /// Device memory without early acknowledgement: arm64 Device-nGnRnE. x86 has no such type.
     DeviceStrict,
@@ -193,13 +201,15 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Whether reads may have side effects, so that it must not be read speculatively or cleaned from a cache.
+    /// Whether reads may have side effects, so that it must not be read speculatively or cleaned
+    /// from a cache.
     pub const fn is_device(self) -> bool {
         matches!(self, Self::Device | Self::DeviceStrict)
     }
 }
 
-/// The observers among which normal memory is coherent. Formats without such a field know [`Shareability::Inner`] only.
+/// The observers among which normal memory is coherent. Formats without such a field know
+/// [`Shareability::Inner`] only.
 ///
 /// ```
 /// use tablewright::{Attrs, Shareability};
@@ -217,8 +227,8 @@ pub enum Shareability {
 
 /// The attributes of a leaf, as all formats have them.
 ///
-/// The constants preset accessed and dirty, so that memory mapped with them never faults to have a flag set, and
-/// hardware never writes its descriptors.
+/// The constants preset accessed and dirty, so that memory mapped with them never faults to have a
+/// flag set, and hardware never writes its descriptors.
 ///
 /// ```
 /// use tablewright::{Attrs, Memory, Perms};
@@ -227,7 +237,8 @@ pub enum Shareability {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attrs {
-    /// What accesses may do, at which privilege. A leaf that permits nothing is [parked](Format::is_parked).
+    /// What accesses may do, at which privilege. A leaf that permits nothing is
+    /// [parked](Format::is_parked).
     pub perms: Perms,
     /// The memory type.
     pub memory: Memory,
@@ -235,10 +246,11 @@ pub struct Attrs {
     pub shareability: Shareability,
     /// The translation holds in every address space. None of stage 2 does.
     pub global: bool,
-    /// The page has been accessed. Where hardware does not set it, an access to a page without it faults (arm64).
+    /// The page has been accessed. Where hardware does not set it, an access to a page without it
+    /// faults (arm64).
     pub accessed: bool,
-    /// The page has been written. On arm64 a writable page that is not dirty is write-protected by the hardware until
-    /// hardware or a fault handler makes it dirty.
+    /// The page has been written. On arm64 a writable page that is not dirty is write-protected by
+    /// the hardware until hardware or a fault handler makes it dirty.
     pub dirty: bool,
     /// Three bits for the embedder's own use; the hardware ignores them.
     pub software: u8,
@@ -324,7 +336,8 @@ impl Attrs {
     }
 }
 
-/// A combination of attributes that a descriptor of the format cannot hold. Nothing is rounded silently.
+/// A combination of attributes that a descriptor of the format cannot hold. Nothing is rounded
+/// silently.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Perms, format::X86_64};
@@ -398,8 +411,8 @@ pub enum Kind {
 
 /// A descriptor format.
 ///
-/// Everything is a constant or a pure function; see the [module](self) for what the functions have in common. The
-/// sources of the facts are cited in the file of each format.
+/// Everything is a constant or a pure function; see the [module](self) for what the functions have
+/// in common. The sources of the facts are cited in the file of each format.
 ///
 /// ```
 /// use tablewright::{Format, Level, format::Arm64K16};
@@ -410,15 +423,16 @@ pub enum Kind {
 ///
 /// # Safety
 /// The engine makes pointers out of what a format says. An implementation promises:
-/// 1. [`index`](Format::index) is less than [`entries`](Format::entries) of the level, which is `1 << INDEX_BITS` below the
-///    root, and at the root no more than `root_tables() << INDEX_BITS`; `PAGE_SHIFT` is 12, 14 or 16, and `LEVELS` at
-///    most 5.
-/// 2. [`address`](Format::address) of a table descriptor is the frame that [`table`](Format::table) was given, whatever of
-///    the other functions was applied to it since; [`kind`](Format::kind) of it is a table, and of nothing else.
-/// 3. A suspended, a frozen, and a zero entry are [invalid](Kind::Invalid), and all different; a parked leaf is a leaf, and
-///    different from them.
-/// 4. A run has no more entries than a table, [`contiguous`](Format::contiguous) is 0 where [`CONTIGUOUS`] is, and the
-///    level of pages has leaves.
+/// 1. [`index`](Format::index) is less than [`entries`](Format::entries) of the level, which is `1
+///    << INDEX_BITS` below the root, and at the root no more than `root_tables() << INDEX_BITS`;
+///    `PAGE_SHIFT` is 12, 14 or 16, and `LEVELS` at most 5.
+/// 2. [`address`](Format::address) of a table descriptor is the frame that [`table`](Format::table)
+///    was given, whatever of the other functions was applied to it since; [`kind`](Format::kind) of
+///    it is a table, and of nothing else.
+/// 3. A suspended, a frozen, and a zero entry are [invalid](Kind::Invalid), and all different; a
+///    parked leaf is a leaf, and different from them.
+/// 4. A run has no more entries than a table, [`contiguous`](Format::contiguous) is 0 where
+///    [`CONTIGUOUS`] is, and the level of pages has leaves.
 ///
 /// [`CONTIGUOUS`]: Format::CONTIGUOUS
 pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
@@ -435,10 +449,11 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const INPUT_BITS: u32;
     /// Significant bits of an output address.
     const OUTPUT_BITS: u32;
-    /// The two halves of the input space have a root each (arm64 stage 1), rather than sharing one (x86-64) or being one
-    /// (stage 2, EL2).
+    /// The two halves of the input space have a root each (arm64 stage 1), rather than sharing one
+    /// (x86-64) or being one (stage 2, EL2).
     const HALVES: bool;
-    /// Input addresses are [signed](Address::SIGNED): there are such that start with ones. Stage 2 has none, nor has EL2 alone.
+    /// Input addresses are [signed](Address::SIGNED): there are such that start with ones. Stage 2
+    /// has none, nor has EL2 alone.
     const SIGNED: bool = Self::Input::SIGNED;
     /// A leaf may be global. None of stage 2 is.
     const GLOBALS: bool = Self::Input::SIGNED;
@@ -446,38 +461,43 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const RULE: Rule;
     /// The bits of a leaf that [`Attrs::native`] may use.
     const NATIVE: u64;
-    /// Memory that is read, in attributes that the format can hold: a change is tried on it before it is made. EL2 alone has no
-    /// user.
+    /// Memory that is read, in attributes that the format can hold: a change is tried on it before
+    /// it is made. EL2 alone has no user.
     const PLAIN: Attrs = Attrs::USER_RODATA;
-    /// Descriptors of consecutive frames differ by the size of the frame inside an aligned range of this many bits;
-    /// beyond it the address continues in other bits.
+    /// Descriptors of consecutive frames differ by the size of the frame inside an aligned range of
+    /// this many bits; beyond it the address continues in other bits.
     const LINEAR_BITS: u32;
 
-    /// The largest leaf that every processor has that has the format; what there is beyond is for [`Caps`] to say.
+    /// The largest leaf that every processor has that has the format; what there is beyond is for
+    /// [`Caps`] to say.
     const SURE_LEAF: Level = Level::ANY;
 
     /// Whether a leaf may stand at `level`.
     fn is_leaf_level(level: Level) -> bool;
 
-    /// How many entries at `level` a contiguous run has, as a power of two; 0 where there are no runs.
+    /// How many entries at `level` a contiguous run has, as a power of two; 0 where there are no
+    /// runs.
     fn contiguous(level: Level) -> u32;
 
     /// What marks the members of a contiguous run.
     const CONTIGUOUS: u64;
 
-    /// Whether table descriptors can take permissions away from everything below them. They cannot in arm64 stage 2.
+    /// Whether table descriptors can take permissions away from everything below them. They cannot
+    /// in arm64 stage 2.
     const TABLES_RESTRICT: bool;
 
     /// What marks a [suspended](Format::suspend) entry.
     const SUSPENDED: u64;
 
-    /// Bits of a table descriptor that are clear while it is [write-protected](Format::protect_table), and set otherwise.
+    /// Bits of a table descriptor that are clear while it is
+    /// [write-protected](Format::protect_table), and set otherwise.
     const OPEN: u64;
 
     /// Bits of a table descriptor that are set while it is write-protected, and clear otherwise.
     const PROTECTED: u64;
 
-    /// A bit that hardware ignores in the descriptor of a write-protected table: it is being opened.
+    /// A bit that hardware ignores in the descriptor of a write-protected table: it is being
+    /// opened.
     const OPENING: u64;
 
     /// An entry that is being replaced: invalid, and neither a hole nor suspended.
@@ -498,8 +518,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The frame that a leaf or a table descriptor at `level` points to.
     fn address(entry: u64, level: Level) -> Pa;
 
-    /// A leaf at `level` with these attributes, without its address, which is [added](Format::with_address) by exclusive or.
-    /// With no permission at all it is [parked](Format::is_parked).
+    /// A leaf at `level` with these attributes, without its address, which is
+    /// [added](Format::with_address) by exclusive or. With no permission at all it is
+    /// [parked](Format::is_parked).
     ///
     /// # Errors
     /// [`Inexpressible`] says what the format cannot hold.
@@ -508,15 +529,17 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The attributes of a leaf at `level`; the inverse of [`encode`](Format::encode).
     fn decode(entry: u64, level: Level) -> Attrs;
 
-    /// What a leaf means, as a word of its bits that says one thing in one way, for [`decode_meaning`](Format::decode_meaning). Of a
-    /// [single page](Format::is_single_page) that this engine has encoded it is the entry itself; other software may say in two ways
-    /// what the engine says in one.
+    /// What a leaf means, as a word of its bits that says one thing in one way, for
+    /// [`decode_meaning`](Format::decode_meaning). Of a [single page](Format::is_single_page) that
+    /// this engine has encoded it is the entry itself; other software may say in two ways what the
+    /// engine says in one.
     #[inline(always)]
     fn meaning(leaf: u64) -> u64 {
         leaf
     }
 
-    /// As [`decode`](Format::decode), of the [meaning](Format::meaning) of a leaf: of which less has to be asked.
+    /// As [`decode`](Format::decode), of the [meaning](Format::meaning) of a leaf: of which less
+    /// has to be asked.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, format::Arm64K4};
@@ -532,9 +555,10 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         Self::decode(meaning, level)
     }
 
-    /// The meaning of a leaf at `level` that permits below tables that take nothing away what one of this meaning permits below tables
-    /// that take `denied`, and has all its other attributes. Where a table takes memory from the user, a rule that forbade something
-    /// because of the user no longer applies.
+    /// The meaning of a leaf at `level` that permits below tables that take nothing away what one
+    /// of this meaning permits below tables that take `denied`, and has all its other attributes.
+    /// Where a table takes memory from the user, a rule that forbade something because of the user
+    /// no longer applies.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64K4};
@@ -551,8 +575,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         meaning
     }
 
-    /// A descriptor of the table in `frame`. What is in `deny` is taken away from everything below it, as far as the
-    /// format can: execution for one or both, writing for both.
+    /// A descriptor of the table in `frame`. What is in `deny` is taken away from everything below
+    /// it, as far as the format can: execution for one or both, writing for both.
     fn table(frame: Pa, deny: Perms) -> u64;
 
     /// The permissions that a table descriptor takes away from everything below it.
@@ -567,7 +591,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Undoes [`suspend`](Format::suspend).
     fn resume(suspended: u64) -> u64;
 
-    /// The leaf that [`encode`](Format::encode) has made, with its address; or the same without it again.
+    /// The leaf that [`encode`](Format::encode) has made, with its address; or the same without it
+    /// again.
     ///
     /// In an entry that is not present x86 has the address inverted.
     ///
@@ -602,8 +627,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         leaf & Self::PRESENT == 0
     }
 
-    /// Whether an entry of the last level is what most are: a page that hardware takes for valid, and that is in no run. It is told
-    /// by bits that are set or clear, so that entries are if what they have in common is, and none of them is in a run.
+    /// Whether an entry of the last level is what most are: a page that hardware takes for valid,
+    /// and that is in no run. It is told by bits that are set or clear, so that entries are if what
+    /// they have in common is, and none of them is in a run.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64K4};
@@ -620,7 +646,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
             && entry & Self::CONTIGUOUS == 0
     }
 
-    /// The frame of a [single page](Format::is_single_page): of a page that is present no address is inverted.
+    /// The frame of a [single page](Format::is_single_page): of a page that is present no address
+    /// is inverted.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, Pa, format::X86_64};
@@ -634,7 +661,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         Self::address(entry, Level::PAGE)
     }
 
-    /// The table that an entry above the last level points to, if it does: what each step of a walk asks.
+    /// The table that an entry above the last level points to, if it does: what each step of a walk
+    /// asks.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, Pa, Perms, format::Arm64K4};
@@ -653,8 +681,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// A frozen entry that tells by 44 bits of `tag` whose it is, where hardware ignores all of an invalid entry. Elsewhere, where
-    /// none has to be told, there is one kind.
+    /// A frozen entry that tells by 44 bits of `tag` whose it is, where hardware ignores all of an
+    /// invalid entry. Elsewhere, where none has to be told, there is one kind.
     #[inline(always)]
     fn frozen(tag: u64) -> u64 {
         match Self::RULE.tags_invalid_entries() {
@@ -690,7 +718,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         table & (Self::OPEN | Self::PROTECTED) == Self::PROTECTED
     }
 
-    /// What an invalid entry tells. One without a mark, in a tree that was adopted, is not to be touched.
+    /// What an invalid entry tells. One without a mark, in a tree that was adopted, is not to be
+    /// touched.
     #[inline(always)]
     fn absence(entry: u64) -> Absence {
         if entry == 0 {
@@ -702,7 +731,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// How many bits of an input address select an entry of one table (the first table may have fewer entries).
+    /// How many bits of an input address select an entry of one table (the first table may have
+    /// fewer entries).
     const INDEX_BITS: u32 = Self::PAGE_SHIFT - 3;
 
     /// The number of tables that are concatenated at the root: 1, or in arm64 stage 2 up to 16.
@@ -752,13 +782,15 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Which entry of a table at `level` translates `input`; any, above the root.
     #[inline(always)]
     fn index(input: u64, level: Level) -> usize {
-        // What is shifted by more than a word has, above every root, is shifted by less: it costs no more.
+        // What is shifted by more than a word has, above every root, is shifted by less: it costs
+        // no more.
         input.wrapping_shr(Self::shift(level)) as usize & (Self::entries(level) - 1)
     }
 
-    /// Whether `input` is an address that the format can translate: the bits above the input size all equal, and zero
-    /// where addresses are not [signed](Format::SIGNED). With [`HALVES`](Format::HALVES), the first bit above the input
-    /// size selects the root; without, the last bit below is the sign.
+    /// Whether `input` is an address that the format can translate: the bits above the input size
+    /// all equal, and zero where addresses are not [signed](Format::SIGNED). With
+    /// [`HALVES`](Format::HALVES), the first bit above the input size selects the root; without,
+    /// the last bit below is the sign.
     #[inline]
     fn is_canonical(input: u64) -> bool {
         if !Self::SIGNED {
@@ -822,7 +854,8 @@ pub(crate) fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, di
     encoded::<F>(attrs, level).map_or(entry, |bits| in_place_of::<F>(entry, level, bits))
 }
 
-/// What stands in the place of a leaf until what was there is forgotten. No walker takes a parked leaf for valid, then or now.
+/// What stands in the place of a leaf until what was there is forgotten. No walker takes a parked
+/// leaf for valid, then or now.
 pub(crate) fn withheld<F: Format>(leaf: u64) -> u64 {
     match F::is_parked(leaf) {
         true => leaf,
@@ -836,8 +869,8 @@ pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64
     F::with_address(bits, address_of::<F>(entry, level)) | entry & F::CONTIGUOUS
 }
 
-/// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set from now on is not
-/// looked at, this is what to write: said too much, never too little.
+/// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set
+/// from now on is not looked at, this is what to write: said too much, never too little.
 pub(crate) fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
     let perms = packed_of::<F>(entry, level).perms();
     let writable = perms.intersects(Perms::ANY_WRITE);

@@ -2,17 +2,19 @@
 //!
 //! Source: AMD64 Architecture Programmer's Manual, volume 2, section 15.25 (APM).
 //!
-//! Hardware reads a nested table as it reads any other of the host, and takes every access of a guest for one of a user
-//! (15.25.5): a page without U/S at all levels is out of the guest's reach, its kernel's as its user's. One bit for
-//! writing and one for executing serve both. The guest's own table walks are always writes. Memory types
-//! go through the host's PAT (15.25.8), which is a parameter as of [`X86_64`](super::X86_64). The global bit and protection keys mean nothing
-//! here, and a guest-physical address is not signed.
+//! Hardware reads a nested table as it reads any other of the host, and takes every access of a
+//! guest for one of a user (15.25.5): a page without U/S at all levels is out of the guest's reach,
+//! its kernel's as its user's. One bit for writing and one for executing serve both. The guest's
+//! own table walks are always writes. Memory types go through the host's PAT (15.25.8), which is a
+//! parameter as of [`X86_64`](super::X86_64). The global bit and protection keys mean nothing here,
+//! and a guest-physical address is not signed.
 
 use super::{Attrs, Format, Inexpressible, Kind, PAT, Perms, Rule, X86_64, check_guest};
 use crate::addr::{Ipa, Level, Pa};
 use crate::platform::Caps;
 
-/// Nested paging with `LEVELS` levels, 4 or 5, as the host has, and the host's `IA32_PAT`, which is `TYPES`.
+/// Nested paging with `LEVELS` levels, 4 or 5, as the host has, and the host's `IA32_PAT`, which is
+/// `TYPES`.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, format::Npt};
@@ -29,8 +31,9 @@ fn guest(host: Perms) -> Perms {
     user | Perms::from_bits_truncate(user.bits() >> 3)
 }
 
-// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
-// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
+// (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
+// manual (4.).
 unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     type Input = Ipa;
 

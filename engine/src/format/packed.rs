@@ -1,5 +1,5 @@
-//! Attributes in two words, as changes of attributes are made and as they are compared: field by field it takes many times the
-//! code.
+//! Attributes in two words, as changes of attributes are made and as they are compared: field by
+//! field it takes many times the code.
 
 use super::{Attrs, Memory, Perms, Shareability};
 
@@ -11,7 +11,8 @@ pub(crate) struct Packed {
     pub native: u64,
 }
 
-// The fields of the word. Flags and software bits are as far from each other as on x86-64, where they move as one.
+// The fields of the word. Flags and software bits are as far from each other as on x86-64, where
+// they move as one.
 pub(crate) const PERMS: u32 = 0x3f;
 pub(crate) const MEMORY: u32 = 6; // the number of the variant, in 3 bits
 pub(crate) const SHAREABILITY: u32 = 9; // the same, in 2 bits
@@ -68,8 +69,8 @@ impl Packed {
         Perms::from_bits_truncate((self.word & PERMS) as u8)
     }
 
-    /// In which fields two leaves differ, as far as it matters to a walker: software bits do not. The format's own bits may mean
-    /// another physical address space (NS), or a type.
+    /// In which fields two leaves differ, as far as it matters to a walker: software bits do not.
+    /// The format's own bits may mean another physical address space (NS), or a type.
     #[inline(always)]
     pub const fn differences(self, other: Self) -> u32 {
         let fields = (self.word ^ other.word) & !(0xff << SOFTWARE);

@@ -1,14 +1,15 @@
 //! Pages alone: a format without its blocks and its runs.
 //!
-//! An edit of a part of a block has to take it apart, and an edit of a part of a run has to unfold it: machine code that a kernel
-//! which maps nothing but pages to its users does not need. A format that has no larger leaves has no such code.
+//! An edit of a part of a block has to take it apart, and an edit of a part of a run has to unfold
+//! it: machine code that a kernel which maps nothing but pages to its users does not need. A format
+//! that has no larger leaves has no such code.
 
 use super::{Attrs, Format, Inexpressible, Kind, Perms, Rule};
 use crate::addr::{Level, Pa};
 use crate::platform::Caps;
 
-/// The format `F` with leaves of one size: pages. No block is mapped, whatever a [`Mapping`](crate::Mapping) allows, and no
-/// contiguous run.
+/// The format `F` with leaves of one size: pages. No block is mapped, whatever a
+/// [`Mapping`](crate::Mapping) allows, and no contiguous run.
 ///
 /// A tree that is [adopted](crate::AddressSpace::adopt) in it has none, either.
 ///
@@ -27,7 +28,8 @@ pub struct PagesOnly<F>(core::marker::PhantomData<F>);
 /// A level at which no format has leaves.
 const HIGH: Level = Level::new(4);
 
-// SAFETY: indices, addresses of tables, and marks are those of `F` (1., 2., 3.), and so are the sizes of pages (4.).
+// SAFETY: indices, addresses of tables, and marks are those of `F` (1., 2., 3.), and so are the
+// sizes of pages (4.).
 unsafe impl<F: Format> Format for PagesOnly<F> {
     type Input = F::Input;
 

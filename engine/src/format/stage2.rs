@@ -1,29 +1,33 @@
 //! arm64 stage 2: what a guest takes for physical becomes physical. Granules of 4, 16 and 64 KiB.
 //!
-//! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits. Where addresses
-//! stand, which levels have blocks and how long runs are is as in stage 1, and is said [there](super::Arm64).
+//! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits.
+//! Where addresses stand, which levels have blocks and how long runs are is as in stage 1, and is
+//! said [there](super::Arm64).
 //!
 //! # The first table
 //!
-//! The input size is the embedder's choice (`VTCR_EL2.T0SZ`). Where one level more would resolve four bits or fewer,
-//! the manual lets up to 16 tables of the level below stand beside each other instead, which saves each walk a step
-//! (D8.2, concatenated translation tables). These formats always do so, and start at level 2 at the latest, so that
-//! blocks can be mapped. `VTCR_EL2.SL0` follows: the start level is 3 less [`root_level`](Format::root_level).
-//! 40 bits of 4 KiB pages start at level 1 with two tables, 52 bits at level 0 with 16.
+//! The input size is the embedder's choice (`VTCR_EL2.T0SZ`). Where one level more would resolve
+//! four bits or fewer, the manual lets up to 16 tables of the level below stand beside each other
+//! instead, which saves each walk a step (D8.2, concatenated translation tables). These formats
+//! always do so, and start at level 2 at the latest, so that blocks can be mapped. `VTCR_EL2.SL0`
+//! follows: the start level is 3 less [`root_level`](Format::root_level). 40 bits of 4 KiB pages
+//! start at level 1 with two tables, 52 bits at level 0 with 16.
 //!
 //! # Attributes
 //!
-//! *Memory types* stand in the descriptor itself, MemAttr\[3:0\], and what the guest says in its stage 1 is combined
-//! with them: without FEAT_S2FWB (D8.6.5) the stricter of the two holds, so that a guest which maps memory non-cacheable
-//! reads it past the caches; with it (`HCR_EL2.FWB`, D8.6.6) [`Memory::Normal`] is write-back whatever the guest says. The
-//! same bits mean different things, so the two are two formats.
+//! *Memory types* stand in the descriptor itself, MemAttr\[3:0\], and what the guest says in its
+//! stage 1 is combined with them: without FEAT_S2FWB (D8.6.5) the stricter of the two holds, so
+//! that a guest which maps memory non-cacheable reads it past the caches; with it (`HCR_EL2.FWB`,
+//! D8.6.6) [`Memory::Normal`] is write-back whatever the guest says. The same bits mean different
+//! things, so the two are two formats.
 //!
-//! *Execution* is told apart by exception level (FEAT_XNX, D8.4.3): [`Perms::EXEC`] is the guest's EL1,
-//! [`Perms::USER_EXEC`] its EL0. Give both or neither on processors older than Armv8.2, which do not have it.
+//! *Execution* is told apart by exception level (FEAT_XNX, D8.4.3): [`Perms::EXEC`] is the guest's
+//! EL1, [`Perms::USER_EXEC`] its EL0. Give both or neither on processors older than Armv8.2, which
+//! do not have it.
 //!
-//! *Dirty state* is that of stage 1 the other way round (D8.5.2): a page is writable when DBM is set; it is dirty when
-//! S2AP\[1\] is set, and the hardware sets it on the first write if `VTCR_EL2.HD` is set. Bit 55 keeps it for a page that
-//! loses the permission to write.
+//! *Dirty state* is that of stage 1 the other way round (D8.5.2): a page is writable when DBM is
+//! set; it is dirty when S2AP\[1\] is set, and the hardware sets it on the first write if
+//! `VTCR_EL2.HD` is set. Bit 55 keeps it for a page that loses the permission to write.
 //!
 //! Table descriptors carry no permissions and no flags.
 
@@ -33,9 +37,10 @@ use super::{
 use crate::addr::{Ipa, Level, Pa};
 use crate::platform::Caps;
 
-/// arm64 stage 2 with pages of `1 << PAGE_SHIFT` bytes, for intermediate physical addresses of `INPUT_BITS` bits, 32 to
-/// 48; `WIDE` for physical addresses of 52 bits instead of 48, and up to 52 bits of input (FEAT_LPA2 with
-/// `VTCR_EL2.DS`, for 64 KiB FEAT_LPA); `FORCED` with `HCR_EL2.FWB` set.
+/// arm64 stage 2 with pages of `1 << PAGE_SHIFT` bytes, for intermediate physical addresses of
+/// `INPUT_BITS` bits, 32 to 48; `WIDE` for physical addresses of 52 bits instead of 48, and up to
+/// 52 bits of input (FEAT_LPA2 with `VTCR_EL2.DS`, for 64 KiB FEAT_LPA); `FORCED` with
+/// `HCR_EL2.FWB` set.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Memory, format::Stage2};
@@ -58,7 +63,8 @@ pub struct Stage2<
     const FORCED: bool = false,
 >;
 
-/// The last argument of a format of stage 2: it forces write-back, whatever the guest says (FEAT_S2FWB). By default it does not.
+/// The last argument of a format of stage 2: it forces write-back, whatever the guest says
+/// (FEAT_S2FWB). By default it does not.
 pub const FORCED_WRITE_BACK: bool = true;
 
 /// 4 KiB granule, memory up to 48 bits.
@@ -96,12 +102,13 @@ const NEVER: u32 = 53; // XN[1:0], 54:53
 const SOFTWARE_DIRTY: u64 = 1 << 55; // 58:55 are for software
 const SOFTWARE: u32 = 56;
 const PBHA: u64 = 0xf << 59; // 62:59, FEAT_HPDS2 or ignored
-// Of a write-protected table, which is invalid: the hardware ignores every bit. It keeps bit 1, which frozen entries have not, and
-// parked blocks have; of those bit 53, XN[0], is clear.
+// Of a write-protected table, which is invalid: the hardware ignores every bit. It keeps bit 1,
+// which frozen entries have not, and parked blocks have; of those bit 53, XN[0], is clear.
 const PROTECTED: u64 = 1 << 53;
 const OPENING: u64 = 1 << 56;
 
-/// D8.2: as few levels as there can be with up to 16 tables, 4 bits, beside each other at the first; two at least.
+/// D8.2: as few levels as there can be with up to 16 tables, 4 bits, beside each other at the
+/// first; two at least.
 const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
     assert!(
         input_bits >= 32 && input_bits <= if wide { 52 } else { 48 },
@@ -114,8 +121,9 @@ const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
     levels
 }
 
-// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
-// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
+// (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
+// manual (4.).
 unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCED: bool>
     Format for Stage2<PAGE_SHIFT, INPUT_BITS, WIDE, FORCED>
 {
@@ -318,7 +326,8 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
-        // D8.5.1 and D8.5.2: the access flag where it is clear; S2AP[1] where DBM says that the page is writable.
+        // D8.5.1 and D8.5.2: the access flag where it is clear; S2AP[1] where DBM says that the
+        // page is writable.
         let written = DIRTY_MODIFIER | WRITE | VALID;
         caps.hardware_access && leaf & (VALID | ACCESS) == VALID
             || caps.hardware_dirty && leaf & written == written & !WRITE

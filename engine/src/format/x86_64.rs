@@ -1,22 +1,26 @@
 //! x86-64: IA-32e paging with 4 or 5 levels.
 //!
-//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 5 (SDM); AMD64
-//! Architecture Programmer's Manual, volume 2, chapter 5.
+//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 5
+//! (SDM); AMD64 Architecture Programmer's Manual, volume 2, chapter 5.
 //!
-//! A page holds an index into `IA32_PAT`. The format has the value of the register as a parameter, and finds the index of
-//! each type in it at compile time; what the register lacks is [inexpressible](Inexpressible). The default is
-//! [`PAT`]. Where two indices have one type, the first is encoded and both are decoded.
+//! A page holds an index into `IA32_PAT`. The format has the value of the register as a parameter,
+//! and finds the index of each type in it at compile time; what the register lacks is
+//! [inexpressible](Inexpressible). The default is [`PAT`]. Where two indices have one type, the
+//! first is encoded and both are decoded.
 //!
-//! The embedder loads [`X86_64::PAT`] of its format into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`, and runs with `CR4.SMEP`: a user page
-//! that is executable reads as executable by the user only, because that is what SMEP makes of it.
+//! The embedder loads [`X86_64::PAT`] of its format into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`,
+//! and runs with `CR4.SMEP`: a user page that is executable reads as executable by the user only,
+//! because that is what SMEP makes of it.
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability};
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 
-/// The value of `IA32_PAT` that the memory types of this format refer to, unless it says another (SDM 13.12.2).
+/// The value of `IA32_PAT` that the memory types of this format refer to, unless it says another
+/// (SDM 13.12.2).
 ///
-/// Entries 0 to 7: write-back, write-combining, UC-, uncacheable, write-back, write-protected, UC-, write-through.
+/// Entries 0 to 7: write-back, write-combining, UC-, uncacheable, write-back, write-protected, UC-,
+/// write-through.
 pub const PAT: u64 = 0x0407_0506_0007_0106;
 
 /// x86-64 with `LEVELS` levels, 4 or 5; `TYPES` is what `IA32_PAT` holds.
@@ -50,12 +54,13 @@ const PAT_OF_BLOCK: u64 = 1 << 12;
 const PROTECTION_KEY: u64 = 0xf << 59;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000; // 51:12
-// Marks of entries that are not present: bits 58:52 are ignored even in a present one, and none of ours has these.
+// Marks of entries that are not present: bits 58:52 are ignored even in a present one, and none of
+// ours has these.
 const SUSPENDED: u64 = 1 << 58;
 /// Where R/W of a suspended entry waits.
 const WRITE_ASIDE: u32 = 56; // from 1 to 57
-/// Of a parked leaf, at the place of R/W, which it has not: it is next to the bit that says present, so that both are looked
-/// at as one.
+/// Of a parked leaf, at the place of R/W, which it has not: it is next to the bit that says
+/// present, so that both are looked at as one.
 const PARKED: u64 = WRITE;
 /// Of a write-protected table.
 const OPENING: u64 = 1 << 52;
@@ -112,8 +117,8 @@ static REASONS: [&str; 16] = [
     "",
 ];
 
-/// By permissions. SDM 5.6.1: a present page can be read; one U/S bit and one R/W bit serve both. What permits nothing is made as
-/// what can be read.
+/// By permissions. SDM 5.6.1: a present page can be read; one U/S bit and one R/W bit serve both.
+/// What permits nothing is made as what can be read.
 static RIGHTS: [u8; 64] = {
     let mut rights = [0; 64];
     let mut bits = 0;
@@ -202,8 +207,9 @@ impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
     };
 }
 
-// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
-// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
+// (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
+// manual (4.).
 unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES> {
     type Input = Va;
 
@@ -279,7 +285,8 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
-        // What tells a table is taken with the address; if it is not exactly that, something is left of it.
+        // What tells a table is taken with the address; if it is not exactly that, something is
+        // left of it.
         let kind = match Self::is_leaf_level(level) {
             true => PRESENT | SIZE_OR_PAT,
             false => PRESENT,
@@ -348,7 +355,8 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     #[inline]
     fn decode_meaning(meaning: u64, level: Level) -> Attrs {
         let has = |bit: u64| meaning & bit != 0;
-        // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed if every level lets it.
+        // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed
+        // if every level lets it.
         let (user, write, exec) = (has(USER), has(WRITE), !has(NO_EXECUTE));
         let mut perms = Perms::empty();
         perms.set(Perms::READ, has(PRESENT));
@@ -393,7 +401,8 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn table(frame: Pa, deny: Perms) -> u64 {
-        // Permissions are the intersection over the levels (SDM 5.6.1), so tables grant all that is not denied.
+        // Permissions are the intersection over the levels (SDM 5.6.1), so tables grant all that is
+        // not denied.
         let mut bits = PRESENT | WRITE | USER | Self::put_address(frame);
         if deny.contains(Perms::ANY_EXEC) {
             bits |= NO_EXECUTE;
@@ -438,8 +447,9 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn suspend(entry: u64) -> u64 {
-        // The address is inverted while the entry is not present: a processor with the L1 terminal fault reads the
-        // cache through the address of a non-present entry, and the inverted one names no memory.
+        // The address is inverted while the entry is not present: a processor with the L1 terminal
+        // fault reads the cache through the address of a non-present entry, and the inverted one
+        // names no memory.
         let aside = (entry & WRITE) << WRITE_ASIDE;
         let stays = entry & !(PRESENT | WRITE | WRITE << WRITE_ASIDE);
         (stays | aside | SUSPENDED) ^ ADDRESS

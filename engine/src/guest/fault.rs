@@ -1,7 +1,8 @@
 //! What the hardware says about a fault.
 //!
-//! Three architectures say it in three ways, and not the same things: arm64 tells the level at which the walk ended and
-//! whether it was only the access flag; Intel and AMD tell what the entry allowed. What is not said is looked up.
+//! Three architectures say it in three ways, and not the same things: arm64 tells the level at
+//! which the walk ended and whether it was only the access flag; Intel and AMD tell what the entry
+//! allowed. What is not said is looked up.
 
 use crate::addr::{Ipa, Level};
 use crate::format::Perms;
@@ -35,7 +36,8 @@ pub enum Cause {
     Translation,
     /// What is mapped there does not allow it.
     Permission,
-    /// The access flag is clear, and hardware does not set it ([`Guest::set_accessed`](super::Guest::set_accessed)).
+    /// The access flag is clear, and hardware does not set it
+    /// ([`Guest::set_accessed`](super::Guest::set_accessed)).
     AccessFlag,
 }
 
@@ -74,24 +76,28 @@ impl Fault {
         }
     }
 
-    /// An exception taken to EL2, from `ESR_EL2`, `HPFAR_EL2` and `FAR_EL2`. `None` for what is no abort from a lower
-    /// exception level, or one that has nothing to do with translation.
+    /// An exception taken to EL2, from `ESR_EL2`, `HPFAR_EL2` and `FAR_EL2`. `None` for what is no
+    /// abort from a lower exception level, or one that has nothing to do with translation.
     ///
-    /// Where [`Abort::is_page_known`] says no, `hpfar` is the page that the caller has found, in the form of the register.
+    /// Where [`Abort::is_page_known`] says no, `hpfar` is the page that the caller has found, in
+    /// the form of the register.
     pub fn arm64(esr: u64, hpfar: u64, far: u64) -> Option<Self> {
         Some(Abort::new(esr)?.fault(hpfar, far))
     }
 
-    /// An EPT violation, from its exit qualification and the guest-physical address (SDM vol. 3C, table 29-7).
+    /// An EPT violation, from its exit qualification and the guest-physical address (SDM vol. 3C,
+    /// table 29-7).
     ///
-    /// A walk through the guest's own tables that may set flags counts as a write, and says that it reads and writes.
+    /// A walk through the guest's own tables that may set flags counts as a write, and says that it
+    /// reads and writes.
     pub const fn ept(qualification: u64, at: u64) -> Self {
         let access = match qualification & 7 {
             wanted if wanted & 2 != 0 => Access::Write,
             wanted if wanted & 4 != 0 => Access::Execute,
             _ => Access::Read,
         };
-        // What the entry allows: to read, to write, to fetch; in bit 6 to fetch for the guest's user.
+        // What the entry allows: to read, to write, to fetch; in bit 6 to fetch for the guest's
+        // user.
         let allowed = qualification >> 3 & 0xf;
         Self {
             at: Ipa::new(at),
@@ -130,8 +136,8 @@ impl Fault {
     }
 }
 
-/// An abort of arm64 from a lower exception level that has to do with translation: what `ESR_EL2` says of it (DDI 0487 D24.2,
-/// instruction and data aborts).
+/// An abort of arm64 from a lower exception level that has to do with translation: what `ESR_EL2`
+/// says of it (DDI 0487 D24.2, instruction and data aborts).
 ///
 /// ```
 /// use tablewright::guest::{Abort, Access, Cause};
@@ -143,8 +149,8 @@ impl Fault {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// What the guest wanted. A walk of its stage 1 reads a descriptor; if it may not do that, although it can, it wanted to set a
-    /// flag.
+    /// What the guest wanted. A walk of its stage 1 reads a descriptor; if it may not do that,
+    /// although it can, it wanted to set a flag.
     pub access: Access,
     /// The cause of the fault.
     pub cause: Cause,
@@ -155,7 +161,8 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Decodes `ESR_EL2`. `None` if it is no abort from a lower exception level, or one that has nothing to do with translation.
+    /// Decodes `ESR_EL2`. `None` if it is no abort from a lower exception level, or one that has
+    /// nothing to do with translation.
     pub fn new(esr: u64) -> Option<Self> {
         const INSTRUCTION_ABORT: u64 = 0x20;
         const DATA_ABORT: u64 = 0x24;
@@ -189,14 +196,15 @@ impl Abort {
         })
     }
 
-    /// Whether `HPFAR_EL2` holds the page: on every processor but after a permission fault that is not of such a walk. Then the
-    /// caller translates `FAR_EL2` first (`AT S1E1R`), and takes the page from `PAR_EL1`, in the form of `HPFAR_EL2`.
+    /// Whether `HPFAR_EL2` holds the page: on every processor but after a permission fault that is
+    /// not of such a walk. Then the caller translates `FAR_EL2` first (`AT S1E1R`), and takes the
+    /// page from `PAR_EL1`, in the form of `HPFAR_EL2`.
     pub fn is_page_known(&self) -> bool {
         self.in_walk || self.cause != Cause::Permission
     }
 
-    /// The fault, from `HPFAR_EL2` and `FAR_EL2` (DDI 0487 D24.2). The offset in the page is that of the virtual address, which for a
-    /// fault in a walk of stage 1 says nothing: then it is 0.
+    /// The fault, from `HPFAR_EL2` and `FAR_EL2` (DDI 0487 D24.2). The offset in the page is that
+    /// of the virtual address, which for a fault in a walk of stage 1 says nothing: then it is 0.
     pub const fn fault(self, hpfar: u64, far: u64) -> Fault {
         let page = (hpfar & 0x0000_0fff_ffff_fff0) << 8;
         let offset = if self.in_walk { 0 } else { far & 0xfff };

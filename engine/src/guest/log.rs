@@ -1,4 +1,5 @@
-//! Logging what a guest writes: see [`dirty`](crate::dirty) for the order in which it has to be done.
+//! Logging what a guest writes: see [`dirty`](crate::dirty) for the order in which it has to be
+//! done.
 
 use core::ops::Range;
 
@@ -21,7 +22,8 @@ bitflags::bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Harvest: u32 {
-        /// The pages stay writable: all memory is protected in one step after this, before anything is copied.
+        /// The pages stay writable: all memory is protected in one step after this, before anything
+        /// is copied.
         const KEEP = 1 << 0;
     }
 }
@@ -36,7 +38,8 @@ pub enum HarvestError {
     Pages(u64),
     /// These flags are not known.
     Flags(u32),
-    /// Hardware does not mark what is written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
+    /// Hardware does not mark what is written
+    /// ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
     NoHardware,
 }
 
@@ -54,20 +57,22 @@ impl core::fmt::Display for HarvestError {
 impl core::error::Error for HarvestError {}
 
 impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
-    /// Marks the page of `slot` at `at` as written: after it was made writable, and before the virtual CPU goes on; or
-    /// after the host has written it.
+    /// Marks the page of `slot` at `at` as written: after it was made writable, and before the
+    /// virtual CPU goes on; or after the host has written it.
     pub fn mark(&self, marker: &Marker<'_>, slot: &Slot, at: Ipa) {
         let _walk = self.space.platform().enter();
         let distance = at.get().wrapping_sub(slot.guest.start().get());
         marker.mark(distance >> F::PAGE_SHIFT);
     }
 
-    /// Gives back what the log, or the protection of a table, has taken from the page of a request, without asking the host for
-    /// it: what was mapped there is still the page, or it would have been zapped. No lock is taken, and nothing is allocated.
-    /// Whether that was all; if not, the page has to be looked up and mapped. A page that is written is to be marked
-    /// afterwards as after a map.
+    /// Gives back what the log, or the protection of a table, has taken from the page of a request,
+    /// without asking the host for it: what was mapped there is still the page, or it would have
+    /// been zapped. No lock is taken, and nothing is allocated. Whether that was all; if not, the
+    /// page has to be looked up and mapped. A page that is written is to be marked afterwards as
+    /// after a map.
     ///
-    /// A large leaf of a slot that is logged is not made writable: only one page of it would be marked.
+    /// A large leaf of a slot that is logged is not made writable: only one page of it would be
+    /// marked.
     ///
     /// # Errors
     /// [`Refused::Busy`], [`Refused::Retry`].
@@ -87,7 +92,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         };
         let is_right = |attrs: &Attrs, level| {
             let host = attrs.software & HOST_WRITES != 0 && (level == Level::PAGE || !logged);
-            // Neither the log nor a write-protected table takes reading away: what is parked, the host has parked.
+            // Neither the log nor a write-protected table takes reading away: what is parked, the
+            // host has parked.
             let parked = attrs.perms.is_empty();
             !parked && (host || !writes) && (attrs.perms | given).contains(request.access.perms())
         };
@@ -100,16 +106,17 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         }
     }
 
-    /// Marks what the modification log of this virtual CPU has, which has left its guest; `index` is the register's, which is
-    /// [set](ModificationLog::FIRST) anew afterwards. `bitmap` gives that of a slot. Addresses outside of slots, and of slots
-    /// that are not [logged so](Log::ByModification), are left out. Returns how many pages were marked.
+    /// Marks what the modification log of this virtual CPU has, which has left its guest; `index`
+    /// is the register's, which is [set](ModificationLog::FIRST) anew afterwards. `bitmap` gives
+    /// that of a slot. Addresses outside of slots, and of slots that are not [logged
+    /// so](Log::ByModification), are left out. Returns how many pages were marked.
     ///
-    /// A virtual CPU does it each time that it leaves the guest, and whenever the host is about to harvest it is made to
-    /// leave; what is not drained yet is found by a later harvest.
+    /// A virtual CPU does it each time that it leaves the guest, and whenever the host is about to
+    /// harvest it is made to leave; what is not drained yet is found by a later harvest.
     ///
     /// # Errors
-    /// [`SlotError::Busy`]: the slots are being changed. The log stands as it is, to be drained again; nothing is marked
-    /// that was not written.
+    /// [`SlotError::Busy`]: the slots are being changed. The log stands as it is, to be drained
+    /// again; nothing is marked that was not written.
     pub fn drain<'b>(
         &self,
         log: &ModificationLog<'_>,
@@ -149,7 +156,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Ok(Span::new(Ipa::new(first), size).ok())
     }
 
-    /// Nothing is logged any more: what is [write-protected](crate::shared::SharedSpace::protect_all) need not be protected when it is
+    /// Nothing is logged any more: what is
+    /// [write-protected](crate::shared::SharedSpace::protect_all) need not be protected when it is
     /// opened.
     ///
     /// # Errors
@@ -164,8 +172,9 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 }
 
 impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
-    /// Takes the permission to write from pages of a slot that is logged, for the log: the first write faults, and is given
-    /// back by [`reopen`](Guest::reopen). They may be copied when the gather is finished.
+    /// Takes the permission to write from pages of a slot that is logged, for the log: the first
+    /// write faults, and is given back by [`reopen`](Guest::reopen). They may be copied when the
+    /// gather is finished.
     ///
     /// What was [passed over](Protected::passed_over) is not protected.
     ///
@@ -180,15 +189,18 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         Ok(self.gather.protect(span, change).unwrap_or_default())
     }
 
-    /// Begins a log [by modification](Log::ByModification) of a slot that is logged so already, and in whose look-ups from
-    /// before no walk is left: all that hardware would not log is closed. Pages are made clean, so that the first write to each
-    /// is logged; large leaves, of which hardware would log one page, lose the permission to write, and are taken apart by
-    /// the first write. **The first copy is made when the gather is finished.**
+    /// Begins a log [by modification](Log::ByModification) of a slot that is logged so already, and
+    /// in whose look-ups from before no walk is left: all that hardware would not log is closed.
+    /// Pages are made clean, so that the first write to each is logged; large leaves, of which
+    /// hardware would log one page, lose the permission to write, and are taken apart by the first
+    /// write. **The first copy is made when the gather is finished.**
     ///
-    /// What was [passed over](Protected::passed_over) was being changed by another edit: begin again.
+    /// What was [passed over](Protected::passed_over) was being changed by another edit: begin
+    /// again.
     ///
     /// # Errors
-    /// [`HarvestError::NotLogged`], also of a slot that is logged in another way; [`HarvestError::NoHardware`].
+    /// [`HarvestError::NotLogged`], also of a slot that is logged in another way;
+    /// [`HarvestError::NoHardware`].
     pub fn begin_modification_log(&mut self, slot: &Slot) -> Result<Protected, HarvestError> {
         if slot.log != Log::ByModification {
             return Err(HarvestError::NotLogged(slot.id));
@@ -202,8 +214,8 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             sum.changed |= done.changed;
             sum.passed_over |= done.passed_over;
         };
-        // Large leaves first. None is put into a slot that is logged, so what is split out of one from here on is closed with it, or
-        // is made clean below.
+        // Large leaves first. None is put into a slot that is logged, so what is split out of one
+        // from here on is closed with it, or is made clean below.
         let (start, last) = (slot.guest.start(), slot.guest.last());
         let mut from = Some(start);
         while let Some(at) = from
@@ -229,8 +241,8 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         self.gather.clear_dirty(span, |_| ()).unwrap_or_default()
     }
 
-    /// Takes the marks of pages away, gives them out as [`Bitmap::harvest`] does, and protects the pages again. **They may be
-    /// copied when the gather is finished**, not before.
+    /// Takes the marks of pages away, gives them out as [`Bitmap::harvest`] does, and protects the
+    /// pages again. **They may be copied when the gather is finished**, not before.
     ///
     /// Where hardware marks what was written, its marks are collected first.
     ///
@@ -297,9 +309,10 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             .clear_dirty(span, |leaf| written(leaf.input().get(), leaf.size()));
     }
 
-    /// Splits large leaves into pages before they are written, in a range of a slot, with the tables that are there. Faults
-    /// need not do it then. Returns how far it has come: all of the range, or up to where tables ran out, or a leaf was being
-    /// changed. On x86 what was split is forgotten when the gather is finished.
+    /// Splits large leaves into pages before they are written, in a range of a slot, with the
+    /// tables that are there. Faults need not do it then. Returns how far it has come: all of the
+    /// range, or up to where tables ran out, or a leaf was being changed. On x86 what was split is
+    /// forgotten when the gather is finished.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -315,17 +328,19 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         Ok(None)
     }
 
-    /// Puts the largest leaf back that the page and the slot allow, in the place of the table that is there, after a log has
-    /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the
-    /// architecture allows it, and then forgotten with all that the gather has; until it is finished every other edit of the guest
-    /// invalidates more than it has to. Where a break is needed, the entry is
-    /// invalid for one exchange, one invalidation and one store. What was below is reclaimed with the gather.
+    /// Puts the largest leaf back that the page and the slot allow, in the place of the table that
+    /// is there, after a log has ended; the request is one to read that was made up, and its page
+    /// was looked up after it. In place where the architecture allows it, and then forgotten with
+    /// all that the gather has; until it is finished every other edit of the guest invalidates more
+    /// than it has to. Where a break is needed, the entry is invalid for one exchange, one
+    /// invalidation and one store. What was below is reclaimed with the gather.
     ///
-    /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
-    /// there.
+    /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or
+    /// something else than a table is there.
     ///
     /// # Errors
-    /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the gather, and go on.
+    /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the gather, and go
+    /// on.
     pub fn collapse(&mut self, request: &Request, page: &Backing) -> Result<bool, Refused<Ipa>> {
         let guest = self.guest;
         if request.slot.log().is_on() {
@@ -345,7 +360,8 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
     }
 }
 
-/// Marks that were taken out of a bitmap and not given out yet. If the visitor unwinds, they are put back.
+/// Marks that were taken out of a bitmap and not given out yet. If the visitor unwinds, they are
+/// put back.
 struct Taken<'b> {
     bitmap: &'b Bitmap<'b>,
     first: u64,

@@ -1,10 +1,12 @@
 //! Guest memory: what a hypervisor does with a fault, and with memory that it takes back.
 //!
-//! You need this if you are a hypervisor. Its edits are those of [`shared`], put together for a fault handler.
+//! You need this if you are a hypervisor. Its edits are those of [`shared`], put together for a
+//! fault handler.
 //!
-//! A guest's memory is described by [slots](Slot): ranges of guest addresses, each with what backs it. What is mapped is
-//! a cache of that description, filled by faults on all virtual CPUs at once and thrown away at will. A fault is handled
-//! in parts, so that the embedder can do its own between them, outside of every walk and every lock of the engine:
+//! A guest's memory is described by [slots](Slot): ranges of guest addresses, each with what backs
+//! it. What is mapped is a cache of that description, filled by faults on all virtual CPUs at once
+//! and thrown away at will. A fault is handled in parts, so that the embedder can do its own
+//! between them, outside of every walk and every lock of the engine:
 //!
 //! | part | | what may come of it |
 //! |---|---|---|
@@ -16,31 +18,34 @@
 //!
 //! # The world changes while a page is looked up
 //!
-//! Slots change, and the host takes pages back, while faults are between their look-up and their map. One number, the
-//! **version**, tells: whatever makes the answer of a look-up wrong counts it up, and a fault maps only if the version is
-//! the one that it looked up under. The check and the map are in one walk. So once every walk is over that was entered
-//! before the version moved on, nothing will be mapped any more of what was looked up before; *then* one pass over the
-//! tables takes it all. [`Zap`] is that order made into a type: move the version on, wait until walks from before are over, edit. It
-//! needs a second pass only for a leaf that is being split by a break just then, which comes back in smaller leaves.
+//! Slots change, and the host takes pages back, while faults are between their look-up and their
+//! map. One number, the **version**, tells: whatever makes the answer of a look-up wrong counts it
+//! up, and a fault maps only if the version is the one that it looked up under. The check and the
+//! map are in one walk. So once every walk is over that was entered before the version moved on,
+//! nothing will be mapped any more of what was looked up before; *then* one pass over the tables
+//! takes it all. [`Zap`] is that order made into a type: move the version on, wait until walks from
+//! before are over, edit. It needs a second pass only for a leaf that is being split by a break
+//! just then, which comes back in smaller leaves.
 //!
 //! No fault waits for a zap, and no zap for a page look-up: only for walks, which are short.
 //!
-//! Slots are read without a lock, between two looks at the version: odd while they are being changed, and then a fault is
-//! told that they are [busy](Declined::Busy).
+//! Slots are read without a lock, between two looks at the version: odd while they are being
+//! changed, and then a fault is told that they are [busy](Declined::Busy).
 //!
 //! # How large a leaf
 //!
-//! As large as the page behind it, if the page and the guest's address agree in their low bits, the slot holds all of it, and
-//! writes to the slot are not logged. Where memory has to be cleaned before a guest may see it, one fault cleans at most
-//! [`CLAIM`] bytes, so that no fault waits for more: the choice is *the largest leaf for which no more than that has
-//! yet to be cleaned*. A gigabyte is so mapped by 512 faults, on as many CPUs as there are, and the last of them, which
+//! As large as the page behind it, if the page and the guest's address agree in their low bits, the
+//! slot holds all of it, and writes to the slot are not logged. Where memory has to be cleaned
+//! before a guest may see it, one fault cleans at most [`CLAIM`] bytes, so that no fault waits for
+//! more: the choice is *the largest leaf for which no more than that has yet to be cleaned*. A
+//! gigabyte is so mapped by 512 faults, on as many CPUs as there are, and the last of them, which
 //! finds the table full but for its own entry, puts the one large leaf in its place.
 //!
 //! # Everything at once
 //!
-//! A [`Zap`] of all of the guest's memory exchanges the entries of the root, at most 16 tables, invalidates once, and
-//! leaves everything below to be reclaimed when there is time. A new root would cost the same and every virtual CPU an
-//! exit, to load it.
+//! A [`Zap`] of all of the guest's memory exchanges the entries of the root, at most 16 tables,
+//! invalidates once, and leaves everything below to be reclaimed when there is time. A new root
+//! would cost the same and every virtual CPU an exit, to load it.
 
 mod fault;
 mod log;
@@ -67,11 +72,12 @@ use crate::walk::MAX_LEVELS;
 
 use slots::{Packed, Slots, Version};
 
-/// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond where cleaning is slow.
+/// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond
+/// where cleaning is slow.
 pub const CLAIM: u64 = 2 << 20;
 
-/// Set in [`Attrs::software`] of a leaf whose page the host lets the guest write, though the leaf may not: it is
-/// protected for the log, and is made writable again without asking the host.
+/// Set in [`Attrs::software`] of a leaf whose page the host lets the guest write, though the leaf
+/// may not: it is protected for the log, and is made writable again without asking the host.
 pub const HOST_WRITES: u8 = 1;
 
 /// The memory of a guest: its slots, and the stage-2 tables that map them.
@@ -112,7 +118,8 @@ pub struct Guest<'s, F: Format<Input = Ipa>, P: SharedPlatform> {
 pub enum Declined {
     /// No slot holds the address: a device of the embedder's, or nothing.
     NoSlot,
-    /// The slot does not allow this access. The guest gets a fault of its own, or the embedder emulates it.
+    /// The slot does not allow this access. The guest gets a fault of its own, or the embedder
+    /// emulates it.
     Denied(Slot),
     /// The slots are being changed. Let the guest go on: it will fault again.
     Busy,
@@ -158,14 +165,15 @@ impl Request {
         self.access
     }
 
-    /// What backs the address, in the embedder's own numbers: [`Slot::host`] and the distance from the slot's start.
+    /// What backs the address, in the embedder's own numbers: [`Slot::host`] and the distance from
+    /// the slot's start.
     pub fn host(&self) -> u64 {
         let distance = self.at - self.slot.guest.start().get();
         self.slot.host.wrapping_add(distance)
     }
 
-    /// How many tables this is likely to take. It is a guess: the tree may change, and the page may be of another size
-    /// than the slot says. If it was too low, the map says how many it takes.
+    /// How many tables this is likely to take. It is a guess: the tree may change, and the page may
+    /// be of another size than the slot says. If it was too low, the map says how many it takes.
     pub fn tables(&self) -> u8 {
         self.tables
     }
@@ -185,7 +193,8 @@ pub struct Backing {
     pub frame: Pa,
     /// The size of the host's page around it, a power of two, to which it is aligned.
     pub size: u64,
-    /// The permissions that the host allows. The guest gets no more than these and its slot's together.
+    /// The permissions that the host allows. The guest gets no more than these and its slot's
+    /// together.
     pub perms: Perms,
 }
 
@@ -240,8 +249,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     /// Adds a slot. A fault whose look-up came before it still finds none, and maps nothing.
     ///
     /// # Errors
-    /// [`SlotError::Full`], [`SlotError::Overlap`], [`SlotError::Misaligned`], [`SlotError::OutOfRange`],
-    /// [`SlotError::Busy`]; nothing has changed.
+    /// [`SlotError::Full`], [`SlotError::Overlap`], [`SlotError::Misaligned`],
+    /// [`SlotError::OutOfRange`], [`SlotError::Busy`]; nothing has changed.
     pub fn insert(&self, slot: Slot) -> Result<(), SlotError> {
         self.fits(&slot)?;
         self.slots.change(|slots| slots.insert(slot))
@@ -256,9 +265,9 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Ok(Zap::new(self, slot.guest))
     }
 
-    /// Puts a slot in the place of the one of the same number: with another backing, other permissions, at another
-    /// address, logged or not. Faults see the one or the other. What is mapped of the old one is still there: zap it,
-    /// to unmap it or to change what it allows.
+    /// Puts a slot in the place of the one of the same number: with another backing, other
+    /// permissions, at another address, logged or not. Faults see the one or the other. What is
+    /// mapped of the old one is still there: zap it, to unmap it or to change what it allows.
     ///
     /// # Errors
     /// As [`insert`](Guest::insert), and [`SlotError::Unknown`]; nothing has changed.
@@ -324,21 +333,24 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             Cause::AccessFlag => 0,
             Cause::Permission if !slot.log().is_on() => 0,
             Cause::Permission | Cause::Translation => {
-                // Where tables are write-protected the walk of the hardware may have ended above what is there.
+                // Where tables are write-protected the walk of the hardware may have ended above
+                // what is there.
                 match fault.level.filter(|_| !self.space.may_be_protected()) {
                     Some(level) => {
                         let (at, page) = (fault.at.get(), slot.slot().page);
                         let leaf = self.fitting(at, at, slot, page);
                         level.height().saturating_sub(leaf.height())
                     }
-                    // To look would be a walk for each fault. What is not needed stays in the gather for the next.
+                    // To look would be a walk for each fault. What is not needed stays in the
+                    // gather for the next.
                     None => F::root_level().height(),
                 }
             }
         }
     }
 
-    /// The largest leaf around `at` that a page of `size` bytes at `frame`, the slot, and the processor allow.
+    /// The largest leaf around `at` that a page of `size` bytes at `frame`, the slot, and the
+    /// processor allow.
     #[inline]
     fn fitting(&self, at: u64, frame: u64, slot: &Packed, size: u64) -> Level {
         if size < 1 << F::shift(Level::PAGE.up()) || slot.log().is_on() {
@@ -415,7 +427,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     // ---- What is taken back ----
 
-    /// Takes back, or changes, what is mapped in `span`. The embedder's own look-up gives the new answer already.
+    /// Takes back, or changes, what is mapped in `span`. The embedder's own look-up gives the new
+    /// answer already.
     pub fn zap(&self, span: Span<Ipa>) -> Zap<'_, 's, F, P> {
         self.slots.outdate();
         Zap::new(self, span)
@@ -427,7 +440,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     }
 }
 
-/// One processor's edits of a [`Guest`], which it borrows: a [`shared::Gather`] with what takes the slots into account.
+/// One processor's edits of a [`Guest`], which it borrows: a [`shared::Gather`] with what takes the
+/// slots into account.
 ///
 /// Made by [`Guest::gather`]; a virtual CPU keeps one from fault to fault. It stays with its guest:
 ///
@@ -441,8 +455,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 pub struct Gather<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> {
     guest: &'g Guest<'s, F, P>,
     gather: shared::Gather<'g, F, P>,
-    /// The descriptor of the page that was mapped last without its address, if nothing has to be done to caches: most faults
-    /// differ from the one before in nothing but the address.
+    /// The descriptor of the page that was mapped last without its address, if nothing has to be
+    /// done to caches: most faults differ from the one before in nothing but the address.
     recent: Option<(Like, u64)>,
 }
 
@@ -530,15 +544,17 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         self.gather.split(at, level)
     }
 
-    /// Maps the page that was found for a request, in the largest leaf that fits, splitting a larger one that is in the way.
-    /// A leaf that is there and allows less is made to allow more, or replaced if the page is another one now. Cleans
-    /// what has to be cleaned, at most [`CLAIM`] bytes.
+    /// Maps the page that was found for a request, in the largest leaf that fits, splitting a
+    /// larger one that is in the way. A leaf that is there and allows less is made to allow more,
+    /// or replaced if the page is another one now. Cleans what has to be cleaned, at most [`CLAIM`]
+    /// bytes.
     ///
     /// # Errors
-    /// [`Refused::Busy`]: let the guest go on. [`Refused::Retry`]: something has changed, or the request was made of another
-    /// guest: finish the gather, which may be full, and start again with [`request`](Guest::request).
-    /// [`Refused::NeedsTables`]: top up the gather and map again. [`Refused::Denied`]: the host does not allow this access.
-    /// [`Refused::Edit`]: the page lies where the format does not reach.
+    /// [`Refused::Busy`]: let the guest go on. [`Refused::Retry`]: something has changed, or the
+    /// request was made of another guest: finish the gather, which may be full, and start again
+    /// with [`request`](Guest::request). [`Refused::NeedsTables`]: top up the gather and map again.
+    /// [`Refused::Denied`]: the host does not allow this access. [`Refused::Edit`]: the page lies
+    /// where the format does not reach.
     pub fn map(&mut self, request: &Request, page: &Backing) -> Result<Mapped<F>, Refused<Ipa>> {
         let guest = self.guest;
         let top = guest.fitting(request.at, page.frame.get(), &request.slot, page.size);
@@ -598,7 +614,8 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
                     unsafe { self.gather.split_walking(at, below)? };
                 }
                 Ok(Mapped::Already) if request.cause == Cause::Permission => {
-                    // Another processor was first. This one remembers the leaf as it was, and would fault for ever.
+                    // Another processor was first. This one remembers the leaf as it was, and would
+                    // fault for ever.
                     guest.space.forget_here(Ipa::new(request.at));
                     return mapped;
                 }

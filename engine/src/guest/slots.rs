@@ -1,15 +1,17 @@
 //! The slots, read by every fault and changed seldom.
 //!
-//! They stand in order of their addresses in memory that the embedder gives, so that a look-up is a binary search and
-//! nothing is allocated. A reader takes no lock: it reads the version, the slots, and the version again. The version is odd
-//! while the slots are changed, and another one afterwards; then what was read may be half of one slot and half of
-//! another, and is thrown away. Each word is an atomic of its own, so that reading in the middle of a change is no worse.
+//! They stand in order of their addresses in memory that the embedder gives, so that a look-up is a
+//! binary search and nothing is allocated. A reader takes no lock: it reads the version, the slots,
+//! and the version again. The version is odd while the slots are changed, and another one
+//! afterwards; then what was read may be half of one slot and half of another, and is thrown away.
+//! Each word is an atomic of its own, so that reading in the middle of a change is no worse.
 //!
 //! # Orderings
 //!
-//! The writer makes the version odd, then a release fence, then the slots, and stores the even version with release. A
-//! reader loads the version with acquire, then the slots, then an acquire fence, then the version. If it has read any word
-//! of a change, the two fences order the odd version before its second load, which differs from the first.
+//! The writer makes the version odd, then a release fence, then the slots, and stores the even
+//! version with release. A reader loads the version with acquire, then the slots, then an acquire
+//! fence, then the version. If it has read any word of a change, the two fences order the odd
+//! version before its second load, which differs from the first.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -60,10 +62,12 @@ pub enum Log {
     Off,
     /// No page is writable before it is written: the first write faults.
     ByFault,
-    /// Hardware marks in the leaf that the page was written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
+    /// Hardware marks in the leaf that the page was written
+    /// ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
     ByHardware,
-    /// The same, and each virtual CPU has it written to its
-    /// [modification log](crate::dirty::ModificationLog) which pages these are: leaves need not be looked through.
+    /// The same, and each virtual CPU has it written to its [modification
+    /// log](crate::dirty::ModificationLog) which pages these are: leaves need not be looked
+    /// through.
     ByModification,
 }
 
@@ -81,7 +85,8 @@ impl Log {
 }
 
 impl Slot {
-    /// Memory of which the guest may do everything, backed from `host` on by pages of 2 MiB if all goes well, with number 0.
+    /// Memory of which the guest may do everything, backed from `host` on by pages of 2 MiB if all
+    /// goes well, with number 0.
     pub const fn memory(guest: Span<Ipa>, host: u64) -> Self {
         Self {
             id: 0,
@@ -154,7 +159,8 @@ impl core::error::Error for SlotError {}
 pub(super) struct Packed {
     pub guest: Span<Ipa>,
     pub host: u64,
-    /// The number, the permissions, the memory, the log and the size of pages: what is not an address.
+    /// The number, the permissions, the memory, the log and the size of pages: what is not an
+    /// address.
     pub rest: u64,
 }
 
@@ -315,7 +321,8 @@ impl<'s> Slots<'s> {
         if version & 1 != 0 {
             return Err(SlotError::Busy);
         }
-        // Cells without a slot come last. Half-written cells make the search end anywhere, but it ends.
+        // Cells without a slot come last. Half-written cells make the search end anywhere, but it
+        // ends.
         let after = self.cells.partition_point(|cell| {
             cell.size.load(Ordering::Relaxed) != 0 && cell.first.load(Ordering::Relaxed) <= at
         });
@@ -349,7 +356,8 @@ impl<'s> Slots<'s> {
         }
     }
 
-    /// Whether nothing has changed since. Asked in a walk: a zap waits for the walks that began before it.
+    /// Whether nothing has changed since. Asked in a walk: a zap waits for the walks that began
+    /// before it.
     #[inline(always)]
     pub fn is_current(&self, version: Version) -> bool {
         version.guest == self.number && self.version.load(Ordering::Acquire) == version.number

@@ -13,9 +13,9 @@ use super::{Gather, Guest};
 
 /// An edit of what is mapped in a range, for good.
 ///
-/// When it was made, what faults had looked up before was out of date. It waits until their walks are over, and then one
-/// pass finds all that they have left. A pass that met a leaf in the middle of being split by a break is followed by
-/// another.
+/// When it was made, what faults had looked up before was out of date. It waits until their walks
+/// are over, and then one pass finds all that they have left. A pass that met a leaf in the middle
+/// of being split by a break is followed by another.
 ///
 /// The embedder drives it, and decides what to do while it waits:
 ///

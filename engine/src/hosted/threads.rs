@@ -1,12 +1,14 @@
 //! A platform on ordinary memory for edits by several threads at once.
 //!
-//! A thread needs a slot of its own to announce its walks in, because a slot is written with plain stores. It is given one
-//! when it first walks, or the one it asks for by [`Threads::play`], and keeps it until it ends. No two threads have the
-//! same: a slot is claimed by an exchange, and given up only when no walk of the thread is under way. A thread that finds
-//! none left has its walks put on a list, under a lock: slower, and no less correct.
+//! A thread needs a slot of its own to announce its walks in, because a slot is written with plain
+//! stores. It is given one when it first walks, or the one it asks for by [`Threads::play`], and
+//! keeps it until it ends. No two threads have the same: a slot is claimed by an exchange, and
+//! given up only when no walk of the thread is under way. A thread that finds none left has its
+//! walks put on a list, under a lock: slower, and no less correct.
 //!
-//! What quiescent states say is checked too. A thread's walks are counted, and it passes no state while there are any; and
-//! the walks of a thread that rests, which the states know nothing of, are put on the list.
+//! What quiescent states say is checked too. A thread's walks are counted, and it passes no state
+//! while there are any; and the walks of a thread that rests, which the states know nothing of, are
+//! put on the list.
 
 use core::cell::{Cell, RefCell};
 use core::marker::PhantomData;
@@ -33,12 +35,14 @@ std::thread_local! {
     static CLAIMS: Claims = const { Claims(RefCell::new(Vec::new())) };
 }
 
-/// The slots of one platform. They stay for as long as the program runs, as a thread may end later than the platform.
+/// The slots of one platform. They stay for as long as the program runs, as a thread may end later
+/// than the platform.
 struct Slots {
     slots: Box<[WalkSlot]>,
     /// Which of them belong to a thread.
     claimed: Box<[AtomicBool]>,
-    /// The first so many are for threads that ask for one by its number, and as many for those that do not.
+    /// The first so many are for threads that ask for one by its number, and as many for those that
+    /// do not.
     numbered: usize,
     /// The platform is gone.
     gone: AtomicBool,
@@ -85,8 +89,8 @@ impl Claim {
     }
 }
 
-/// The slots of a thread, one of each platform that it has used. They are given up when it ends; all but those of walks that
-/// end later still, or never.
+/// The slots of a thread, one of each platform that it has used. They are given up when it ends;
+/// all but those of walks that end later still, or never.
 struct Claims(RefCell<Vec<Claim>>);
 
 impl Drop for Claims {
@@ -305,15 +309,17 @@ unsafe impl Sync for Threads {}
 // SAFETY: the region belongs to this platform and is not bound to a thread.
 unsafe impl Send for Threads {}
 
-/// The slots of all platforms there were: what is kept on purpose is still reached, and no leak to a checker.
+/// The slots of all platforms there were: what is kept on purpose is still reached, and no leak to
+/// a checker.
 static KEPT: Mutex<Vec<&'static Slots>> = Mutex::new(Vec::new());
 
 impl Threads {
     /// The physical address of the first frame.
     pub const BASE: Pa = Pa::new(0x40_0000_0000);
 
-    /// Room for `frames` tables of `1 << page_shift` bytes, for threads that play as many `processors`. More threads than
-    /// that, or threads that play none, may use it too; those beyond twice as many do so slowly.
+    /// Room for `frames` tables of `1 << page_shift` bytes, for threads that play as many
+    /// `processors`. More threads than that, or threads that play none, may use it too; those
+    /// beyond twice as many do so slowly.
     ///
     /// # Panics
     /// If `page_shift` is not that of a granule (12, 14 or 16), or the memory cannot be had.
@@ -330,7 +336,8 @@ impl Threads {
         let Some(region) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
             handle_alloc_error(layout)
         };
-        // A handful of cache lines, for as long as the program runs: a thread gives its slot up when it ends.
+        // A handful of cache lines, for as long as the program runs: a thread gives its slot up
+        // when it ends.
         let slots: &'static Slots = Box::leak(Box::new(Slots::new(processors)));
         lock(&KEPT).push(slots);
         Self {
@@ -369,8 +376,8 @@ impl Threads {
         self
     }
 
-    /// With quiescent states instead of epochs: threads say when they hold no table, by [`pass`](Threads::pass) and
-    /// [`rest`](Threads::rest).
+    /// With quiescent states instead of epochs: threads say when they hold no table, by
+    /// [`pass`](Threads::pass) and [`rest`](Threads::rest).
     #[must_use]
     pub fn with_quiescent_states(mut self) -> Self {
         self.walks = Periods::States(Quiescence::new(&self.slots.slots));
@@ -384,8 +391,8 @@ impl Threads {
         self
     }
 
-    /// Writes down what it is asked, from now on, and forgets what it has written. Threads that use it at once wait for each
-    /// other to write.
+    /// Writes down what it is asked, from now on, and forgets what it has written. Threads that use
+    /// it at once wait for each other to write.
     pub fn record(&self) {
         lock(&self.events).clear();
         self.recording.store(true, Ordering::Relaxed);
@@ -396,7 +403,8 @@ impl Threads {
         core::mem::take(&mut *lock(&self.events))
     }
 
-    /// The invalidations among what [`take_events`](Threads::take_events) returns, one for each flush.
+    /// The invalidations among what [`take_events`](Threads::take_events) returns, one for each
+    /// flush.
     pub fn take_log(&self) -> Vec<Told> {
         let told = |event| match event {
             Event::Invalidate(told) => Some(told),
@@ -412,37 +420,40 @@ impl Threads {
         }
     }
 
-    /// This thread holds no table, and may walk from now on. Nothing happens while a walk of the thread is under way, or
-    /// without quiescent states.
+    /// This thread holds no table, and may walk from now on. Nothing happens while a walk of the
+    /// thread is under way, or without quiescent states.
     #[inline(always)]
     pub fn pass(&self) {
         if let Periods::States(states) = &self.walks
             && let Some(number) = self.slot()
             && self.slots.slots[number].walks() == 0
         {
-            // SAFETY: the slot belongs to this thread, which no interrupt edits in (1.); no walk is counted that relies
-            // on the states (2.); nothing has been made of the slots since (3.).
+            // SAFETY: the slot belongs to this thread, which no interrupt edits in (1.); no walk is
+            // counted that relies on the states (2.); nothing has been made of the slots since
+            // (3.).
             unsafe { states.pass(number) };
         }
     }
 
-    /// This thread holds no table, and will hardly walk before it passes again: if it does, it waits for a lock. Nothing
-    /// happens while a walk of the thread is under way, or without quiescent states.
+    /// This thread holds no table, and will hardly walk before it passes again: if it does, it
+    /// waits for a lock. Nothing happens while a walk of the thread is under way, or without
+    /// quiescent states.
     pub fn rest(&self) {
         if let Periods::States(states) = &self.walks
             && let Some(number) = self.slot()
             && self.slots.slots[number].walks() == 0
         {
-            // SAFETY: as for `pass` (1. to 3.). A walk that starts before the next pass does not rely on the states: it is
-            // put on the list (4.).
+            // SAFETY: as for `pass` (1. to 3.). A walk that starts before the next pass does not
+            // rely on the states: it is put on the list (4.).
             unsafe { states.rest(number) };
         }
     }
 
-    /// This thread is processor number `cpu` of this platform from now on. Nothing changes if another thread is, or if there
-    /// is no such processor.
+    /// This thread is processor number `cpu` of this platform from now on. Nothing changes if
+    /// another thread is, or if there is no such processor.
     ///
-    /// A thread that plays none is given a slot as well, if there is one. What a thread gains by this is that there is.
+    /// A thread that plays none is given a slot as well, if there is one. What a thread gains by
+    /// this is that there is.
     pub fn play(&self, cpu: u16) {
         // A thread that is about to end plays nothing.
         let _ended = CLAIMS.try_with(|claims| claims.take(self.slots, usize::from(cpu)));
@@ -469,8 +480,8 @@ impl Threads {
 
     /// A walk that no slot announces.
     ///
-    /// If it is on the list when that is looked at, it is seen. If not, the look at the list comes before it, and so does
-    /// the cut: the lock has gone from the one to the other.
+    /// If it is on the list when that is looked at, it is seen. If not, the look at the list comes
+    /// before it, and so does the cut: the lock has gone from the one to the other.
     #[cold]
     fn list(&self) -> Known<'_> {
         let mut listed = lock(&self.listed);
@@ -522,7 +533,8 @@ impl Threads {
         }
     }
 
-    /// The entry number `index` of the table in `frame`, as a walker reads it; `None` for what is no frame.
+    /// The entry number `index` of the table in `frame`, as a walker reads it; `None` for what is
+    /// no frame.
     pub fn read(&self, frame: Pa, index: usize) -> Option<u64> {
         let number = self.number(frame)?;
         let inside =
@@ -541,9 +553,9 @@ impl Drop for Threads {
     }
 }
 
-// SAFETY: a frame is handed out once until it is freed (1.), lies at its distance from the first (2.) and has its own
-// link (3.). No processor walks these tables, or remembers what they said (4. to 6.). There is no clone, and a reference is
-// the same platform (7.).
+// SAFETY: a frame is handed out once until it is freed (1.), lies at its distance from the first
+// (2.) and has its own link (3.). No processor walks these tables, or remembers what they said (4.
+// to 6.). There is no clone, and a reference is the same platform (7.).
 unsafe impl Platform for Threads {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let mut frames = lock(&self.frames);
@@ -620,9 +632,10 @@ unsafe impl Platform for Threads {
     }
 }
 
-// SAFETY: a walk is announced in a slot that belongs to its thread alone, or counted in one, so that the thread passes no
-// state and does not rest, or else it is on the list; each is known to `is_over` until it is dropped (1.), and says so
-// before it reads (2.): as epochs, states and the lock do.
+// SAFETY: a walk is announced in a slot that belongs to its thread alone, or counted in one, so
+// that the thread passes no state and does not rest, or else it is on the list; each is known to
+// `is_over` until it is dropped (1.), and says so before it reads (2.): as epochs, states and the
+// lock do.
 unsafe impl SharedPlatform for Threads {
     type Walk<'a> = Walk<'a>;
 
@@ -631,9 +644,9 @@ unsafe impl SharedPlatform for Threads {
         let slot = self.slot();
         let known = match &self.walks {
             Periods::Epochs(epochs) => slot.and_then(|number| {
-                // SAFETY: the slot belongs to this thread, and is given up only without a walk (1.); no interrupt walks
-                // in a thread of a program (2.); what is returned is not `Send` (3.); nothing has been made of the slots
-                // since (4.).
+                // SAFETY: the slot belongs to this thread, and is given up only without a walk
+                // (1.); no interrupt walks in a thread of a program (2.); what is returned is not
+                // `Send` (3.); nothing has been made of the slots since (4.).
                 let _walking = unsafe { epochs.enter(number) }?;
                 Some(Known::Announced { _walking })
             }),
@@ -829,7 +842,8 @@ mod tests {
         let table = platform.alloc_table(Level::PAGE).unwrap();
         let root = platform.alloc_root(Level::PAGE, 4).unwrap();
         assert_eq!(platform.tables(), 5);
-        // SAFETY: nothing is linked here (2.); what did not come from here, or has been freed, is what is tested (1.).
+        // SAFETY: nothing is linked here (2.); what did not come from here, or has been freed, is
+        // what is tested (1.).
         unsafe {
             platform.free_table(table, Level::PAGE);
             platform.free_table(table, Level::PAGE);

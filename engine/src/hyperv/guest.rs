@@ -13,11 +13,13 @@ use super::{
 pub enum Targets<'a> {
     /// On every processor.
     All,
-    /// On these. They are named by the number that the hypervisor gave them, not by that of the operating system.
+    /// On these. They are named by the number that the hypervisor gave them, not by that of the
+    /// operating system.
     Set(&'a VpSet),
 }
 
-/// The error of a flush that cannot be sent: it has to be done in another way, on all the processors that it names.
+/// The error of a flush that cannot be sent: it has to be done in another way, on all the
+/// processors that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -47,9 +49,9 @@ impl core::error::Error for Refusal {}
 /// The hypercalls that an embedder makes.
 ///
 /// # Safety
-/// 1. [`call`](Caller::call) makes the hypercall with the physical address of the page that it is given, on the
-///    processor to which the page belongs, and interrupts are held off from before the page is written to after the
-///    call.
+/// 1. [`call`](Caller::call) makes the hypercall with the physical address of the page that it is
+///    given, on the processor to which the page belongs, and interrupts are held off from before
+///    the page is written to after the call.
 pub unsafe trait Caller {
     /// Makes a call with this page of input.
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output;
@@ -77,7 +79,8 @@ pub unsafe trait Caller {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct FlushEncoder {
-    /// Flushes with more ranges than this are of the whole space: a cost of the machine, and no more than a page holds.
+    /// Flushes with more ranges than this are of the whole space: a cost of the machine, and no
+    /// more than a page holds.
     pub most_ranges: usize,
     /// The hypervisor recommends the calls with sets of processors.
     pub takes_sets: bool,
@@ -94,11 +97,12 @@ impl Default for FlushEncoder {
 }
 
 impl FlushEncoder {
-    /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if there is nothing to
-    /// flush, or no processor to tell: an empty mask means all of them to some hypervisors, and is never sent.
+    /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if
+    /// there is nothing to flush, or no processor to tell: an empty mask means all of them to some
+    /// hypervisors, and is never sent.
     ///
-    /// The address space is named by the root of its tables, without an identifier. A flush that is global is of all
-    /// address spaces.
+    /// The address space is named by the root of its tables, without an identifier. A flush that is
+    /// global is of all address spaces.
     ///
     /// # Errors
     /// [`Refusal::NeedsSet`]: flush in another way.
@@ -136,7 +140,8 @@ impl FlushEncoder {
             (false, false) => Call::SpaceEx,
             (false, true) => Call::ListEx,
         };
-        // The header is written before the list; the flags, which depend on how that ends, afterwards.
+        // The header is written before the list; the flags, which depend on how that ends,
+        // afterwards.
         page[0] = space;
         let mut at = call(false).header();
         match (mask, set) {
@@ -168,7 +173,8 @@ impl FlushEncoder {
         Ok(Some(input.with_banks(banks)))
     }
 
-    /// Writes a flush into the page of this processor and makes the call, again and again until all of a list is done.
+    /// Writes a flush into the page of this processor and makes the call, again and again until all
+    /// of a list is done.
     ///
     /// # Errors
     /// What was not flushed has to be flushed in another way, on all processors that were named.
@@ -201,7 +207,8 @@ impl FlushEncoder {
     }
 }
 
-/// Writes ranges as elements of a list: how many, or `None` if there are more than `most`, or all is to be flushed.
+/// Writes ranges as elements of a list: how many, or `None` if there are more than `most`, or all
+/// is to be flushed.
 fn write_list(list: &mut [u64], what: What<'_>, most: usize) -> Option<usize> {
     let What::Ranges(ranges) = what else {
         return None;

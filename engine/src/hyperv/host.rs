@@ -1,13 +1,15 @@
 //! The host's side: the input is a guest's, and nothing in it is believed.
 //!
-//! Every field is checked before anything is done, in the order in which the specification lists the errors: the input
-//! value, the place of the input, the parameters. What is decoded is a copy; the guest may change its memory meanwhile.
+//! Every field is checked before anything is done, in the order in which the specification lists
+//! the errors: the input value, the place of the input, the parameters. What is decoded is a copy;
+//! the guest may change its memory meanwhile.
 //!
 //! What is flushed may be more than was asked for, where that is said here, and is never less:
 //!
 //! * An empty mask of processors means all of them: guests exist that mean it so.
-//! * A list goes into the queue of each processor by address alone: the address space of a processor that runs is not
-//!   known, so that entries of other spaces of *the same guest* go as well.
+//! * A list goes into the queue of each processor by address alone: the address space of a
+//!   processor that runs is not known, so that entries of other spaces of *the same guest* go as
+//!   well.
 //! * A [queue](FlushQueue) that is full flushes everything.
 
 #[cfg(not(feature = "loom"))]
@@ -72,7 +74,8 @@ impl Decoded {
             .filter_map(|&bits| pages(Range::from_bits(bits), self.extended))
     }
 
-    /// How many elements there are from the first of the list on: what a call that was done has done.
+    /// How many elements there are from the first of the list on: what a call that was done has
+    /// done.
     pub fn reps(&self) -> usize {
         self.reps
     }
@@ -108,8 +111,8 @@ fn pages(range: Range, extended: bool) -> Option<Pages> {
     })
 }
 
-/// Decodes a call. `words` is a copy of the input block, from its first byte to the end of its page or as far as
-/// registers reach; `address` is where it was, for a call that is not fast.
+/// Decodes a call. `words` is a copy of the input block, from its first byte to the end of its page
+/// or as far as registers reach; `address` is where it was, for a call that is not fast.
 ///
 /// # Errors
 /// The status that the guest gets; nothing is to be flushed.
@@ -244,11 +247,11 @@ fn known(mut set: VpSet, host: &HostCaps) -> VpSet {
     set
 }
 
-/// What a virtual processor has to flush before it runs on. Any thread of the host fills it; the processor empties it
-/// on its way into the guest.
+/// What a virtual processor has to flush before it runs on. Any thread of the host fills it; the
+/// processor empties it on its way into the guest.
 ///
-/// A thread that fills it and finds the processor running kicks it and waits until it has emptied its queue; one that
-/// does not run empties it before it does.
+/// A thread that fills it and finds the processor running kicks it and waits until it has emptied
+/// its queue; one that does not run empties it before it does.
 ///
 /// ```
 /// use tablewright::hyperv::{FlushQueue, Pages};
@@ -282,7 +285,8 @@ impl<const N: usize> FlushQueue<N> {
         self.all.store(true, Ordering::Release);
     }
 
-    /// Queues a flush of these pages; of everything, if there is no room for them, or they are no range of small pages.
+    /// Queues a flush of these pages; of everything, if there is no room for them, or they are no
+    /// range of small pages.
     pub fn push(&self, pages: Pages) {
         let small = (pages.size == 1 << 12 && pages.first.trailing_zeros() >= 12)
             .then(|| Range::pages(pages.first >> 12, pages.count))
@@ -302,8 +306,8 @@ impl<const N: usize> FlushQueue<N> {
         }
     }
 
-    /// Takes out what is to be flushed: `each` range, or everything, if true is returned. The processor itself asks, on
-    /// its way into the guest, after it has said that it runs.
+    /// Takes out what is to be flushed: `each` range, or everything, if true is returned. The
+    /// processor itself asks, on its way into the guest, after it has said that it runs.
     pub fn take(&self, mut each: impl FnMut(Pages)) -> bool {
         for place in &self.ranges {
             let bits = place.swap(0, Ordering::Acquire);

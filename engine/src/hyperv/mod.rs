@@ -1,11 +1,14 @@
-//! Remote TLB flushes by hypercall, as Hyper-V defines them: the wire, the guest's side, the host's.
+//! Remote TLB flushes by hypercall, as Hyper-V defines them: the wire, the guest's side, the
+//! host's.
 //!
-//! You need this if your kernel runs under Hyper-V, as one of the messengers of [`shootdown`](crate::shootdown), or if your hypervisor
-//! has guests that are to take it for Hyper-V.
+//! You need this if your kernel runs under Hyper-V, as one of the messengers of
+//! [`shootdown`](crate::shootdown), or if your hypervisor has guests that are to take it for
+//! Hyper-V.
 //!
-//! A guest that flushes by interrupts waits for every virtual processor to run. The hypervisor knows which run: one
-//! call tells it what to flush where, and processors that do not run flush before they run again. Six calls do so; four
-//! name virtual addresses of a guest, two, for a hypervisor that is a guest itself, guest-physical addresses.
+//! A guest that flushes by interrupts waits for every virtual processor to run. The hypervisor
+//! knows which run: one call tells it what to flush where, and processors that do not run flush
+//! before they run again. Six calls do so; four name virtual addresses of a guest, two, for a
+//! hypervisor that is a guest itself, guest-physical addresses.
 //!
 //! | call | what | where | kind |
 //! |---|---|---|---|
@@ -16,9 +19,10 @@
 //! | [`Call::GuestSpace`] | what an EPT pointer or nCR3 translates | everywhere | simple |
 //! | [`Call::GuestList`] | ranges of it | everywhere | rep |
 //!
-//! The contract: on return the flush is done on all processors named, or will be before they run. So tables that a
-//! flush by interrupt would have protected from walkers without locks, because walkers had interrupts off, are not
-//! protected: they are freed after a quiescent state, as everywhere in this crate.
+//! The contract: on return the flush is done on all processors named, or will be before they run.
+//! So tables that a flush by interrupt would have protected from walkers without locks, because
+//! walkers had interrupts off, are not protected: they are freed after a quiescent state, as
+//! everywhere in this crate.
 //!
 //! # The input, in quadwords
 //!
@@ -31,9 +35,9 @@
 //!      +32                      a quadword for each valid bank, then ranges ...
 //! ```
 //!
-//! Sources: the Hypervisor Top-Level Functional Specification (TLFS), "Hypercall Interface", "Virtual Address
-//! Translation", `HV_VP_SET`, and the CPUID leaves at 0x40000000. What hosts do where it is silent is said where it
-//! matters.
+//! Sources: the Hypervisor Top-Level Functional Specification (TLFS), "Hypercall Interface",
+//! "Virtual Address Translation", `HV_VP_SET`, and the CPUID leaves at 0x40000000. What hosts do
+//! where it is silent is said where it matters.
 
 mod guest;
 mod host;
@@ -83,7 +87,8 @@ pub mod msr {
     pub const GUEST_OS_ID: u32 = 0x4000_0000;
     /// The hypercall page: its frame in bits 63:12, bit 0 enables it.
     pub const HYPERCALL: u32 = 0x4000_0001;
-    /// The number by which the hypervisor knows this processor. It is not the number of the operating system.
+    /// The number by which the hypervisor knows this processor. It is not the number of the
+    /// operating system.
     pub const VP_INDEX: u32 = 0x4000_0002;
 }
 
@@ -442,7 +447,8 @@ impl Range {
         Some(Self(first << 12 | (count - 1)))
     }
 
-    /// So many large pages, 1 to 2048, of 2 MiB or 1 GiB, from this address on; in the extended form.
+    /// So many large pages, 1 to 2048, of 2 MiB or 1 GiB, from this address on; in the extended
+    /// form.
     pub const fn large(first: u64, count: u64, gigabyte: bool) -> Option<Self> {
         let low = if gigabyte { 1 << 30 } else { 1 << 21 } - 1;
         if count == 0 || count > 2048 || first & low != 0 {

@@ -1,14 +1,15 @@
 //! A coarse map of table memory, for the time of the boot.
 //!
-//! A root of its own, beside the one being built (on arm64 the other half), maps table memory to its physical address
-//! with blocks. It grows by need: the first time that a table lies in a block that is not mapped, the block is. It
-//! grows over table memory only, and inside a block only over what may be mapped, so that nothing is ever mapped,
-//! even unused, that must not be.
+//! A root of its own, beside the one being built (on arm64 the other half), maps table memory to
+//! its physical address with blocks. It grows by need: the first time that a table lies in a block
+//! that is not mapped, the block is. It grows over table memory only, and inside a block only over
+//! what may be mapped, so that nothing is ever mapped, even unused, that must not be.
 //!
-//! Its own tables are table memory too. Until it covers itself they are reached through another window, a few fixed
-//! slots; from then on through the map itself. No entry of it is ever changed or taken away while it is in use, so
-//! there is nothing to invalidate until the end: then the root is taken out of use, everything cached of it is
-//! invalidated once, and its tables are freed from the leaves up.
+//! Its own tables are table memory too. Until it covers itself they are reached through another
+//! window, a few fixed slots; from then on through the map itself. No entry of it is ever changed
+//! or taken away while it is in use, so there is nothing to invalidate until the end: then the root
+//! is taken out of use, everything cached of it is invalidated once, and its tables are freed from
+//! the leaves up.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -26,8 +27,8 @@ use crate::platform::{Barrier, Platform};
 /// The pointers by which code reaches memory through the coarse map.
 ///
 /// # Safety
-/// 1. [`pointer`](OneToOne::pointer) points to the address that equals that of `frame`; while the coarse map is in use
-///    and maps the frame, it can be read and written through it.
+/// 1. [`pointer`](OneToOne::pointer) points to the address that equals that of `frame`; while the
+///    coarse map is in use and maps the frame, it can be read and written through it.
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -56,8 +57,8 @@ unsafe impl<I: OneToOne> OneToOne for &I {
     }
 }
 
-/// How many separate blocks are remembered as mapped. Table memory mostly comes from one place; a frame elsewhere is
-/// reached through the other window, which is slower and as correct.
+/// How many separate blocks are remembered as mapped. Table memory mostly comes from one place; a
+/// frame elsewhere is reached through the other window, which is slower and as correct.
 const MAX_COVERED: usize = 16;
 
 /// What the map covers, for the map and for its own platform.
@@ -98,8 +99,9 @@ impl<I: OneToOne, W: Window> Covered<I, W> {
     }
 }
 
-// SAFETY: a frame that is covered is reached through the map, another through the window; both promise (1.). What is
-// covered only grows while anything is open, and a frame that the window showed is closed there.
+// SAFETY: a frame that is covered is reached through the map, another through the window; both
+// promise (1.). What is covered only grows while anything is open, and a frame that the window
+// showed is closed there.
 unsafe impl<I: OneToOne, W: Window> Window for Covered<I, W> {
     #[inline]
     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry> {
@@ -173,9 +175,9 @@ pub struct Coarse<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> {
 }
 
 impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P, I, W> {
-    /// An empty coarse map, for memory that `memory` describes as neither reserved nor special, or special with the
-    /// same attributes. Its own tables are reached through `window` until they are covered. `None` without a frame for
-    /// the root.
+    /// An empty coarse map, for memory that `memory` describes as neither reserved nor special, or
+    /// special with the same attributes. Its own tables are reached through `window` until they are
+    /// covered. `None` without a frame for the root.
     ///
     /// # Safety
     /// 1. As for [`Windowed::new`], of this window and this platform.
@@ -237,11 +239,12 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         let Ok(span) = Span::new(F::Input::from_bits(block.start().get()), block.size()) else {
             return;
         };
-        // The map is edited through itself where it covers its own tables, and through the window where it does not.
-        // SAFETY: as in `new` (1.).
+        // The map is edited through itself where it covers its own tables, and through the window
+        // where it does not. SAFETY: as in `new` (1.).
         let windowed = unsafe { Windowed::new(self.platform, &self.covered) };
-        // SAFETY: the root was made by `new` and is edited only here, and `growing` keeps this from being entered
-        // twice (1., 2.); the embedder loads it, so that it is live from the start (3.).
+        // SAFETY: the root was made by `new` and is edited only here, and `growing` keeps this from
+        // being entered twice (1., 2.); the embedder loads it, so that it is live from the start
+        // (3.).
         let mut space = unsafe {
             AddressSpace::<F, _>::adopt(windowed, self.root, Half::Lower, Liveness::Live)
         };
@@ -253,9 +256,9 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         }
     }
 
-    /// Frees the tables, when the root has been unloaded: invalidates everything cached of it, once, waits, and frees
-    /// from the leaves up. `reach` is a platform on the same frames that can reach the tables now, through the finished
-    /// linear map or through slots.
+    /// Frees the tables, when the root has been unloaded: invalidates everything cached of it,
+    /// once, waits, and frees from the leaves up. `reach` is a platform on the same frames that can
+    /// reach the tables now, through the finished linear map or through slots.
     ///
     /// # Safety
     /// 1. No processor has the root loaded any more.
@@ -270,7 +273,8 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         self.platform.barrier(Barrier::Publish);
         self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);
-        // SAFETY: the root was made by `new` and has no other user (1., 2.); it is dead since the completion (3.).
+        // SAFETY: the root was made by `new` and has no other user (1., 2.); it is dead since the
+        // completion (3.).
         let space =
             unsafe { AddressSpace::<F, R>::adopt(reach, self.root, Half::Lower, Liveness::Dead) };
         // A dead space can always be destroyed.
@@ -278,7 +282,8 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
     }
 }
 
-// SAFETY: as for the two ways of reaching a frame (1.); a block is used only once its entry is published.
+// SAFETY: as for the two ways of reaching a frame (1.); a block is used only once its entry is
+// published.
 unsafe impl<F: Format, P: Platform, I: OneToOne, W: Window> Window for Coarse<'_, '_, F, P, I, W> {
     #[inline]
     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry> {

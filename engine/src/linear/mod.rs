@@ -2,13 +2,15 @@
 //!
 //! You need this once, when your kernel boots, and again when memory is added.
 //!
-//! A [`MemoryMap`] says which memory there is, what of it must not be mapped, and what of it is special: the kernel's
-//! code and constants. A [`LinearMap`] says where it goes and how. Building it is one [`map`](AddressSpace::map) for
-//! each stretch of equal attributes; the sub-trees are filled before they are linked, so that the number of barriers
-//! depends on the number of stretches and not on the size of memory.
+//! A [`MemoryMap`] says which memory there is, what of it must not be mapped, and what of it is
+//! special: the kernel's code and constants. A [`LinearMap`] says where it goes and how. Building
+//! it is one [`map`](AddressSpace::map) for each stretch of equal attributes; the sub-trees are
+//! filled before they are linked, so that the number of barriers depends on the number of stretches
+//! and not on the size of memory.
 //!
-//! What makes a boot slow is elsewhere: before the map exists, the tables it is made of cannot be reached. How they are
-//! reached is a [`Window`]; this crate has three, and [`Windowed`] puts one of them under any platform:
+//! What makes a boot slow is elsewhere: before the map exists, the tables it is made of cannot be
+//! reached. How they are reached is a [`Window`]; this crate has three, and [`Windowed`] puts one
+//! of them under any platform:
 //!
 //! | window | each table costs | needs |
 //! |---|---|---|
@@ -102,9 +104,10 @@ impl<A: Address> fmt::Display for LinearError<A> {
 impl<A: Address> core::error::Error for LinearError<A> {}
 
 impl<'a> MemoryMap<'a> {
-    /// The stretches of memory that are to be mapped, in ascending order, each with its attributes; `rest` is for all
-    /// that is not special. Stretches that continue each other with equal attributes are one, so that a large leaf is
-    /// not missed because the firmware describes memory in pieces.
+    /// The stretches of memory that are to be mapped, in ascending order, each with its attributes;
+    /// `rest` is for all that is not special. Stretches that continue each other with equal
+    /// attributes are one, so that a large leaf is not missed because the firmware describes memory
+    /// in pieces.
     ///
     /// # Errors
     /// [`LinearError::Order`] if a list is not as it should be.
@@ -258,8 +261,8 @@ pub struct LinearMap<A> {
 }
 
 impl<A: Address> LinearMap<A> {
-    /// The map in which physical address 0 would be at `offset`. `mapping` is for all that is not special, and says
-    /// which leaves may be used for everything.
+    /// The map in which physical address 0 would be at `offset`. `mapping` is for all that is not
+    /// special, and says which leaves may be used for everything.
     pub const fn new(offset: A, mapping: Mapping) -> Self {
         Self { offset, mapping }
     }
@@ -357,8 +360,8 @@ impl<A: Address> LinearMap<A> {
         Ok(())
     }
 
-    /// Unmaps memory that is to be removed. The leaves are memory of the machine, which is not freed; `held` and what
-    /// comes out of the gather serve to account for them.
+    /// Unmaps memory that is to be removed. The leaves are memory of the machine, which is not
+    /// freed; `held` and what comes out of the gather serve to account for them.
     ///
     /// # Errors
     /// As [`Gather::unmap`].
@@ -375,8 +378,8 @@ impl<A: Address> LinearMap<A> {
         Ok(gather.unmap(self.span(removed)?, held)?)
     }
 
-    /// Changes the attributes of memory: sealing the kernel's constants after boot, for instance. Leaves one range to
-    /// invalidate.
+    /// Changes the attributes of memory: sealing the kernel's constants after boot, for instance.
+    /// Leaves one range to invalidate.
     ///
     /// # Errors
     /// As [`Gather::protect`].
@@ -432,10 +435,12 @@ pub unsafe trait Window {
     /// 1. The frame was allocated for a table, or is part of a tree of tables.
     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry>;
 
-    /// The pointer is not used any more. The frame may stay reachable until the window is needed for another.
+    /// The pointer is not used any more. The frame may stay reachable until the window is needed
+    /// for another.
     fn close(&self, frame: Pa, table: NonNull<Entry>);
 
-    /// No table is open, and none will be for a while: closes whatever is still reachable, with one completion.
+    /// No table is open, and none will be for a while: closes whatever is still reachable, with one
+    /// completion.
     fn end_batch(&self) {}
 }
 
@@ -474,8 +479,8 @@ impl Direct {
     /// A window in which the memory from `first` on is at `base`.
     ///
     /// # Safety
-    /// 1. Every frame that will be opened is mapped at its distance from `first`, readable and writable, inside the
-    ///    allocation that `base` points into.
+    /// 1. Every frame that will be opened is mapped at its distance from `first`, readable and
+    ///    writable, inside the allocation that `base` points into.
     pub const unsafe fn new(base: NonNull<u8>, first: Pa) -> Self {
         Self { base, first }
     }
@@ -517,8 +522,8 @@ impl<'a, P, W> Windowed<'a, P, W> {
     /// `platform`, with its tables reached through `window`.
     ///
     /// # Safety
-    /// 1. The window can show every frame that the platform hands out, or will hand out, for tables; and so many at a time
-    ///    as [`Platform`] 2 says.
+    /// 1. The window can show every frame that the platform hands out, or will hand out, for
+    ///    tables; and so many at a time as [`Platform`] 2 says.
     pub const unsafe fn new(platform: &'a P, window: &'a W) -> Self {
         Self { platform, window }
     }
@@ -532,8 +537,9 @@ impl<P, W> Clone for Windowed<'_, P, W> {
 
 impl<P, W> Copy for Windowed<'_, P, W> {}
 
-// SAFETY: frames and links come from the platform (1., 3.), pointers from the window, for which the caller of `new` has
-// vouched (2.); barriers and invalidations are the platform's (4., 5., 6.); a copy refers to the same two (7.).
+// SAFETY: frames and links come from the platform (1., 3.), pointers from the window, for which the
+// caller of `new` has vouched (2.); barriers and invalidations are the platform's (4., 5., 6.); a
+// copy refers to the same two (7.).
 unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {

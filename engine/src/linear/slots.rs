@@ -1,10 +1,12 @@
-//! Fixed slots: a few pages of address space through which any frame can be reached, one frame in each.
+//! Fixed slots: a few pages of address space through which any frame can be reached, one frame in
+//! each.
 //!
-//! The entries of the slots lie in a table that is reachable before anything else (the fixmap of a kernel). Opening a
-//! frame writes one entry and publishes it. Closing writes nothing: the slot is *stale*, still mapped and free for the
-//! same frame. Only when a slot is needed and none is clean are all stale slots cleared, together, under one
-//! invalidation and one completion. A slot is never given to another frame before that completion: a processor may
-//! remember where it pointed to.
+//! The entries of the slots lie in a table that is reachable before anything else (the fixmap of a
+//! kernel). Opening a frame writes one entry and publishes it. Closing writes nothing: the slot is
+//! *stale*, still mapped and free for the same frame. Only when a slot is needed and none is clean
+//! are all stale slots cleared, together, under one invalidation and one completion. A slot is
+//! never given to another frame before that completion: a processor may remember where it pointed
+//! to.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -21,8 +23,8 @@ use crate::table::store;
 /// The pointers by which code reaches memory through a slot.
 ///
 /// # Safety
-/// 1. [`pointer`](SlotMemory::pointer) points to the page at the slot's address; while the slot's entry maps `frame`,
-///    it can be read and written through it.
+/// 1. [`pointer`](SlotMemory::pointer) points to the page at the slot's address; while the slot's
+///    entry maps `frame`, it can be read and written through it.
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -61,8 +63,8 @@ enum State {
 
 /// A window of `N` slots.
 ///
-/// `N` is at least the number of levels and two more, so that a walk that has a table open at each level never waits
-/// for itself; with fewer it does not compile.
+/// `N` is at least the number of levels and two more, so that a walk that has a table open at each
+/// level never waits for itself; with fewer it does not compile.
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -114,16 +116,17 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         "a slot for each level and two more, all in one table"
     );
 
-    /// Slots at `N` consecutive pages from `first` on, whose entries are the `N` entries from `entries` on. They show
-    /// memory with `attrs`, and are invalidated in the space of this root and identity.
+    /// Slots at `N` consecutive pages from `first` on, whose entries are the `N` entries from
+    /// `entries` on. They show memory with `attrs`, and are invalidated in the space of this root
+    /// and identity.
     ///
     /// # Errors
     /// [`Inexpressible`] if the format cannot hold the attributes.
     ///
     /// # Safety
-    /// 1. `entries` points to `N` consecutive entries of a table at the level of pages that translate the `N` pages
-    ///    from `first` on; they are 0, have no other user, and stay reachable through this pointer for as long as the
-    ///    window exists.
+    /// 1. `entries` points to `N` consecutive entries of a table at the level of pages that
+    ///    translate the `N` pages from `first` on; they are 0, have no other user, and stay
+    ///    reachable through this pointer for as long as the window exists.
     pub unsafe fn new(
         platform: &'p P,
         memory: M,
@@ -162,7 +165,8 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         let (mut lowest, mut highest) = (usize::MAX, 0);
         for (slot, state) in self.states.iter().enumerate() {
             if matches!(state.get(), State::Shows(_, 0)) {
-                // SAFETY: a valid entry, without another editor; flags that a walker may set in it are not wanted.
+                // SAFETY: a valid entry, without another editor; flags that a walker may set in it
+                // are not wanted.
                 unsafe { store(self.platform, self.entry(slot), 0) };
                 (lowest, highest) = (lowest.min(slot), slot);
             }
@@ -197,8 +201,8 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
     }
 }
 
-// SAFETY: the slot of an open frame is not cleared or given away before it is closed as often as it was opened, and
-// while it shows the frame, `SlotMemory::pointer` can be used (1.).
+// SAFETY: the slot of an open frame is not cleared or given away before it is closed as often as it
+// was opened, and while it shows the frame, `SlotMemory::pointer` can be used (1.).
 unsafe impl<F: Format, P: Platform, M: SlotMemory, const N: usize> Window
     for Slots<'_, F, P, M, N>
 {
@@ -212,7 +216,8 @@ unsafe impl<F: Format, P: Platform, M: SlotMemory, const N: usize> Window
                     self.clean();
                     self.find(clean)
                 });
-                // A walk has one table open at each level, and an edit one or two besides; there is a slot for each.
+                // A walk has one table open at each level, and an edit one or two besides; there is
+                // a slot for each.
                 let Some(slot) = slot else {
                     unreachable!("more tables are open than a walk can have")
                 };

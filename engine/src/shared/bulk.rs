@@ -14,14 +14,17 @@ use crate::walk::{Slice, Step, Visit};
 use super::{Refused, SharedPlatform, SharedSpace};
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
-    /// Maps what is not mapped in `span` to the memory from `frame` on. Other processors may be mapping, and taking away, in
-    /// the same range. A new sub-tree is filled out of reach and linked by one compare-exchange; where memory has to be
-    /// cleaned, it is cleaned once, by the processor that installs it, a table at a time. What is mapped already stays.
-    /// Tables come from the platform, and deny nothing, whatever the mapping says. Returns how many bytes were mapped.
+    /// Maps what is not mapped in `span` to the memory from `frame` on. Other processors may be
+    /// mapping, and taking away, in the same range. A new sub-tree is filled out of reach and
+    /// linked by one compare-exchange; where memory has to be cleaned, it is cleaned once, by the
+    /// processor that installs it, a table at a time. What is mapped already stays. Tables come
+    /// from the platform, and deny nothing, whatever the mapping says. Returns how many bytes were
+    /// mapped.
     ///
     /// # Errors
-    /// [`Refused::Busy`] at the first address that another edit is at, with everything below it mapped.
-    /// [`Refused::NeedsTables`] if the platform has none left. [`Refused::Edit`]: nothing has changed.
+    /// [`Refused::Busy`] at the first address that another edit is at, with everything below it
+    /// mapped. [`Refused::NeedsTables`] if the platform has none left. [`Refused::Edit`]: nothing
+    /// has changed.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
@@ -84,15 +87,17 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
         self.clean || self.instructions
     }
 
-    /// Whether all that is below an entry is built before any of it is linked. At most one table's worth of memory is
-    /// cleaned under one claim. Where another processor may well be building the rest, or much would be built in vain
-    /// if one were, an empty table is linked and filled from there.
+    /// Whether all that is below an entry is built before any of it is linked. At most one table's
+    /// worth of memory is cleaned under one claim. Where another processor may well be building the
+    /// rest, or much would be built in vain if one were, an empty table is linked and filled from
+    /// there.
     fn may_link_at_once(&self, level: Level, slice: Slice) -> bool {
         !self.needs_cache_maintenance() && level.height() <= 2 && slice.is_whole::<F>(level)
     }
 
-    /// Puts something in the place of a hole: `make` says what. Where caches need something for the memory of `slice`,
-    /// under a claim. Gives what was there instead, after undoing what `make` did by `unmake`.
+    /// Puts something in the place of a hole: `make` says what. Where caches need something for the
+    /// memory of `slice`, under a claim. Gives what was there instead, after undoing what `make`
+    /// did by `unmake`.
     fn fill_hole(
         &self,
         table: &Table<'_, P>,

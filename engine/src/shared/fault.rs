@@ -76,7 +76,8 @@ impl<F: Format> NewLeaf<F> {
         self.frame.get() + (at - self.input)
     }
 
-    /// Whether a leaf at `at` maps the same memory in the same way, so that it need not be cleaned once more.
+    /// Whether a leaf at `at` maps the same memory in the same way, so that it need not be cleaned
+    /// once more.
     fn is_cleaned_by(&self, entry: u64, level: Level, at: u64) -> bool {
         F::address(entry, level).get() == self.memory(at)
             && F::decode(entry, level).memory == self.attrs.memory
@@ -107,15 +108,16 @@ fn check_reach<F: Format>(input: F::Input, last: u64) -> Result<(), EditError<F:
 pub enum Mapped<F: Format> {
     /// The leaf is there now.
     Installed,
-    /// It was there already, allowing as much, or another processor was first. If it was a permission fault that led here,
-    /// this processor remembers the leaf as it was: [`relax`](SharedSpace::relax) has it forgotten here.
+    /// It was there already, allowing as much, or another processor was first. If it was a
+    /// permission fault that led here, this processor remembers the leaf as it was:
+    /// [`relax`](SharedSpace::relax) has it forgotten here.
     Already,
     /// It was there with fewer permissions.
     Relaxed,
     /// It has taken the place of a leaf for other memory, which cannot be reached any more.
     Replaced(Leaf<F>),
-    /// It has taken the place of a table, which travels with the gather. If that had leaves for other memory, all its leaves
-    /// are visited when it is reclaimed.
+    /// It has taken the place of a table, which travels with the gather. If that had leaves for
+    /// other memory, all its leaves are visited when it is reclaimed.
     Collapsed,
 }
 
@@ -124,7 +126,8 @@ pub enum Mapped<F: Format> {
 pub enum Relaxed {
     /// The permissions are there now.
     Done,
-    /// They were there already. This processor, which has faulted, forgets what it remembers of the leaf.
+    /// They were there already. This processor, which has faulted, forgets what it remembers of the
+    /// leaf.
     Already,
     /// Nothing is mapped there.
     Absent,
@@ -134,10 +137,11 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// Maps a leaf.
     ///
     /// # Errors
-    /// [`Refused::Busy`], [`Refused::Retry`]: let the guest go on, or look again. [`Refused::NeedsTables`]: top up the
-    /// gather and try again. [`Refused::Larger`]: [`split`](Gather::split) it first. Nothing has changed, except that
-    /// tables of the gather may have been linked, empty. [`EditError::InputOutOfRange`]; [`EditError::NoSuchLeaf`] where
-    /// the processor [has none](crate::Caps::largest_leaf) so large.
+    /// [`Refused::Busy`], [`Refused::Retry`]: let the guest go on, or look again.
+    /// [`Refused::NeedsTables`]: top up the gather and try again. [`Refused::Larger`]:
+    /// [`split`](Gather::split) it first. Nothing has changed, except that tables of the gather may
+    /// have been linked, empty. [`EditError::InputOutOfRange`]; [`EditError::NoSuchLeaf`] where the
+    /// processor [has none](crate::Caps::largest_leaf) so large.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64, hosted::Threads};
@@ -178,7 +182,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         leaf: &NewLeaf<F>,
     ) -> Result<Mapped<F>, Refused<F::Input>> {
         let space = self.space;
-        // Each turn goes down at least one level, or another processor has changed the tree meanwhile.
+        // Each turn goes down at least one level, or another processor has changed the tree
+        // meanwhile.
         for _ in 0..2 * MAX_LEVELS {
             // SAFETY: a walk is entered.
             let found = unsafe { space.find(leaf.input, leaf.level) };
@@ -255,7 +260,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         if space.grants(entry, leaf) {
             return Ok(Mapped::Already);
         }
-        // Flags that hardware sets meanwhile are taken over; anything else is an edit of another processor.
+        // Flags that hardware sets meanwhile are taken over; anything else is an edit of another
+        // processor.
         loop {
             let old = F::decode(entry, level);
             let same = F::address(entry, level) == leaf.frame
@@ -299,7 +305,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     ) -> Result<Mapped<F>, Refused<F::Input>> {
         let (space, level) = (self.space, leaf.level);
         let caps = space.caps();
-        // One that is parked may be given back at once, by an edit that does not wait for what was there to be forgotten.
+        // One that is parked may be given back at once, by an edit that does not wait for what was
+        // there to be forgotten.
         let new = State::remembered::<F>(leaf.bits, level);
         let (clean, instructions) = space.maintenance(&leaf.attrs, Perms::empty());
         let _unfinished = space.begin();
@@ -334,17 +341,21 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         }
     }
 
-    /// A leaf in the place of a table: in place where the architecture allows it and the table translates alike; otherwise
-    /// broken, cleaned where the table had nothing, made. What was below is reclaimed with the gather.
+    /// A leaf in the place of a table: in place where the architecture allows it and the table
+    /// translates alike; otherwise broken, cleaned where the table had nothing, made. What was
+    /// below is reclaimed with the gather.
     ///
-    /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as the table is large is
-    /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
-    /// summed up but taken for set: the leaf was accessed, and what could be written was.
+    /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as
+    /// the table is large is done before and after. The flags of what was below may be set until it
+    /// has been forgotten, so that they are not summed up but taken for set: the leaf was accessed,
+    /// and what could be written was.
     ///
-    /// What is put in place is forgotten with the gather where the caller `collapses`, which begins with counting: on arm64 an
-    /// invalidation names the level of what it takes away, and what is remembered of the table's leaves has another; every edit
-    /// that may have seen one of the new leaves has all levels forgotten there. A fault does not leave others with that, and
-    /// invalidates before it returns. On x86, where an invalidation of an address is about all levels, it need not.
+    /// What is put in place is forgotten with the gather where the caller `collapses`, which begins
+    /// with counting: on arm64 an invalidation names the level of what it takes away, and what is
+    /// remembered of the table's leaves has another; every edit that may have seen one of the new
+    /// leaves has all levels forgotten there. A fault does not leave others with that, and
+    /// invalidates before it returns. On x86, where an invalidation of an address is about all
+    /// levels, it need not.
     #[inline(never)]
     pub(super) fn collapse(
         &mut self,
@@ -405,8 +416,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             space.claim_and(found, found.entry, F::FROZEN, bits, |space| {
                 forget_now(space);
                 if before.lacking {
-                    // No walk comes to the table any more. Processors that were on their way may still install a page
-                    // in it: one that is cleaned here as well, for nothing.
+                    // No walk comes to the table any more. Processors that were on their way may
+                    // still install a page in it: one that is cleaned here as well, for nothing.
                     look(&|frame, size, clean, instructions| {
                         space.maintain(frame, size, clean, instructions);
                     });
@@ -414,8 +425,9 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             })
         };
         done.map_err(|_| Refused::Retry)?;
-        // Leaves for other memory are gone for good, and have flags that are waited for. Another processor may have
-        // installed one until now, and in place hardware may make it dirty until the invalidation is complete.
+        // Leaves for other memory are gone for good, and have flags that are waited for. Another
+        // processor may have installed one until now, and in place hardware may make it dirty until
+        // the invalidation is complete.
         let strangers = look(&|_, _, _, _| ()).strangers || in_place && caps.hardware_dirty;
         let fate = match strangers {
             true => Fate::Unmapped,
@@ -446,8 +458,9 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
-    /// The largest leaf, up to `leaf`, that takes no more than `most` bytes to be cleaned, or that of a page, for a fault at `at`;
-    /// `leaf_at` makes it at another level. The caller has entered a walk.
+    /// The largest leaf, up to `leaf`, that takes no more than `most` bytes to be cleaned, or that
+    /// of a page, for a fault at `at`; `leaf_at` makes it at another level. The caller has entered
+    /// a walk.
     pub(crate) fn affordable(
         &self,
         at: u64,
@@ -486,9 +499,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// Whether a table holds the memory of `leaf`, but for what is taken off `left`. The look begins at `at`, where the fault is,
-    /// and goes round: memory is touched upwards more often than not, so what lacks is found in a few entries and not behind all
-    /// that is there.
+    /// Whether a table holds the memory of `leaf`, but for what is taken off `left`. The look
+    /// begins at `at`, where the fault is, and goes round: memory is touched upwards more often
+    /// than not, so what lacks is found in a few entries and not behind all that is there.
     fn has(
         &self,
         leaf: &NewLeaf<F>,
@@ -573,14 +586,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// The descriptor of a leaf with its address taken out again, if nothing has to be done to caches before it may be seen.
+    /// The descriptor of a leaf with its address taken out again, if nothing has to be done to
+    /// caches before it may be seen.
     pub(crate) fn template(&self, leaf: &NewLeaf<F>) -> Option<u64> {
         let ready = self.maintenance(&leaf.attrs, Perms::empty()) == (false, false);
         ready.then_some(F::with_address(leaf.bits, leaf.frame))
     }
 
-    /// Maps the page around `frame` by a descriptor that has no address yet, if there is a hole for it, in a table. Whether it
-    /// has; nothing has happened otherwise.
+    /// Maps the page around `frame` by a descriptor that has no address yet, if there is a hole for
+    /// it, in a table. Whether it has; nothing has happened otherwise.
     ///
     /// # Safety
     /// 1. A walk has been entered.
@@ -648,10 +662,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.relaxed(Slice::around::<F>(input.bits(), level), level);
     }
 
-    /// More is allowed than before: another processor may fault once for nothing, this one shall not.
+    /// More is allowed than before: another processor may fault once for nothing, this one shall
+    /// not.
     fn relaxed(&self, slice: Slice, level: Level) {
         self.platform.barrier(Barrier::Publish);
-        // What this processor remembers may be of the table that a larger leaf has just taken the place of.
+        // What this processor remembers may be of the table that a larger leaf has just taken the
+        // place of.
         let others = level != Level::PAGE && self.has_seen_unfinished(0);
         let stale = Stale {
             first: slice.first,
@@ -701,8 +717,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// Looks at what a table holds beside the memory of `leaf`, and at what it lacks of it: `missing` is called with what
-    /// needs maintenance, to be cleaned, and invalidated for instructions.
+    /// Looks at what a table holds beside the memory of `leaf`, and at what it lacks of it:
+    /// `missing` is called with what needs maintenance, to be cleaned, and invalidated for
+    /// instructions.
     #[allow(clippy::too_many_arguments)]
     fn survey(
         &self,
@@ -726,7 +743,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     let last = first + (size - 1);
                     let part = Slice { first, last };
                     let child = F::address(entry, level);
-                    // Walkers fault at a write-protected table, unless all that it takes away are permissions.
+                    // Walkers fault at a write-protected table, unless all that it takes away are
+                    // permissions.
                     survey.holes |= !F::TABLES_RESTRICT && F::is_protected(entry);
                     self.survey(leaf, child, below, part, maintenance, survey, missing);
                     continue;
@@ -751,11 +769,13 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// Allows more for the page at `input`, whatever the size of its leaf: for a permission fault that the embedder has
-    /// found to be no more than that, or an access-flag fault (`perms` empty, `accessed`).
+    /// Allows more for the page at `input`, whatever the size of its leaf: for a permission fault
+    /// that the embedder has found to be no more than that, or an access-flag fault (`perms` empty,
+    /// `accessed`).
     ///
     /// # Errors
-    /// [`Refused::Busy`], [`Refused::Retry`], [`Refused::Edit`] if the format cannot hold the permissions.
+    /// [`Refused::Busy`], [`Refused::Retry`], [`Refused::Edit`] if the format cannot hold the
+    /// permissions.
     pub fn relax(
         &self,
         input: F::Input,
@@ -808,7 +828,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             let frame = F::address(entry, level);
             let slice = Slice::around::<F>(input.bits(), level);
             if relaxed == old {
-                // This processor has faulted all the same: it remembers the leaf as it was, and would for ever.
+                // This processor has faulted all the same: it remembers the leaf as it was, and
+                // would for ever.
                 self.relaxed(slice, level);
                 return Ok(Relaxed::Already);
             }

@@ -1,19 +1,21 @@
-//! A processor's edits of a shared space: what they leave to invalidate and to free, and tables for what they map.
+//! A processor's edits of a shared space: what they leave to invalidate and to free, and tables for
+//! what they map.
 //!
 //! # Counting
 //!
-//! An edit that finds its work done already, by another processor or by an earlier edit, may rely on it only when that one is
-//! *complete*. A hole, or an entry that says what it should, does not tell. So every gather counts itself as unfinished in
-//! its space, from before its first change until the invalidation that covers it is complete; and an edit that sees others
-//! count when its own walk is over has all of its range forgotten, at every level. A gather that is dropped is completed by
-//! its destructor. One that is forgotten counts for ever: every other edit invalidates more than it has to, and none
-//! takes for forgotten what is not.
+//! An edit that finds its work done already, by another processor or by an earlier edit, may rely
+//! on it only when that one is *complete*. A hole, or an entry that says what it should, does not
+//! tell. So every gather counts itself as unfinished in its space, from before its first change
+//! until the invalidation that covers it is complete; and an edit that sees others count when its
+//! own walk is over has all of its range forgotten, at every level. A gather that is dropped is
+//! completed by its destructor. One that is forgotten counts for ever: every other edit invalidates
+//! more than it has to, and none takes for forgotten what is not.
 //!
 //! # Tables
 //!
-//! A fault must not allocate in the middle: it may be under a lock of the embedder, and running out would leave it half done.
-//! A gather has a few tables, empty already, and is topped up where the processor may wait. A fault that needs one only
-//! links it.
+//! A fault must not allocate in the middle: it may be under a lock of the embedder, and running out
+//! would leave it half done. A gather has a few tables, empty already, and is topped up where the
+//! processor may wait. A fault that needs one only links it.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -38,22 +40,24 @@ const MOST_TABLES: usize = 8;
 /// The highest bit of a tag: no claim has it, but what an unmap leaves.
 const TAKEN: u64 = 1 << 43;
 
-/// Whether an invalid entry says that something was taken out of it. A claim may become anything; this becomes a hole, when what was
-/// there is forgotten, and nothing else.
+/// Whether an invalid entry says that something was taken out of it. A claim may become anything;
+/// this becomes a hole, when what was there is forgotten, and nothing else.
 #[inline(always)]
 pub(super) fn is_taken<F: Format>(invalid: u64) -> bool {
     let taken = F::frozen(TAKEN);
     F::RULE.tags_invalid_entries() && invalid & taken == taken
 }
 
-/// One processor's edits of a [`SharedSpace`], which it borrows; each processor that edits has its own.
+/// One processor's edits of a [`SharedSpace`], which it borrows; each processor that edits has its
+/// own.
 ///
-/// Made by [`SharedSpace::gather`]. After [`issue`](Gather::issue) or [`finish`](Gather::finish) it is empty but for its
-/// tables, and can be used again: a virtual CPU keeps one from fault to fault, and finishes it when it is not
-/// [clean](Gather::is_clean).
+/// Made by [`SharedSpace::gather`]. After [`issue`](Gather::issue) or [`finish`](Gather::finish) it
+/// is empty but for its tables, and can be used again: a virtual CPU keeps one from fault to fault,
+/// and finishes it when it is not [clean](Gather::is_clean).
 ///
-/// A gather that is dropped, in unwinding for instance, is completed: what was changed is invalidated, and leaves that were
-/// detached are not visited, so that their frames leak. Its tables go back to the platform.
+/// A gather that is dropped, in unwinding for instance, is completed: what was changed is
+/// invalidated, and leaves that were detached are not visited, so that their frames leak. Its
+/// tables go back to the platform.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::Arm64K4, hosted::Threads};
@@ -73,7 +77,8 @@ pub struct Gather<'s, F: Format, P: SharedPlatform + Clone> {
     pub(super) space: &'s SharedSpace<F, P>,
     pub(super) flush: Flush,
     pub(super) count: Count<'s>,
-    /// What the entries say that were [taken](Gather::unmap) in the ranges, if anything was and a break is demanded.
+    /// What the entries say that were [taken](Gather::unmap) in the ranges, if anything was and a
+    /// break is demanded.
     mark: u64,
     /// The number of what it has gathered, if something was held back; 0 before.
     serial: u64,
@@ -115,13 +120,15 @@ impl<'s> Count<'s> {
     /// The invalidation is complete.
     pub fn end(&mut self) {
         if core::mem::take(&mut self.counts) {
-            // Release: an edit that does not see it count any more finds what it has done to be forgotten.
+            // Release: an edit that does not see it count any more finds what it has done to be
+            // forgotten.
             self.unfinished.fetch_sub(1, Ordering::Release);
         }
     }
 }
 
-/// One edit that counts as unfinished until this is dropped, because it completes its own invalidation.
+/// One edit that counts as unfinished until this is dropped, because it completes its own
+/// invalidation.
 pub(super) struct Unfinished<'s>(Count<'s>);
 
 impl Drop for Unfinished<'_> {
@@ -151,11 +158,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Unfinished(count)
     }
 
-    /// Whether an edit of another processor may have been seen and not be complete, after looking at entries. `own` of those
-    /// that count are the caller's.
+    /// Whether an edit of another processor may have been seen and not be complete, after looking
+    /// at entries. `own` of those that count are the caller's.
     pub(super) fn has_seen_unfinished(&self, own: u32) -> bool {
-        // The look at the counter comes after those at the entries; and what an edit has done that does not count any more
-        // comes before what the caller does next. So the fence before the load, and acquire in it.
+        // The look at the counter comes after those at the entries; and what an edit has done that
+        // does not count any more comes before what the caller does next. So the fence before the
+        // load, and acquire in it.
         fence(Ordering::Acquire);
         self.unfinished.load(Ordering::Acquire) > own
     }
@@ -167,8 +175,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         self.space
     }
 
-    /// Whether there is nothing to invalidate, and other edits need not wait for it. It may still carry tables to free, and
-    /// stores that are not visible yet.
+    /// Whether there is nothing to invalidate, and other edits need not wait for it. It may still
+    /// carry tables to free, and stores that are not visible yet.
     #[inline]
     pub fn is_clean(&self) -> bool {
         self.flush.ranges.is_empty() && !self.count.counts
@@ -180,7 +188,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         self.tables.len
     }
 
-    /// Takes tables from the platform until there are `count`, or as many as fit. Whether there are so many now.
+    /// Takes tables from the platform until there are `count`, or as many as fit. Whether there are
+    /// so many now.
     #[inline]
     pub fn top_up(&mut self, count: u8) -> bool {
         let wanted = usize::from(count).min(MOST_TABLES);
@@ -230,8 +239,9 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         self.mark
     }
 
-    /// Whether something that was changed around `slice` may not be forgotten: by others, or by what this gather has not
-    /// issued. `scoped` of those that count are the caller's besides the gather.
+    /// Whether something that was changed around `slice` may not be forgotten: by others, or by
+    /// what this gather has not issued. `scoped` of those that count are the caller's besides the
+    /// gather.
     #[inline]
     pub(super) fn is_unfinished(&self, slice: Slice, scoped: u32) -> bool {
         self.space.has_seen_unfinished(self.count.own() + scoped)
@@ -266,8 +276,9 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         }
     }
 
-    /// Issues and completes, and reclaims if every walk that may hold what was detached is over; if not, gives it back to be
-    /// tried later. If the visitor unwinds, what is left of its sub-tree leaks.
+    /// Issues and completes, and reclaims if every walk that may hold what was detached is over; if
+    /// not, gives it back to be tried later. If the visitor unwinds, what is left of its sub-tree
+    /// leaks.
     ///
     /// # Errors
     /// What may still be walked.
@@ -293,8 +304,9 @@ impl<F: Format, P: SharedPlatform + Clone> Drop for Gather<'_, F, P> {
     }
 }
 
-/// The end of shared edits: they count as unfinished until they are complete, what was taken away stays frozen until then
-/// where a break is demanded, and what was detached may be in the hands of software even after that.
+/// The end of shared edits: they count as unfinished until they are complete, what was taken away
+/// stays frozen until then where a break is demanded, and what was detached may be in the hands of
+/// software even after that.
 ///
 /// Dropped, it waits as [`complete`](Issued::complete) does.
 pub struct Beside<'s, F: Format, P: SharedPlatform + Clone> {
@@ -403,8 +415,8 @@ impl<F: Format, P: SharedPlatform> DeferredReclaim<F, P> {
         Self { completed, period }
     }
 
-    /// Gives out a leaf that was held back until the hardware had forgotten it. A fault that looked its page up before
-    /// may still map it again: see [`shared`](crate::shared).
+    /// Gives out a leaf that was held back until the hardware had forgotten it. A fault that looked
+    /// its page up before may still map it again: see [`shared`](crate::shared).
     ///
     /// # Errors
     /// Gives it back if it belongs to another flush.

@@ -1,31 +1,36 @@
 //! When does no walk hold a table any more that was detached?
 //!
-//! A walk of software holds a table between reading the descriptor that points to it and leaving it again. An edit that
-//! detaches the table meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of,
-//! and not before every such walk is over. Two ways to know the second:
+//! A walk of software holds a table between reading the descriptor that points to it and leaving it
+//! again. An edit that detaches the table meanwhile must not free it: not before the hardware has
+//! forgotten it, which a flush takes care of, and not before every such walk is over. Two ways to
+//! know the second:
 //!
-//! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are times at which a processor holds no table:
-//!   between two faults, say, or when it goes idle. Nothing is paid in a walk, so nothing is paid many times for many walks.
-//! * **Epochs**, where there are no such times: [`Epochs`]. A walk announces itself when it starts and when it ends,
-//!   which costs a fence.
+//! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are times at which a
+//!   processor holds no table: between two faults, say, or when it goes idle. Nothing is paid in a
+//!   walk, so nothing is paid many times for many walks.
+//! * **Epochs**, where there are no such times: [`Epochs`]. A walk announces itself when it starts
+//!   and when it ends, which costs a fence.
 //!
 //! # Why an announcement is enough
 //!
-//! A walk writes the epoch that it read into its processor's slot, then a full fence, then reads descriptors. An edit that
-//! detaches a table stores the descriptor, then a full fence, then moves the epoch on, and later looks at the slots. Of
-//! the two fences one comes first. If it is the walk's, the slot is seen, with an epoch from before the cut, and the
-//! table is kept. If it is the edit's, the walk reads the new descriptor and never comes to the table. A slot that holds
-//! the new epoch belongs to a walk that read it after the cut, and so reads the new descriptor too.
+//! A walk writes the epoch that it read into its processor's slot, then a full fence, then reads
+//! descriptors. An edit that detaches a table stores the descriptor, then a full fence, then moves
+//! the epoch on, and later looks at the slots. Of the two fences one comes first. If it is the
+//! walk's, the slot is seen, with an epoch from before the cut, and the table is kept. If it is the
+//! edit's, the walk reads the new descriptor and never comes to the table. A slot that holds the
+//! new epoch belongs to a walk that read it after the cut, and so reads the new descriptor too.
 //!
 //! # Walks inside of walks
 //!
-//! A processor may have several walks at once: two edits under way, completed in either order, or one in an interrupt
-//! that came in the midst of another. They share the slot. It counts them, and the announcement of the first stays until
-//! the last is over: older than the others need, which keeps tables longer and frees none too early. Each of them makes
-//! its own fence, because an interrupt may come between the store of an announcement and the fence behind it: to the walk
-//! in the interrupt, an announcement without a fence is none.
+//! A processor may have several walks at once: two edits under way, completed in either order, or
+//! one in an interrupt that came in the midst of another. They share the slot. It counts them, and
+//! the announcement of the first stays until the last is over: older than the others need, which
+//! keeps tables longer and frees none too early. Each of them makes its own fence, because an
+//! interrupt may come between the store of an announcement and the fence behind it: to the walk in
+//! the interrupt, an announcement without a fence is none.
 //!
-//! Only the processor, and interrupts on it, write its slot, so loads and stores will do. They come in this order:
+//! Only the processor, and interrupts on it, write its slot, so loads and stores will do. They come
+//! in this order:
 //!
 //! ```text
 //! a walk starts                                 a walk ends
@@ -34,21 +39,24 @@
 //!   3. a full fence
 //! ```
 //!
-//! An interrupt ends every walk that it starts, and so leaves the depth as it found it: a depth that was loaded before it
-//! may be stored after it. If the depth was not 0, the interrupt does not come to 0 and takes no announcement away. An
-//! interrupt that comes ...
+//! An interrupt ends every walk that it starts, and so leaves the depth as it found it: a depth
+//! that was loaded before it may be stored after it. If the depth was not 0, the interrupt does not
+//! come to 0 and takes no announcement away. An interrupt that comes ...
 //!
 //! * before 1 of a start: finds a slot in order, and leaves it so;
-//! * between 1 and 2 of the first walk's start: finds the depth 1 and no epoch, and announces itself. The announcement
-//!   stays, for the depth does not come to 0. Step 2 finds it, or, if it had looked already, replaces it by an epoch of its
-//!   own, perhaps an older one. Either will do: the interrupt's walks are over, and the first walk has not read anything;
+//! * between 1 and 2 of the first walk's start: finds the depth 1 and no epoch, and announces
+//!   itself. The announcement stays, for the depth does not come to 0. Step 2 finds it, or, if it
+//!   had looked already, replaces it by an epoch of its own, perhaps an older one. Either will do:
+//!   the interrupt's walks are over, and the first walk has not read anything;
 //! * between 2 and 3: shares the announcement, and has a fence of its own;
-//! * between 1 and 2 of the last walk's end: finds the depth 0 and the epoch that was announced, and shares it. Its own last
-//!   walk writes IDLE, and step 2 writes it again. Nothing is announced, and no walk is under way.
+//! * between 1 and 2 of the last walk's end: finds the depth 0 and the epoch that was announced,
+//!   and shares it. Its own last walk writes IDLE, and step 2 writes it again. Nothing is
+//!   announced, and no walk is under way.
 //!
-//! In the other order, neither works. If a start announced before it counted, an interrupt between the two would come back
-//! to the depth 0 and withdraw the announcement of a walk that goes on to read. If an end withdrew before it counted, an
-//! interrupt between the two would announce itself at the depth 1 and never withdraw: no later grace period would be over.
+//! In the other order, neither works. If a start announced before it counted, an interrupt between
+//! the two would come back to the depth 0 and withdraw the announcement of a walk that goes on to
+//! read. If an end withdrew before it counted, an interrupt between the two would announce itself
+//! at the depth 1 and never withdraw: no later grace period would be over.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -69,8 +77,8 @@ use core::sync::atomic::compiler_fence;
 #[repr(align(128))]
 pub struct WalkSlot {
     epoch: AtomicU64,
-    /// How many walks of epochs the processor has under way. Read by that processor alone, which it tells nothing about
-    /// others: a model need not explore it.
+    /// How many walks of epochs the processor has under way. Read by that processor alone, which it
+    /// tells nothing about others: a model need not explore it.
     depth: core::sync::atomic::AtomicU64,
 }
 
@@ -102,7 +110,8 @@ impl WalkSlot {
         self.depth.store(0, core::sync::atomic::Ordering::Relaxed);
     }
 
-    /// A walk starts. `interrupt` may be interrupted wherever it is called: that is between any two accesses.
+    /// A walk starts. `interrupt` may be interrupted wherever it is called: that is between any two
+    /// accesses.
     ///
     /// # Safety
     /// As for [`Epochs::enter`].
@@ -112,18 +121,21 @@ impl WalkSlot {
         interrupt();
         self.depth
             .store(depth + 1, core::sync::atomic::Ordering::Relaxed);
-        // An interrupt sees this processor's stores in the order of the program; so the compiler has to keep it.
+        // An interrupt sees this processor's stores in the order of the program; so the compiler
+        // has to keep it.
         compiler_fence(core::sync::atomic::Ordering::SeqCst);
         interrupt();
         if self.epoch.load(Ordering::Relaxed) == IDLE {
             interrupt();
             let epoch = now.load(Ordering::Relaxed);
             interrupt();
-            // Release: what sees this announcement, and no longer the one before, comes after the walk before.
+            // Release: what sees this announcement, and no longer the one before, comes after the
+            // walk before.
             self.epoch.store(epoch, Ordering::Release);
         }
         interrupt();
-        // The announcement before any descriptor is read, of a walk inside of another too: see above.
+        // The announcement before any descriptor is read, of a walk inside of another too: see
+        // above.
         fence(Ordering::SeqCst);
         interrupt();
     }
@@ -185,7 +197,8 @@ impl Default for WalkSlot {
     }
 }
 
-/// A grace period: over when no walk is left that started before it, and so none that may know a table detached before it.
+/// A grace period: over when no walk is left that started before it, and so none that may know a
+/// table detached before it.
 ///
 /// ```
 /// use tablewright::shared::{Epochs, WalkSlot};
@@ -262,28 +275,32 @@ impl<'s> Announced<'s> {
 pub struct Epochs<'s>(Announced<'s>);
 
 impl<'s> Epochs<'s> {
-    /// Epochs for as many processors as there are slots. What was announced in the slots before is forgotten.
+    /// Epochs for as many processors as there are slots. What was announced in the slots before is
+    /// forgotten.
     pub fn new(slots: &'s [WalkSlot]) -> Self {
         Self(Announced::new(slots))
     }
 
-    /// What a walk that starts now would announce. Acquire: such a walk does not find what was detached before.
+    /// What a walk that starts now would announce. Acquire: such a walk does not find what was
+    /// detached before.
     #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
         self.0.now.load(Ordering::Acquire)
     }
 
-    /// Processor number `cpu` starts a walk. It may have others under way, which may end in any order. `None` for a
-    /// processor that has no slot, and must not walk.
+    /// Processor number `cpu` starts a walk. It may have others under way, which may end in any
+    /// order. `None` for a processor that has no slot, and must not walk.
     ///
     /// # Safety
-    /// 1. The caller runs on the only processor that enters with this number: this processor and interrupts on it write the
-    ///    slot, and nothing else does.
-    /// 2. An interrupt ends what it starts: what is entered in an interrupt is dropped before it returns, and nothing
-    ///    that was entered outside of it is dropped in it.
-    /// 3. What is returned stays on this processor until it is dropped. It is not `Send`; code that can be moved to
-    ///    another processor in the midst of a thread keeps from being moved meanwhile.
-    /// 4. Nothing else has been made of the slots since these epochs were: no other epochs and no [`Quiescence`].
+    /// 1. The caller runs on the only processor that enters with this number: this processor and
+    ///    interrupts on it write the slot, and nothing else does.
+    /// 2. An interrupt ends what it starts: what is entered in an interrupt is dropped before it
+    ///    returns, and nothing that was entered outside of it is dropped in it.
+    /// 3. What is returned stays on this processor until it is dropped. It is not `Send`; code that
+    ///    can be moved to another processor in the midst of a thread keeps from being moved
+    ///    meanwhile.
+    /// 4. Nothing else has been made of the slots since these epochs were: no other epochs and no
+    ///    [`Quiescence`].
     #[inline(always)]
     pub unsafe fn enter(&self, cpu: usize) -> Option<Walking<'_>> {
         // SAFETY: passed on.
@@ -331,8 +348,9 @@ impl<'s> Epochs<'s> {
 
 /// Quiescent states: when each processor last held no table.
 ///
-/// A processor that has passed such a state with the number of a cut, or a later one, has read that number after the
-/// cut was made, and comes to no table that was detached; what it held before, it has let go.
+/// A processor that has passed such a state with the number of a cut, or a later one, has read that
+/// number after the cut was made, and comes to no table that was detached; what it held before, it
+/// has let go.
 ///
 /// ```
 /// use tablewright::shared::{Quiescence, WalkSlot};
@@ -355,29 +373,33 @@ impl<'s> Quiescence<'s> {
         Self(Announced::new(slots))
     }
 
-    /// The number of a state that is passed now. Acquire: such a walk does not find what was detached before.
+    /// The number of a state that is passed now. Acquire: such a walk does not find what was
+    /// detached before.
     #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
         self.0.now.load(Ordering::Acquire)
     }
 
-    /// Processor number `cpu` holds no table now, and may walk from now on. Nothing happens for one that has no slot, and
-    /// must not walk.
+    /// Processor number `cpu` holds no table now, and may walk from now on. Nothing happens for one
+    /// that has no slot, and must not walk.
     ///
     /// # Safety
-    /// 1. The caller runs on the only processor that passes and rests with this number, and not in an interrupt of a pass
-    ///    or a rest.
-    /// 2. The processor holds no walk that relies on these states, neither here nor in what was interrupted: no value is
-    ///    alive that [`SharedPlatform::enter`](super::SharedPlatform::enter) returned on it, and no pointer to a table
-    ///    that was read in such a walk.
-    /// 3. Nothing else has been made of the slots since this was: no other states and no [`Epochs`].
+    /// 1. The caller runs on the only processor that passes and rests with this number, and not in
+    ///    an interrupt of a pass or a rest.
+    /// 2. The processor holds no walk that relies on these states, neither here nor in what was
+    ///    interrupted: no value is alive that
+    ///    [`SharedPlatform::enter`](super::SharedPlatform::enter) returned on it, and no pointer to
+    ///    a table that was read in such a walk.
+    /// 3. Nothing else has been made of the slots since this was: no other states and no
+    ///    [`Epochs`].
     #[inline(always)]
     pub unsafe fn pass(&self, cpu: usize) {
         let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) else {
             return;
         };
         let rested = epoch.load(Ordering::Relaxed) == IDLE;
-        // Acquire: what was detached before this number is not found any more. Release: what was held is let go.
+        // Acquire: what was detached before this number is not found any more. Release: what was
+        // held is let go.
         epoch.store(self.0.now.load(Ordering::Acquire), Ordering::Release);
         if rested {
             // The end of the rest before any descriptor is read, as for epochs.
@@ -385,13 +407,13 @@ impl<'s> Quiescence<'s> {
         }
     }
 
-    /// Processor number `cpu` holds no table, and does not walk before it [passes](Quiescence::pass) again: it is idle, or
-    /// runs a guest.
+    /// Processor number `cpu` holds no table, and does not walk before it
+    /// [passes](Quiescence::pass) again: it is idle, or runs a guest.
     ///
     /// # Safety
     /// 1. to 3. as for [`pass`](Quiescence::pass).
-    /// 4. Neither the processor nor an interrupt on it starts a walk that relies on these states before a later pass has
-    ///    returned.
+    /// 4. Neither the processor nor an interrupt on it starts a walk that relies on these states
+    ///    before a later pass has returned.
     #[inline(always)]
     pub unsafe fn rest(&self, cpu: usize) {
         if let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) {
@@ -404,7 +426,8 @@ impl<'s> Quiescence<'s> {
         self.0.advance()
     }
 
-    /// Whether a grace period is over: every processor has passed, or rested, since it began. Does not wait.
+    /// Whether a grace period is over: every processor has passed, or rested, since it began. Does
+    /// not wait.
     pub fn is_over(&self, period: GracePeriod) -> bool {
         self.0.is_over(period)
     }
@@ -420,8 +443,9 @@ pub struct Walking<'e> {
 }
 
 impl Walking<'_> {
-    /// A walk that needs no announcement: quiescent states tell when it is over. A platform returns it where it knows that
-    /// the processor has passed such a state since it last rested, and passes no other while this is alive.
+    /// A walk that needs no announcement: quiescent states tell when it is over. A platform returns
+    /// it where it knows that the processor has passed such a state since it last rested, and
+    /// passes no other while this is alive.
     pub const UNANNOUNCED: Self = Self {
         slot: None,
         not_send: PhantomData,
@@ -442,7 +466,8 @@ impl Drop for Walking<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            // SAFETY: `enter` started it in this slot, this is on the same processor (enter 3.), and ends it once (1.).
+            // SAFETY: `enter` started it in this slot, this is on the same processor (enter 3.),
+            // and ends it once (1.).
             unsafe { slot.end(|| ()) };
         }
     }
@@ -453,7 +478,8 @@ mod tests {
     use super::*;
     use core::cell::Cell;
 
-    /// A processor that is interrupted, twice, at each pair of points, in the other's midst or after it.
+    /// A processor that is interrupted, twice, at each pair of points, in the other's midst or
+    /// after it.
     struct Interrupted<'e> {
         epochs: &'e Epochs<'e>,
         at: [u32; 2],
@@ -464,8 +490,8 @@ mod tests {
 
     impl Interrupted<'_> {
         fn enter(&self) -> Walking<'_> {
-            // SAFETY: one thread, of which `point` plays the interrupts (1., 3.), which end what they start (2.); the slots
-            // are of these epochs (4.).
+            // SAFETY: one thread, of which `point` plays the interrupts (1., 3.), which end what
+            // they start (2.); the slots are of these epochs (4.).
             let walk = unsafe { self.epochs.enter_with(0, || self.point()) }.unwrap();
             self.walks.set(self.walks.get() + 1);
             walk
@@ -535,10 +561,12 @@ mod tests {
         for _ in 0..10 {
             let _ = old.advance();
         }
-        // SAFETY: one thread (1., 3.) without interrupts (2.); no other epochs have been made yet (4.).
+        // SAFETY: one thread (1., 3.) without interrupts (2.); no other epochs have been made yet
+        // (4.).
         core::mem::forget(unsafe { old.enter(0) });
         let new = Epochs::new(&slots);
-        // SAFETY: one thread (1., 3.) without interrupts (2.); these epochs are the last that were made (4.).
+        // SAFETY: one thread (1., 3.) without interrupts (2.); these epochs are the last that were
+        // made (4.).
         let walk = unsafe { new.enter(0) };
         let period = new.advance();
         assert!(

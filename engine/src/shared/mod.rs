@@ -1,36 +1,43 @@
 //! Edits by any number of processors at once.
 //!
-//! You need this if several processors edit one tree at a time, as faults of a guest do. Where one lock, or `&mut`, is taken for each
-//! edit, an [`AddressSpace`] is simpler and cheaper.
+//! You need this if several processors edit one tree at a time, as faults of a guest do. Where one
+//! lock, or `&mut`, is taken for each edit, an [`AddressSpace`] is simpler and cheaper.
 //!
-//! Guest memory is mapped by faults, on all processors, in one tree. A lock around the tree would be held for as long as
-//! it takes to clean caches; so there is none. An entry is the unit of agreement:
+//! Guest memory is mapped by faults, on all processors, in one tree. A lock around the tree would
+//! be held for as long as it takes to clean caches; so there is none. An entry is the unit of
+//! agreement:
 //!
-//! * **A hole is filled, and a leaf replaced, by one compare-exchange.** An edit that loses it has changed nothing, gives
-//!   back what it prepared, and is told so: the world is not what it looked like ([`Refused::Retry`]).
+//! * **A hole is filled, and a leaf replaced, by one compare-exchange.** An edit that loses it has
+//!   changed nothing, gives back what it prepared, and is told so: the world is not what it looked
+//!   like ([`Refused::Retry`]).
 //! * **An entry that cannot be replaced in one step is claimed first**: exchanged for one that is
-//!   [frozen](Format::FROZEN). It is its owner's alone until that replaces it again, with a plain store. An edit that
-//!   meets it is told that it is [busy](Refused::Busy) and lets the guest fault again; none spins. Caches are cleaned,
-//!   and breaks made, under a claim, so that one processor does it and no other waits for it.
-//! * **What was taken away stays frozen until it is forgotten**, where the architecture demands a break: a hole would
-//!   invite the next fault to fill it while a processor still remembers what was there.
-//! * **Tables are linked full and detached whole.** A new table is filled out of reach, and linked by one compare-exchange. A
-//!   table that is detached goes into the flush with everything below it. Processors that were on their way into it may still
-//!   edit it, and do no harm: its leaves are looked at, and its tables freed, when the hardware has forgotten it *and*
-//!   every walk that may hold it is over ([`grace`]). By then it is at rest.
+//!   [frozen](Format::FROZEN). It is its owner's alone until that replaces it again, with a plain
+//!   store. An edit that meets it is told that it is [busy](Refused::Busy) and lets the guest fault
+//!   again; none spins. Caches are cleaned, and breaks made, under a claim, so that one processor
+//!   does it and no other waits for it.
+//! * **What was taken away stays frozen until it is forgotten**, where the architecture demands a
+//!   break: a hole would invite the next fault to fill it while a processor still remembers what
+//!   was there.
+//! * **Tables are linked full and detached whole.** A new table is filled out of reach, and linked
+//!   by one compare-exchange. A table that is detached goes into the flush with everything below
+//!   it. Processors that were on their way into it may still edit it, and do no harm: its leaves
+//!   are looked at, and its tables freed, when the hardware has forgotten it *and* every walk that
+//!   may hold it is over ([`grace`]). By then it is at rest.
 //!
-//! From this follows the rule for memory that is taken back, or protected, for good. A fault that looked the memory up before
-//! may install it after an edit has passed, or hold a claim that the edit passed over. It does so in a walk. So the
-//! edit is made, every walk that started before comes to its end, and the edit is made again, for what those have left.
-//! [`SharedSpace::is_over`] tells when.
+//! From this follows the rule for memory that is taken back, or protected, for good. A fault that
+//! looked the memory up before may install it after an edit has passed, or hold a claim that the
+//! edit passed over. It does so in a walk. So the edit is made, every walk that started before
+//! comes to its end, and the edit is made again, for what those have left. [`SharedSpace::is_over`]
+//! tells when.
 //!
-//! What an edit finds done already may not be *complete*: another processor has taken it away, or protected it, and is still
-//! waiting for processors to forget. A frozen entry says so; a hole, or an entry that says what it should, does not. So edits
-//! that are not complete are [counted](Gather), and an edit that finds others under way when its own walk is over
-//! invalidates all of its range.
+//! What an edit finds done already may not be *complete*: another processor has taken it away, or
+//! protected it, and is still waiting for processors to forget. A frozen entry says so; a hole, or
+//! an entry that says what it should, does not. So edits that are not complete are
+//! [counted](Gather), and an edit that finds others under way when its own walk is over invalidates
+//! all of its range.
 //!
-//! What hardware does meanwhile, setting accessed and dirty flags, is no disagreement: a compare-exchange that fails only
-//! for a flag is tried again with it.
+//! What hardware does meanwhile, setting accessed and dirty flags, is no disagreement: a
+//! compare-exchange that fails only for a flag is tried again with it.
 
 mod bulk;
 mod fault;
@@ -74,10 +81,11 @@ use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheMaintenance {
-    /// Memory that is mapped as normal memory has to be cleaned to the point of coherency: the guest may use it with its
-    /// caches off (arm64 without FEAT_S2FWB).
+    /// Memory that is mapped as normal memory has to be cleaned to the point of coherency: the
+    /// guest may use it with its caches off (arm64 without FEAT_S2FWB).
     pub clean: bool,
-    /// Memory that is made executable has to be invalidated in the instruction caches (arm64 without `CTR_EL0.DIC`).
+    /// Memory that is made executable has to be invalidated in the instruction caches (arm64
+    /// without `CTR_EL0.DIC`).
     pub instructions: bool,
 }
 
@@ -89,22 +97,26 @@ impl CacheMaintenance {
     };
 }
 
-/// The part of a platform that shared edits need besides [`Platform`]: walks, grace periods, cache maintenance.
+/// The part of a platform that shared edits need besides [`Platform`]: walks, grace periods, cache
+/// maintenance.
 ///
-/// Frames for tables below the root are all alike: what was allocated for one level may be freed for another.
+/// Frames for tables below the root are all alike: what was allocated for one level may be freed
+/// for another.
 ///
 /// # Safety
-/// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`GracePeriod`] that was taken after it is past, whatever else
-///    the processor does meanwhile: enters and leaves other walks, in any order, in interrupts too. It has to be dropped on
-///    the processor that entered.
-/// 2. A walk that is entered after a `GracePeriod` was taken reads descriptors, and whatever else, as they were then, or later.
+/// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`GracePeriod`] that was taken
+///    after it is past, whatever else the processor does meanwhile: enters and leaves other walks,
+///    in any order, in interrupts too. It has to be dropped on the processor that entered.
+/// 2. A walk that is entered after a `GracePeriod` was taken reads descriptors, and whatever else,
+///    as they were then, or later.
 pub unsafe trait SharedPlatform: Platform {
     /// A walk under way.
     type Walk<'a>
     where
         Self: 'a;
 
-    /// A walk starts on this processor. With quiescent states of the embedder's own there is nothing to do.
+    /// A walk starts on this processor. With quiescent states of the embedder's own there is
+    /// nothing to do.
     fn enter(&self) -> Self::Walk<'_>;
 
     /// Tables have been detached.
@@ -124,13 +136,14 @@ pub unsafe trait SharedPlatform: Platform {
         let _ = (frame, size);
     }
 
-    /// Invalidates `size` bytes from `frame` on, or everything, in the instruction caches, by their kind.
+    /// Invalidates `size` bytes from `frame` on, or everything, in the instruction caches, by their
+    /// kind.
     fn invalidate_instructions(&self, frame: Pa, size: u64) {
         let _ = (frame, size);
     }
 
-    /// Issues an invalidation on this processor only, and waits. Where a permission fault drops the entry that caused it,
-    /// nothing has to be done.
+    /// Issues an invalidation on this processor only, and waits. Where a permission fault drops the
+    /// entry that caused it, nothing has to be done.
     fn invalidate_here(&self, what: &Invalidation<'_>) {
         let _ = what;
     }
@@ -140,11 +153,13 @@ pub unsafe trait SharedPlatform: Platform {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused<A> {
-    /// Another processor is replacing this entry. Let the guest go on: it will fault again if it has to.
+    /// Another processor is replacing this entry. Let the guest go on: it will fault again if it
+    /// has to.
     Busy(A),
     /// Something changed meanwhile. Look again, or let the guest fault again.
     Retry,
-    /// So many tables are needed and the gather has fewer. Top it up, outside of every lock, and try again.
+    /// So many tables are needed and the gather has fewer. Top it up, outside of every lock, and
+    /// try again.
     NeedsTables(u8),
     /// A larger leaf translates this address; its level. It allows less than was asked for.
     Larger(Level),
@@ -185,7 +200,8 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     reach: Reach,
     /// Whether leaves may be global: [`NO_GLOBALS`], or more.
     globals: AtomicU8,
-    /// The number of the last flush that needed one. It orders nothing: a model need not explore it.
+    /// The number of the last flush that needed one. It orders nothing: a model need not explore
+    /// it.
     serial: core::sync::atomic::AtomicU64,
     /// The first of these numbers.
     base: u64,
@@ -202,13 +218,15 @@ const FIRST_GLOBAL: u8 = 1;
 const GLOBALS: u8 = 2;
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
-    /// Shares a space. What its edits owe is completed, what they have written is published, and contiguous runs are
-    /// unfolded: shared edits change one entry at a time.
+    /// Shares a space. What its edits owe is completed, what they have written is published, and
+    /// contiguous runs are unfolded: shared edits change one entry at a time.
     ///
     /// # Errors
-    /// Gives a space back on which the code that edits [runs](Liveness::Own): shared edits break translations. And one with a table
-    /// that takes permissions from what is below it ([`Mapping::tables_deny_execution`](crate::Mapping::tables_deny_execution), or an
-    /// [adopted](AddressSpace::adopt) one): a fault goes down without adding up what tables take away.
+    /// Gives a space back on which the code that edits [runs](Liveness::Own): shared edits break
+    /// translations. And one with a table that takes permissions from what is below it
+    /// ([`Mapping::tables_deny_execution`](crate::Mapping::tables_deny_execution), or an
+    /// [adopted](AddressSpace::adopt) one): a fault goes down without adding up what tables take
+    /// away.
     #[expect(clippy::result_large_err, reason = "the space comes back")]
     pub fn new(mut space: AddressSpace<F, P>) -> Result<Self, AddressSpace<F, P>> {
         if space.liveness() == Liveness::Own || space.has_denying_table() {
@@ -233,10 +251,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         })
     }
 
-    /// The space, for exclusive edits. Walkers may still be using it. Tables that are [write-protected](Self::protect_all) are opened, with
-    /// what is below them writable again as far as it was.
+    /// The space, for exclusive edits. Walkers may still be using it. Tables that are
+    /// [write-protected](Self::protect_all) are opened, with what is below them writable again as
+    /// far as it was.
     ///
-    /// Where a gather was forgotten, what it may have taken away is invalidated now, and what it left claimed becomes holes.
+    /// Where a gather was forgotten, what it may have taken away is invalidated now, and what it
+    /// left claimed becomes holes.
     pub fn into_exclusive(self) -> AddressSpace<F, P> {
         let mend = Mend {
             unclaim: self.has_seen_unfinished(0),
@@ -279,7 +299,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.platform.caps()
     }
 
-    /// A grace period begins: it is [over](SharedSpace::is_over) when no walk is left that started before it.
+    /// A grace period begins: it is [over](SharedSpace::is_over) when no walk is left that started
+    /// before it.
     pub fn grace_period(&self) -> GracePeriod {
         self.platform.grace_period()
     }
@@ -306,8 +327,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// Global leaves may be mapped from now on. Before the walk that maps one.
     ///
-    /// An edit that detaches a table, and does not see this when it looks behind a fence what kind of invalidation that takes,
-    /// has detached it before the walk begins, which then does not come to the table.
+    /// An edit that detaches a table, and does not see this when it looks behind a fence what kind
+    /// of invalidation that takes, has detached it before the walk begins, which then does not come
+    /// to the table.
     #[inline(always)]
     fn map_global(&self, global: bool) {
         if global && self.globals.load(Ordering::Acquire) != GLOBALS {
@@ -318,7 +340,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// The translations that a flush of the space is about: its root, its identifier, and whether global ones may be cached.
+    /// The translations that a flush of the space is about: its root, its identifier, and whether
+    /// global ones may be cached.
     #[inline]
     fn target(&self, any: bool) -> Target {
         let mut global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
@@ -346,7 +369,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     fn visit(&self, slice: Slice, visitor: &mut dyn Visit<F, P>) -> ControlFlow<()> {
-        // SAFETY: the root of a tree of this format; the caller has entered a walk, which keeps its tables.
+        // SAFETY: the root of a tree of this format; the caller has entered a walk, which keeps its
+        // tables.
         unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
@@ -358,7 +382,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     unsafe fn find(&self, input: u64, level: Level) -> Found<'_, P> {
         let (mut frame, mut at) = (self.root, F::root_level());
         loop {
-            // SAFETY: the root, or a frame that was read from a descriptor of the tree; in a walk it stays a table (1.).
+            // SAFETY: the root, or a frame that was read from a descriptor of the tree; in a walk
+            // it stays a table (1.).
             let table = unsafe { Table::open(&self.platform, frame, at) };
             let index = F::index(input, at);
             let entry = table.follow(index);
@@ -395,17 +420,20 @@ impl<P: Platform> Found<'_, P> {
         self.table.compare_exchange(self.index, expected, new)
     }
 
-    /// Lifts a claim: what was written to a table that is linked here is seen by a walk that follows it.
+    /// Lifts a claim: what was written to a table that is linked here is seen by a walk that
+    /// follows it.
     #[inline(always)]
     fn lift(&self, new: u64) {
         self.table.link(self.index, new);
     }
 }
 
-/// Makes a tree that was shared fit for exclusive edits, which take what is suspended for their own.
+/// Makes a tree that was shared fit for exclusive edits, which take what is suspended for their
+/// own.
 #[derive(Clone, Copy)]
 struct Mend {
-    /// What is claimed, and no edit is there any more that will put something in its place, becomes a hole.
+    /// What is claimed, and no edit is there any more that will put something in its place, becomes
+    /// a hole.
     unclaim: bool,
     /// What is write-protected is opened.
     open: bool,
@@ -439,7 +467,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Mend {
 }
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Whether some table takes permissions away. Looked up only where one may: an adopted tree is not known to have none.
+    /// Whether some table takes permissions away. Looked up only where one may: an adopted tree is
+    /// not known to have none.
     fn has_denying_table(&self) -> bool {
         let mut denying = FindDenying(false);
         if self.may_deny() {

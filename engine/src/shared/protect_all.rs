@@ -1,33 +1,41 @@
 //! Taking the permission to write from all CPUs at once, in a time that does not grow with memory.
 //!
-//! To log what a guest writes, all of its memory has to be write-protected. One pass over all leaves takes as long as there
-//! is memory. So only the entries of the root are changed: the tables below them are [write-protected](Format::protect_table), and
-//! nothing is written below a write-protected table. The first write *opens* the tables on its way, one on each level. To
-//! open a table, its own entries are protected first: leaves lose the permission to write, tables are write-protected in
-//! their turn. So the work is done where it is needed, a table at a time, and memory that is not written costs nothing.
+//! To log what a guest writes, all of its memory has to be write-protected. One pass over all
+//! leaves takes as long as there is memory. So only the entries of the root are changed: the tables
+//! below them are [write-protected](Format::protect_table), and nothing is written below a
+//! write-protected table. The first write *opens* the tables on its way, one on each level. To open
+//! a table, its own entries are protected first: leaves lose the permission to write, tables are
+//! write-protected in their turn. So the work is done where it is needed, a table at a time, and
+//! memory that is not written costs nothing.
 //!
-//! There are two kinds of protection, and a format says which it has ([`Format::TABLES_RESTRICT`]). Where descriptors of tables
-//! take permissions away, a write-protected table may still be read through. Where they do not, in arm64 stage 2, it is invalid,
-//! and any access opens it. To an editor both are tables like any other.
+//! There are two kinds of protection, and a format says which it has ([`Format::TABLES_RESTRICT`]).
+//! Where descriptors of tables take permissions away, a write-protected table may still be read
+//! through. Where they do not, in arm64 stage 2, it is invalid, and any access opens it. To an
+//! editor both are tables like any other.
 //!
 //! # The invariant
 //!
-//! *What is below a table that is open was protected after the last start, or made writable after it.*
+//! *What is below a table that is open was protected after the last start, or made writable after
+//! it.*
 //!
-//! * A start makes the generation odd and waits for the walks that began before. In them, a fault may be opening a table,
-//!   or making something writable that it has looked up before. A later one sees the odd generation and **opens
-//!   nothing**, until the start has protected the root's tables and every CPU has forgotten.
-//! * One processor opens a table, and marks it meanwhile ([`Format::OPENING`]); others are told that it is busy. Of two,
-//!   the slower would protect a page again that the faster has let the guest write, and no CPU would forget it.
-//! * An entry that is claimed may become anything. A table with such an entry stays protected for now, and a start that
-//!   meets one at the root waits for the walks that are under way, and looks again. What an unmap has taken is no such claim:
-//!   it becomes a hole, and a hole is filled by walks that began after the start. Nor does the invalidation that it waits for
-//!   end with a walk: it takes as long as its gather is kept.
+//! * A start makes the generation odd and waits for the walks that began before. In them, a fault
+//!   may be opening a table, or making something writable that it has looked up before. A later one
+//!   sees the odd generation and **opens nothing**, until the start has protected the root's tables
+//!   and every CPU has forgotten.
+//! * One processor opens a table, and marks it meanwhile ([`Format::OPENING`]); others are told
+//!   that it is busy. Of two, the slower would protect a page again that the faster has let the
+//!   guest write, and no CPU would forget it.
+//! * An entry that is claimed may become anything. A table with such an entry stays protected for
+//!   now, and a start that meets one at the root waits for the walks that are under way, and looks
+//!   again. What an unmap has taken is no such claim: it becomes a hole, and a hole is filled by
+//!   walks that began after the start. Nor does the invalidation that it waits for end with a walk:
+//!   it takes as long as its gather is kept.
 //!
 //! # Nothing to forget
 //!
-//! To open a table takes no invalidation: what is changed in it was out of the reach of writers, and no TLB holds it as
-//! writable, since the start has had that forgotten. To open it only allows more.
+//! To open a table takes no invalidation: what is changed in it was out of the reach of writers,
+//! and no TLB holds it as writable, since the start has had that forgotten. To open it only allows
+//! more.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -55,8 +63,8 @@ const NEXT: u64 = 4;
 pub enum Unprotectable {
     /// Another start is under way.
     Busy,
-    /// Hardware marks what is written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)): it would take the protection
-    /// for a page that is clean.
+    /// Hardware marks what is written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)): it
+    /// would take the protection for a page that is clean.
     HardwareDirty,
     /// A slot still logs what is written.
     Logged,
@@ -79,11 +87,13 @@ impl core::error::Error for Unprotectable {}
 
 /// A start: all memory is being write-protected.
 ///
-/// It is driven to its end, and before that no processor can write below a write-protected table. Dropping it leaves the guest so.
+/// It is driven to its end, and before that no processor can write below a write-protected table.
+/// Dropping it leaves the guest so.
 #[must_use = "the guest cannot write before it is over"]
 pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
     space: &'s SharedSpace<F, P>,
-    /// An edit that finds memory protected already finds it so by this, which counts from the start to the end.
+    /// An edit that finds memory protected already finds it so by this, which counts from the start
+    /// to the end.
     count: Count<'s>,
     /// Walks from before this have to be over; then the root is protected. `None`: it is.
     since: Option<GracePeriod>,
@@ -119,7 +129,8 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
         }
     }
 
-    /// Goes on: protects the root, when the walks that began before are over, and has every processor forget.
+    /// Goes on: protects the root, when the walks that began before are over, and has every
+    /// processor forget.
     pub fn step(&mut self) -> Step {
         let space = self.space;
         let Some(since) = self.since else {
@@ -252,7 +263,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let generation = self.generation.load(Acquire);
         let (mut frame, mut level) = (self.root, F::root_level());
         while let Some(below) = level.down() {
-            // SAFETY: the root, or a frame that was read from a descriptor of the tree; a walk is entered.
+            // SAFETY: the root, or a frame that was read from a descriptor of the tree; a walk is
+            // entered.
             let table = unsafe { Table::open(&self.platform, frame, level) };
             let index = F::index(input.bits(), level);
             let entry = table.follow(index);
@@ -308,7 +320,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 Ok(()) => F::open_table(now),
                 Err(_) => now & !F::OPENING,
             };
-            // It orders what was protected before. A walker may set the accessed flag of the descriptor meanwhile.
+            // It orders what was protected before. A walker may set the accessed flag of the
+            // descriptor meanwhile.
             match table.compare_exchange(index, now, next) {
                 Ok(()) => break,
                 Err(other) if self.is_marked(other, marked, below.up()) => now = other,
@@ -329,7 +342,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             && entry & F::OPENING != 0
     }
 
-    /// Protects all entries of a table: leaves lose the permission to write, tables are write-protected.
+    /// Protects all entries of a table: leaves lose the permission to write, tables are
+    /// write-protected.
     ///
     /// # Errors
     /// One of them is claimed, and may become anything.

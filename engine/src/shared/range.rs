@@ -17,11 +17,12 @@ use super::gather::{Count, TableCache};
 use super::{Gather, Refused, SharedPlatform, SharedSpace};
 
 impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
-    /// Takes away whatever is mapped in `span`. A leaf that reaches over an end goes whole: what is outside will be mapped
-    /// again when it is used. Claims of others are passed over.
+    /// Takes away whatever is mapped in `span`. A leaf that reaches over an end goes whole: what is
+    /// outside will be mapped again when it is used. Claims of others are passed over.
     ///
-    /// Leaves are handed to `held`, sealed until what was [`Taken`] is complete; sub-trees that lie in the range whole are
-    /// detached and visited when they are reclaimed. It stops where `held` breaks off, or no more can be carried.
+    /// Leaves are handed to `held`, sealed until what was [`Taken`] is complete; sub-trees that lie
+    /// in the range whole are detached and visited when they are reclaimed. It stops where `held`
+    /// breaks off, or no more can be carried.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -52,7 +53,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let slice = space.check(span)?;
         let (serial, mark) = (self.serial(), self.mark());
         let _walk = space.platform.enter();
-        // If the visitor unwinds, not all that was taken is named: everything is, until it has come to its end.
+        // If the visitor unwinds, not all that was taken is named: everything is, until it has come
+        // to its end.
         let everything = core::mem::replace(&mut self.flush.ranges.everything, true);
         let mut unmap = Unmap {
             platform: &space.platform,
@@ -80,8 +82,9 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         })
     }
 
-    /// Changes the attributes of everything mapped in `span`, as far as that needs no break: permissions, accessed, dirty.
-    /// Leaves that reach over an end are changed whole. Claims of others are passed over.
+    /// Changes the attributes of everything mapped in `span`, as far as that needs no break:
+    /// permissions, accessed, dirty. Leaves that reach over an end are changed whole. Claims of
+    /// others are passed over.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`], [`EditError::Inexpressible`];
@@ -94,11 +97,11 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         self.change_each(span, change, |_| ())
     }
 
-    /// Clears the accessed flag of each leaf in `span` that has it, and hands the leaf, as it was, to `young`. Leaves that
-    /// reach over an end count as well.
+    /// Clears the accessed flag of each leaf in `span` that has it, and hands the leaf, as it was,
+    /// to `young`. Leaves that reach over an end count as well.
     ///
-    /// A processor that still remembers a leaf does not set the flag again before the gather is finished. The usual clock
-    /// algorithms can live with that, and finish it with later edits.
+    /// A processor that still remembers a leaf does not set the flag again before the gather is
+    /// finished. The usual clock algorithms can live with that, and finish it with later edits.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -125,9 +128,9 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         self.change_each(span, Change::new().accessed(false), young)
     }
 
-    /// Makes each leaf in `span` clean that is dirty, and hands it, as it was, to `dirty`. Leaves that reach over an end count
-    /// as well. What is written from when the gather is complete is found the next time; what was written before has been
-    /// found, or will be.
+    /// Makes each leaf in `span` clean that is dirty, and hands it, as it was, to `dirty`. Leaves
+    /// that reach over an end count as well. What is written from when the gather is complete is
+    /// found the next time; what was written before has been found, or will be.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -186,12 +189,13 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         refused.map_or(Ok(sum), Err)
     }
 
-    /// Splits the leaf that translates `input` into leaves one level smaller, in a table that is filled before any walk comes
-    /// to it. Nothing is done where it is no larger than `level`. On arm64 the old leaf is forgotten when this returns; on x86
-    /// with the gather.
+    /// Splits the leaf that translates `input` into leaves one level smaller, in a table that is
+    /// filled before any walk comes to it. Nothing is done where it is no larger than `level`. On
+    /// arm64 the old leaf is forgotten when this returns; on x86 with the gather.
     ///
     /// # Errors
-    /// [`Refused::NeedsTables`], [`Refused::Busy`], [`Refused::Retry`]; [`EditError::InputOutOfRange`].
+    /// [`Refused::NeedsTables`], [`Refused::Busy`], [`Refused::Retry`];
+    /// [`EditError::InputOutOfRange`].
     pub fn split(&mut self, input: F::Input, level: Level) -> Result<bool, Refused<F::Input>> {
         if !self.space.translates(input) {
             return Err(EditError::InputOutOfRange.into());
@@ -246,8 +250,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             }
             drop(table);
             let mut ranges = Ranges::new();
-            // It may be a leaf that has just taken the place of a table, which is not forgotten yet: one table must not take
-            // the place of another, nor be taken for a leaf.
+            // It may be a leaf that has just taken the place of a table, which is not forgotten
+            // yet: one table must not take the place of another, nor be taken for a leaf.
             let unfinished = self.is_unfinished(slice, 1);
             let level = (!unfinished).then_some(at);
             ranges.add(slice, level, unfinished);
@@ -262,7 +266,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
                 }
                 let now = F::RULE.spares_other_levels();
                 found.replace(entry, link).inspect(|()| match now {
-                    // An invalidation of a part, at whatever level, has the old leaf forgotten there.
+                    // An invalidation of a part, at whatever level, has the old leaf forgotten
+                    // there.
                     false => self.flush.ranges.add(slice, level, unfinished),
                     // It names the level of the part, and the old leaf has another.
                     true => {
@@ -334,7 +339,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 }
 
-/// The claim of an edit that will put back what was there, in another form; see [`Taken::passed_over`].
+/// The claim of an edit that will put back what was there, in another form; see
+/// [`Taken::passed_over`].
 const KEPT: u64 = 1;
 
 /// Whether an entry is such a claim.
@@ -358,8 +364,8 @@ pub struct Protected {
 pub struct Taken<A> {
     /// Whether all of it was taken, and from where to go on if not.
     pub progress: Progress<A>,
-    /// Something was not taken: a leaf that another processor is splitting by a break. It will be there again, in smaller
-    /// leaves, when the walks under way are over.
+    /// Something was not taken: a leaf that another processor is splitting by a break. It will be
+    /// there again, in smaller leaves, when the walks under way are over.
     pub passed_over: bool,
 }
 
@@ -481,8 +487,9 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
     }
 }
 
-/// An entry that another edit has claimed is passed over, but what it said before may still be remembered: that edit may be in
-/// the middle of breaking the very thing that is to go. So it is invalidated here as well.
+/// An entry that another edit has claimed is passed over, but what it said before may still be
+/// remembered: that edit may be in the middle of breaking the very thing that is to go. So it is
+/// invalidated here as well.
 #[inline(always)]
 fn pass_over(flush: &mut Flush, entry: u64, slice: Slice) {
     if entry != 0 {
@@ -556,7 +563,8 @@ impl<F: Format, V: FnMut(Leaf<F>)> Protect<'_, '_, F, V> {
                     (self.changed)(Leaf::new(extent.first, entry, level, Perms::empty()));
                     return ControlFlow::Continue(());
                 }
-                // Hardware has set a flag, or another processor has made an edit: it is changed as it is now.
+                // Hardware has set a flag, or another processor has made an edit: it is changed as
+                // it is now.
                 Err(now) => entry = now,
             }
         }

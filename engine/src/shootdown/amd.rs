@@ -1,7 +1,9 @@
-//! AMD's broadcast: INVLPGB, and TLBSYNC to wait (APM volume 3, INVLPGB; `CPUID` 8000_0008 EBX bit 3).
+//! AMD's broadcast: INVLPGB, and TLBSYNC to wait (APM volume 3, INVLPGB; `CPUID` 8000_0008 EBX bit
+//! 3).
 //!
-//! It names a PCID, which has to be the space's on every CPU: that of [`Identifiers`](super::Identifiers) is. Where
-//! global translations are meant it names none, and is of all.
+//! It names a PCID, which has to be the space's on every CPU: that of
+//! [`Identifiers`](super::Identifiers) is. Where global translations are meant it names none, and
+//! is of all.
 
 use crate::addr::Level;
 use crate::invalidation::{Invalidation, What};
@@ -68,8 +70,8 @@ impl<A> InvlpgbMessenger<A> {
         let Invalidation {
             id, global, what, ..
         } = message.flush;
-        // Tables that global translations were found in are cached under any PCID. No ASID is said to be valid, so that
-        // it does not matter.
+        // Tables that global translations were found in are cached under any PCID. No ASID is said
+        // to be valid, so that it does not matter.
         let (all, edx) = match global {
             true => (INCLUDE_GLOBAL, 0),
             false => (VALID_PCID, u32::from(id & 0xfff) << 16),
@@ -82,8 +84,9 @@ impl<A> InvlpgbMessenger<A> {
             });
         };
         for range in ranges {
-            // An address invalidates the one leaf around it. Of leaves that are known to be large, fewer addresses will
-            // do; where the level is not known there may be small ones between two such addresses.
+            // An address invalidates the one leaf around it. Of leaves that are known to be large,
+            // fewer addresses will do; where the level is not known there may be small ones between
+            // two such addresses.
             let large = range.level.is_some_and(|level| level > Level::PAGE);
             let shift = if large { 21 } else { 12 };
             let mut flags = all | VALID_ADDRESS;

@@ -1,20 +1,22 @@
 //! arm64's broadcast: which TLBI instructions a flush takes, with and without ranges.
 //!
-//! Every instruction here is of the Inner Shareable domain: all CPUs hear it, whatever they have loaded. No list is
-//! kept, and there is no generation of a space. `DSB ISHST` comes before the first, and `DSB ISH` behind the last, from
-//! [`Barrier`](crate::Barrier).
+//! Every instruction here is of the Inner Shareable domain: all CPUs hear it, whatever they have
+//! loaded. No list is kept, and there is no generation of a space. `DSB ISHST` comes before the
+//! first, and `DSB ISH` behind the last, from [`Barrier`](crate::Barrier).
 //!
 //! # Global translations
 //!
-//! A leaf that is global matches any ASID. A table descriptor does not: what is cached of it has the ASID under which
-//! the walker read it (DDI 0487 C5.5, TLBI VAE1IS: "from a level of lookup above the final level and matches the
-//! specified ASID"). So what is global is invalidated for all ASIDs (`VAA`), and everything without one.
+//! A leaf that is global matches any ASID. A table descriptor does not: what is cached of it has
+//! the ASID under which the walker read it (DDI 0487 C5.5, TLBI VAE1IS: "from a level of lookup
+//! above the final level and matches the specified ASID"). So what is global is invalidated for all
+//! ASIDs (`VAA`), and everything without one.
 //!
 //! # Stage 2
 //!
-//! A range is invalidated by intermediate physical address; what was combined of it with the guest's stage 1 is kept
-//! under the guest's virtual address, which is not known, so that all that was combined goes. In this order: a walker
-//! that combines anew between the two must not find the range any more. One flush is
+//! A range is invalidated by intermediate physical address; what was combined of it with the
+//! guest's stage 1 is kept under the guest's virtual address, which is not known, so that all that
+//! was combined goes. In this order: a walker that combines anew between the two must not find the
+//! range any more. One flush is
 //!
 //! 1. every range of it, by intermediate physical address;
 //! 2. `DSB ISH`, once;
@@ -24,9 +26,10 @@
 //!
 //! # A range (FEAT_TLBIRANGE; DDI 0487 C5.5, TLBI RVAE1IS)
 //!
-//! One instruction takes `(NUM + 1) << (5 * SCALE + 1)` pages of the granule, NUM below 32 and SCALE below 4: an even
-//! number, up to 2097152. A number of pages is taken apart from the largest scale down, like digits; an odd page goes
-//! by itself. The address counts in pages, or with 52 bits of addresses in 64 KiB, which not every range starts at.
+//! One instruction takes `(NUM + 1) << (5 * SCALE + 1)` pages of the granule, NUM below 32 and
+//! SCALE below 4: an even number, up to 2097152. A number of pages is taken apart from the largest
+//! scale down, like digits; an odd page goes by itself. The address counts in pages, or with 52
+//! bits of addresses in 64 KiB, which not every range starts at.
 
 use crate::addr::Level;
 use crate::invalidation::{Invalidation, Stale, What};
@@ -61,7 +64,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// `op1`, `CRm` and `op2` of the system instruction for the Inner Shareable domain; `op0` is 1, and `CRn` 8.
+    /// `op1`, `CRm` and `op2` of the system instruction for the Inner Shareable domain; `op0` is 1,
+    /// and `CRn` 8.
     const fn fields(self) -> (u32, u32, u32) {
         match self {
             Self::Vmalle1 => (0, 3, 0),
@@ -88,8 +92,8 @@ impl Op {
         }
     }
 
-    /// The instruction for all processors of the Inner Shareable domain, with its operand in this register (DDI 0487
-    /// C5.1.3, SYS).
+    /// The instruction for all processors of the Inner Shareable domain, with its operand in this
+    /// register (DDI 0487 C5.1.3, SYS).
     ///
     /// ```
     /// use tablewright::shootdown::arm64::Op;
@@ -160,7 +164,8 @@ const fn range_pages(num: u64, scale: u64) -> u64 {
 /// The translations that a flush is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Regime {
-    /// Stage 1 of EL1 and EL0; with `HCR_EL2.E2H` and `TGE` set, of EL2 and EL0, by the same instructions.
+    /// Stage 1 of EL1 and EL0; with `HCR_EL2.E2H` and `TGE` set, of EL2 and EL0, by the same
+    /// instructions.
     El1,
     /// Stage 1 of EL2 with `HCR_EL2.E2H` clear: one root, and no identifiers.
     El2,
@@ -255,7 +260,8 @@ impl Encoder {
         while page < end {
             let address = page << self.page_shift;
             let pages = end - page;
-            // The largest scale of which there is one: the position of the highest bit, in digits of five.
+            // The largest scale of which there is one: the position of the highest bit, in digits
+            // of five.
             let scale = (u64::from(pages.ilog2()).saturating_sub(1) / 5).min(3);
             let starts = address & ((1 << base) - 1) == 0;
             // A large leaf takes one instruction, as a range does.
@@ -308,8 +314,8 @@ pub trait Arm64 {
     fn dsb(&self);
 }
 
-/// Flushes by broadcast TLBI, for an embedder that has other messengers beside it. Without others, a platform issues what
-/// [`encode`](Encoder::encode) gives it.
+/// Flushes by broadcast TLBI, for an embedder that has other messengers beside it. Without others,
+/// a platform issues what [`encode`](Encoder::encode) gives it.
 #[derive(Clone, Copy, Debug)]
 pub struct TlbiMessenger<A> {
     /// Writes the instructions; of stage 1.

@@ -79,7 +79,8 @@ impl Cpus {
     }
 }
 
-/// The error of a CPU that a space has no bit for: the space was made with fewer [words](Space::words) than there are CPUs.
+/// The error of a CPU that a space has no bit for: the space was made with fewer
+/// [words](Space::words) than there are CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetTooSmall;
 
@@ -91,7 +92,8 @@ impl fmt::Display for SetTooSmall {
 
 impl core::error::Error for SetTooSmall {}
 
-/// An address space, as far as flushes know it: its identifier, its generation, and the CPUs that have it loaded.
+/// An address space, as far as flushes know it: its identifier, its generation, and the CPUs that
+/// have it loaded.
 ///
 /// What is global is in all spaces, and of none: see [above](super#global-translations).
 #[derive(Debug)]
@@ -112,8 +114,9 @@ impl<'m> Space<'m> {
         cpus.div_ceil(64)
     }
 
-    /// A space with these tables, which no CPU has loaded. Its number is not 0, and no other space gets it, not after
-    /// this one has gone either. A CPU for which there is no word [cannot load it](SetTooSmall).
+    /// A space with these tables, which no CPU has loaded. Its number is not 0, and no other space
+    /// gets it, not after this one has gone either. A CPU for which there is no word [cannot load
+    /// it](SetTooSmall).
     pub fn new(number: u64, root: Pa, cpus: &'m [AtomicU64]) -> Self {
         for word in cpus {
             word.store(0, Ordering::Relaxed);

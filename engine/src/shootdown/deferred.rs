@@ -1,11 +1,13 @@
-//! Virtual CPUs that do not run: KVM's protocol. The guest sets a bit, and the host flushes before the CPU runs: all of
-//! it, global translations and those of all identifiers included, whatever the flush was about.
+//! Virtual CPUs that do not run: KVM's protocol. The guest sets a bit, and the host flushes before
+//! the CPU runs: all of it, global translations and those of all identifiers included, whatever the
+//! flush was about.
 //!
-//! The byte `preempted` in the steal-time record of each virtual CPU is shared with the host. It has two bits. The host
-//! sets the first when it takes the CPU off, between two instructions, and reads and clears both at once before the CPU
-//! runs again. The guest sets the second, if the first is set, by one compare-exchange. All three are atomic updates of
-//! one byte, which come one after the other: either the host sees the request, or the guest sees that the CPU runs, and
-//! tells it in another way.
+//! The byte `preempted` in the steal-time record of each virtual CPU is shared with the host. It
+//! has two bits. The host sets the first when it takes the CPU off, between two instructions, and
+//! reads and clears both at once before the CPU runs again. The guest sets the second, if the first
+//! is set, by one compare-exchange. All three are atomic updates of one byte, which come one after
+//! the other: either the host sees the request, or the guest sees that the CPU runs, and tells it
+//! in another way.
 //!
 //! (Linux, `Documentation/virt/kvm/x86/msr.rst`, `MSR_KVM_STEAL_TIME`; `KVM_FEATURE_PV_TLB_FLUSH`.)
 
@@ -38,7 +40,8 @@ impl PreemptedFlag {
 
     /// The guest's side: has the CPU flushed before it runs. False if it runs.
     pub fn defer(&self) -> bool {
-        // Acquire: what the CPU has done before it was taken off. Release: the entries that were changed.
+        // Acquire: what the CPU has done before it was taken off. Release: the entries that were
+        // changed.
         let flush = |flags: u8| (flags & Self::PREEMPTED != 0).then_some(flags | Self::FLUSH);
         self.0
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, flush)
@@ -50,15 +53,16 @@ impl PreemptedFlag {
         self.0.store(Self::PREEMPTED, Ordering::Release);
     }
 
-    /// The host's side: the CPU is about to run. Whether everything of the guest has to be forgotten before.
+    /// The host's side: the CPU is about to run. Whether everything of the guest has to be
+    /// forgotten before.
     #[must_use = "the CPU has to be flushed before it runs"]
     pub fn enter(&self) -> bool {
         self.0.swap(0, Ordering::AcqRel) & Self::FLUSH != 0
     }
 }
 
-/// Flushes by a mark for virtual CPUs that do not run, which flush before they run again. Those that run are left to the
-/// next messenger.
+/// Flushes by a mark for virtual CPUs that do not run, which flush before they run again. Those
+/// that run are left to the next messenger.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferred<F> {
     flag: F,

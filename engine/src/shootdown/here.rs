@@ -13,8 +13,8 @@ use super::{Actions, Batch, Cpus, Forget, Identifiers, Message, Messenger, SetTo
 /// So many spaces are known to a CPU; of others it forgets what it had when they come back.
 const VIEWS: usize = 6;
 
-/// What comes before stays before what comes after, as a handler that interrupts this CPU sees it. Between CPUs it
-/// orders nothing, and it is no instruction.
+/// What comes before stays before what comes after, as a handler that interrupts this CPU sees it.
+/// Between CPUs it orders nothing, and it is no instruction.
 fn handler_fence() {
     // loom knows no handlers, and does not move what one thread does.
     #[cfg(not(feature = "loom"))]
@@ -28,8 +28,8 @@ struct View {
     generation: AtomicU64,
 }
 
-/// What a CPU asks others to do: kept from before the first is told until the last has done it. Written by the CPU
-/// itself, but for `left`.
+/// What a CPU asks others to do: kept from before the first is told until the last has done it.
+/// Written by the CPU itself, but for `left`.
 #[derive(Debug)]
 struct Outbox {
     /// How many have not done it.
@@ -60,7 +60,8 @@ pub struct Cpu {
     lazy: AtomicBool,
     /// It remembers nothing, and is told of nothing. Written by the CPU itself.
     offline: AtomicBool,
-    /// Flushes of its own that are under way: one, and those of handlers in it. Written by the CPU itself.
+    /// Flushes of its own that are under way: one, and those of handlers in it. Written by the CPU
+    /// itself.
     depth: AtomicU64,
     /// The last ticket up to which it has to forget everything. Raised by those that ring.
     must: AtomicU64,
@@ -146,7 +147,8 @@ impl Outbox {
     const GLOBAL: u64 = 1 << 0;
     const EVERYTHING: u64 = 1 << 1;
 
-    /// Writes a message for so many. A CPU that finds our bit in its queue finds what was written before it.
+    /// Writes a message for so many. A CPU that finds our bit in its queue finds what was written
+    /// before it.
     fn write(&self, message: &Message<'_>, number: u64, generation: u64, left: u32) {
         let flush = &message.flush;
         let mut kind = 0;
@@ -219,10 +221,11 @@ pub struct Shootdown<'m> {
 }
 
 impl<'m> Shootdown<'m> {
-    /// CPUs, all with nothing loaded, and [so much memory](inbox_words) for what is queued at them. Without
-    /// identifiers, a load of a root forgets what was there. `interrupt` is what it costs to interrupt one CPU and have
-    /// its answer, in any unit: what [messengers cost](Messenger::cost) is compared with it. `None` if there is too
-    /// little memory, or more than [`Cpus::MOST`] CPUs.
+    /// CPUs, all with nothing loaded, and [so much memory](inbox_words) for what is queued at them.
+    /// Without identifiers, a load of a root forgets what was there. `interrupt` is what it costs
+    /// to interrupt one CPU and have its answer, in any unit: what [messengers
+    /// cost](Messenger::cost) is compared with it. `None` if there is too little memory, or more
+    /// than [`Cpus::MOST`] CPUs.
     pub fn new(
         cpus: &'m [Cpu],
         inboxes: &'m [AtomicU64],
@@ -245,8 +248,8 @@ impl<'m> Shootdown<'m> {
         })
     }
 
-    /// What CPU number `cpu` does, for itself: no other CPU uses this, and the program that does stays on the CPU
-    /// while it does. `None` if there is no such CPU.
+    /// What CPU number `cpu` does, for itself: no other CPU uses this, and the program that does
+    /// stays on the CPU while it does. `None` if there is no such CPU.
     pub fn on(&self, cpu: usize) -> Option<Here<'_, 'm>> {
         Some(Here {
             shootdown: self,
@@ -276,7 +279,8 @@ impl<'m> Shootdown<'m> {
 
 /// The operations of the running CPU.
 ///
-/// What may be called with interrupts on, and what by handlers, is [said above](super#what-interrupt-handlers-may-do).
+/// What may be called with interrupts on, and what by handlers, is [said
+/// above](super#what-interrupt-handlers-may-do).
 #[derive(Clone, Copy, Debug)]
 pub struct Here<'s, 'm> {
     shootdown: &'s Shootdown<'m>,
@@ -287,8 +291,9 @@ pub struct Here<'s, 'm> {
 impl Here<'_, '_> {
     /// Loads another space, or none: before the CPU idles, say. Interrupts are held off.
     ///
-    /// `load` loads the root of `to` with the identifier that it is given, or that of a kernel that has no space. It
-    /// need not forget anything; without identifiers, which are 0 then, a load forgets what is not global.
+    /// `load` loads the root of `to` with the identifier that it is given, or that of a kernel that
+    /// has no space. It need not forget anything; without identifiers, which are 0 then, a load
+    /// forgets what is not global.
     ///
     /// # Errors
     /// Nothing has happened where the space has no bit for this CPU.
@@ -320,8 +325,8 @@ impl Here<'_, '_> {
         Ok(())
     }
 
-    /// From here on this CPU does not use the space that it has loaded, until it [resumes](Here::resume) or switches;
-    /// nor do handlers that interrupt it.
+    /// From here on this CPU does not use the space that it has loaded, until it
+    /// [resumes](Here::resume) or switches; nor do handlers that interrupt it.
     pub fn be_lazy(&self) {
         // Release: after the last use.
         self.me.lazy.store(true, Ordering::Release);
@@ -333,23 +338,24 @@ impl Here<'_, '_> {
         self.catch_up(space, space.identity.id(), actions);
     }
 
-    /// From here on this CPU is told of flushes that are [global](Invalidation::global). It forgets everything.
-    /// Interrupts are held off.
+    /// From here on this CPU is told of flushes that are [global](Invalidation::global). It forgets
+    /// everything. Interrupts are held off.
     ///
     /// All CPUs are online at first.
     pub fn go_online(&self, actions: &impl Actions) {
         self.me.offline.store(false, Ordering::Relaxed);
-        // A flush that does not see it has changed its entries before what we walk from here on: see the essay.
+        // A flush that does not see it has changed its entries before what we walk from here on:
+        // see the essay.
         fence(Ordering::SeqCst);
         actions.forget(Forget::Everything);
     }
 
-    /// From here on this CPU is told of nothing: it has no space loaded, and uses nothing global that is flushed before
-    /// it goes [online](Here::go_online) again. Interrupts are held off. It returns when the flushes that may have told
-    /// it are over.
+    /// From here on this CPU is told of nothing: it has no space loaded, and uses nothing global
+    /// that is flushed before it goes [online](Here::go_online) again. Interrupts are held off. It
+    /// returns when the flushes that may have told it are over.
     ///
-    /// The CPU that boots calls it for those that it has not started yet, before any flush; a CPU that starts goes
-    /// online by itself.
+    /// The CPU that boots calls it for those that it has not started yet, before any flush; a CPU
+    /// that starts goes online by itself.
     ///
     /// ```
     /// # use std::sync::atomic::AtomicU64;
@@ -378,8 +384,8 @@ impl Here<'_, '_> {
     pub fn go_offline(&self, actions: &impl Actions) {
         // Release: after the last use.
         self.me.offline.store(true, Ordering::Release);
-        // Its other half is in `flush`, between the depth and which CPUs are online: a flush that does not see that we
-        // are offline is seen to be under way, and waits for us.
+        // Its other half is in `flush`, between the depth and which CPUs are online: a flush that
+        // does not see that we are offline is seen to be under way, and waits for us.
         fence(Ordering::SeqCst);
         for cpu in self.shootdown.cpus {
             while !core::ptr::eq(cpu, self.me) && cpu.depth.load(Ordering::Relaxed) != 0 {
@@ -389,14 +395,15 @@ impl Here<'_, '_> {
         }
     }
 
-    /// Executes the flushes that other CPUs have queued here. The handler of the interrupt calls it; so must every wait with
-    /// interrupts held off.
+    /// Executes the flushes that other CPUs have queued here. The handler of the interrupt calls
+    /// it; so must every wait with interrupts held off.
     pub fn receive(&self, actions: &impl Actions) {
         // Acquire: the entries that were changed before the tickets were taken.
         let must = self.me.must.load(Ordering::Acquire);
         if must > self.me.did.load(Ordering::Relaxed) {
             actions.forget(Forget::Everything);
-            // Release: it is done. Raised and not stored, because a handler may have done more meanwhile.
+            // Release: it is done. Raised and not stored, because a handler may have done more
+            // meanwhile.
             self.me.did.fetch_max(must, Ordering::Release);
         }
         for (word, senders) in self.shootdown.inbox(self.number).iter().enumerate() {
@@ -424,15 +431,16 @@ impl Here<'_, '_> {
         }
     }
 
-    /// Has all CPUs forget that have the space loaded or will load it, and if the flush is global all CPUs. The entries
-    /// are changed.
+    /// Has all CPUs forget that have the space loaded or will load it, and if the flush is global
+    /// all CPUs. The entries are changed.
     ///
-    /// `flush` is of this space: the root and the identifier in it mean nothing. Messengers are tried in this order,
-    /// those that cost more than interrupts left out. On return all CPUs have forgotten, or will before they use the
-    /// space. Tables that were detached may still be in the hands of [software](super#tables).
+    /// `flush` is of this space: the root and the identifier in it mean nothing. Messengers are
+    /// tried in this order, those that cost more than interrupts left out. On return all CPUs have
+    /// forgotten, or will before they use the space. Tables that were detached may still be in the
+    /// hands of [software](super#tables).
     ///
-    /// It may be called by a handler that has interrupted another flush on this CPU, where it costs more: see
-    /// [above](super#flushes-in-interrupt-handlers).
+    /// It may be called by a handler that has interrupted another flush on this CPU, where it costs
+    /// more: see [above](super#flushes-in-interrupt-handlers).
     pub fn flush(
         &self,
         space: &Space<'_>,
@@ -472,15 +480,16 @@ impl Here<'_, '_> {
             // Those that have it not loaded are told too, and miss nothing.
             return messenger.tell(&message, &mut self.concerned(space, &message));
         }
-        // From here on handlers find this flush under way. They leave the depth as they have found it.
+        // From here on handlers find this flush under way. They leave the depth as they have found
+        // it.
         let depth = self.me.depth.load(Ordering::Relaxed);
         self.me.depth.store(depth + 1, Ordering::Relaxed);
         handler_fence();
-        // Release, and acquire: a CPU that is told of this flush, and makes up for those before it, reads their entries
-        // too.
+        // Release, and acquire: a CPU that is told of this flush, and makes up for those before it,
+        // reads their entries too.
         let generation = space.generation.fetch_add(1, Ordering::AcqRel) + 1;
-        // The entries, the generation and the depth before the identifier, the set, and which are online: see the
-        // essay.
+        // The entries, the generation and the depth before the identifier, the set, and which are
+        // online: see the essay.
         fence(Ordering::SeqCst);
         message.flush.id = space.identity.id();
         let cpus = self.concerned(space, &message);
@@ -612,7 +621,8 @@ impl Here<'_, '_> {
         let view = self.me.view(space.number);
         let missed = match view {
             Some(view) => view.generation.load(Ordering::Relaxed) != generation,
-            // It may have been here long ago; if there was no flush since, there is nothing to forget.
+            // It may have been here long ago; if there was no flush since, there is nothing to
+            // forget.
             None => generation != 0,
         };
         // Without identifiers the load will forget.

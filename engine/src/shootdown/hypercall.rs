@@ -9,12 +9,13 @@ pub trait Hypercalls: hyperv::Caller {
     /// The number by which the hypervisor knows a CPU, if that is known yet.
     fn vp_index(&self, cpu: usize) -> Option<u32>;
 
-    /// Runs a function with the input page of this CPU, interrupts held off; not at all if there is none yet.
+    /// Runs a function with the input page of this CPU, interrupts held off; not at all if there is
+    /// none yet.
     fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS]));
 }
 
-/// Flushes by [hypercall](crate::hyperv). CPUs whose number is not known, and all if the call fails, are left to
-/// another messenger.
+/// Flushes by [hypercall](crate::hyperv). CPUs whose number is not known, and all if the call
+/// fails, are left to another messenger.
 #[derive(Clone, Copy, Debug)]
 pub struct Hypercall<H> {
     /// Encodes the input of the call.

@@ -1,27 +1,29 @@
-//! Identifiers of address spaces (ASID, PCID, VMID): few, given again and again, and never while entries are left under
-//! them.
+//! Identifiers of address spaces (ASID, PCID, VMID): few, given again and again, and never while
+//! entries are left under them.
 //!
-//! Hardware has 256 to 65536 of them. They are given out in order until none is left. Then a new **generation** begins:
-//! those that CPUs have loaded stay with their spaces, all others are free again, and **every CPU has a flush of
-//! everything pending**, which it makes before it loads an identifier of the new generation. A space whose identifier
-//! is of an older generation gets another when it is loaded next. So nothing is ever freed by itself, and no CPU is
-//! interrupted.
+//! Hardware has 256 to 65536 of them. They are given out in order until none is left. Then a new
+//! **generation** begins: those that CPUs have loaded stay with their spaces, all others are free
+//! again, and **every CPU has a flush of everything pending**, which it makes before it loads an
+//! identifier of the new generation. A space whose identifier is of an older generation gets
+//! another when it is loaded next. So nothing is ever freed by itself, and no CPU is interrupted.
 //!
 //! # The fast path
 //!
-//! A CPU that loads a space whose identifier is of this generation says so in its *active* word, by one
-//! compare-exchange, and takes no lock. A CPU that begins a generation moves its number on and then takes each active
-//! word away, by an exchange with 0. Of the two, on one word, one comes first. If it is that of the CPU that loads, the
-//! identifier is seen, and stays reserved. If it is the exchange, that CPU finds 0, and takes the slow path, where the
-//! flush that is pending is found. An active word is 0 until its own CPU has been on the slow path; so a
-//! compare-exchange that finds what was read has not been overtaken.
+//! A CPU that loads a space whose identifier is of this generation says so in its *active* word, by
+//! one compare-exchange, and takes no lock. A CPU that begins a generation moves its number on and
+//! then takes each active word away, by an exchange with 0. Of the two, on one word, one comes
+//! first. If it is that of the CPU that loads, the identifier is seen, and stays reserved. If it is
+//! the exchange, that CPU finds 0, and takes the slow path, where the flush that is pending is
+//! found. An active word is 0 until its own CPU has been on the slow path; so a compare-exchange
+//! that finds what was read has not been overtaken.
 //!
 //! The slow path needs the [`Allocator`], exclusively; the embedder has it behind a lock.
 //!
 //! # Spaces that are invalidated by identity
 //!
-//! A platform that says which [`Identity`] a root has ([`Platform::identity_of`](crate::Platform::identity_of)) has every
-//! invalidation of the space name the current identifier, and CPUs load what [`Identifiers::switch`] says: root and
+//! A platform that says which [`Identity`] a root has
+//! ([`Platform::identity_of`](crate::Platform::identity_of)) has every invalidation of the space
+//! name the current identifier, and CPUs load what [`Identifiers::switch`] says: root and
 //! identifier. Why that is enough:
 //!
 //! | a CPU that edits | a CPU that loads the space |
@@ -30,21 +32,22 @@
 //! | full fence | full fence |
 //! | reads the identifier, and invalidates under it | its walker reads entries |
 //!
-//! * *The identifier that is read is the one under which the space is loaded, wherever it is.* A space that is loaded
-//!   when a generation begins keeps its identifier, because that of each active word stays reserved. So it is never
-//!   loaded under two at a time.
-//! * *The space is given another after the identifier was read.* Then a CPU that loads it under that one walks the entries
-//!   as they have become.
-//! * *The space had another before.* What CPUs remember under that one is of no use to any of them: it is given out
-//!   again only in a generation that a CPU enters behind a flush of everything. A frame that comes out may still stand in
-//!   a TLB under it, and is not reached through it.
-//! * *The space was never loaded.* The identifier is 0, which no space has. By the second point there is nothing to be
-//!   forgotten; it is issued all the same, under 0. An edit between `make_live` and the first load is too rare for a
-//!   case of its own.
+//! * *The identifier that is read is the one under which the space is loaded, wherever it is.* A
+//!   space that is loaded when a generation begins keeps its identifier, because that of each
+//!   active word stays reserved. So it is never loaded under two at a time.
+//! * *The space is given another after the identifier was read.* Then a CPU that loads it under
+//!   that one walks the entries as they have become.
+//! * *The space had another before.* What CPUs remember under that one is of no use to any of them:
+//!   it is given out again only in a generation that a CPU enters behind a flush of everything. A
+//!   frame that comes out may still stand in a TLB under it, and is not reached through it.
+//! * *The space was never loaded.* The identifier is 0, which no space has. By the second point
+//!   there is nothing to be forgotten; it is issued all the same, under 0. An edit between
+//!   `make_live` and the first load is too rare for a case of its own.
 //!
-//! On the fast path there is no fence. The CPU reads a word that another has written, and a walk comes after that read; on
-//! arm64 and x86 what one CPU has seen of another all have (DDI 0487 B2.3, other-multi-copy atomicity; SDM vol. 3A
-//! 9.2.3.5), so that an edit that reads an older word has changed its entries before.
+//! On the fast path there is no fence. The CPU reads a word that another has written, and a walk
+//! comes after that read; on arm64 and x86 what one CPU has seen of another all have (DDI 0487
+//! B2.3, other-multi-copy atomicity; SDM vol. 3A 9.2.3.5), so that an edit that reads an older word
+//! has changed its entries before.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -60,10 +63,11 @@ const BITS: u32 = 16;
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Holder {
-    /// The identifier that it has loaded, with its generation; 0 from the beginning of a generation until it loads one
-    /// of it.
+    /// The identifier that it has loaded, with its generation; 0 from the beginning of a generation
+    /// until it loads one of it.
     active: AtomicU64,
-    /// The one that it had when the last generation began. Only the CPU that has the allocator reads or writes it.
+    /// The one that it had when the last generation began. Only the CPU that has the allocator
+    /// reads or writes it.
     reserved: AtomicU64,
     /// It has to forget everything before it loads an identifier.
     pending: AtomicBool,
@@ -99,9 +103,9 @@ impl Default for Holder {
 
 /// The identifier of a space, which has none at first, and the root that is loaded under it.
 ///
-/// It is the space's for as long as walkers use it, and of no other space meanwhile. The space comes to it by
-/// [`Platform::identity_of`](crate::Platform::identity_of), when it is made live; it leaves it when it is made dead, and the
-/// next space may have it then.
+/// It is the space's for as long as walkers use it, and of no other space meanwhile. The space
+/// comes to it by [`Platform::identity_of`](crate::Platform::identity_of), when it is made live; it
+/// leaves it when it is made dead, and the next space may have it then.
 #[derive(Debug)]
 pub struct Identity {
     /// The identifier, with its generation.
@@ -132,8 +136,8 @@ impl Identity {
         }
     }
 
-    /// The identifier under which CPUs have the space loaded, for an invalidation after a change: a full fence lies
-    /// between the change and this. 0, which no space has, if it was never loaded.
+    /// The identifier under which CPUs have the space loaded, for an invalidation after a change: a
+    /// full fence lies between the change and this. 0, which no space has, if it was never loaded.
     pub fn id(&self) -> u16 {
         self.word.load(Ordering::Relaxed) as u16
     }
@@ -153,7 +157,8 @@ impl Identity {
         (root & Self::JOINED != 0).then_some(Pa::new(root & !Self::JOINED))
     }
 
-    /// The space with this root is live. Where another has the identity, it stays with that one, and this one is not loaded.
+    /// The space with this root is live. Where another has the identity, it stays with that one,
+    /// and this one is not loaded.
     pub(crate) fn join(&self, root: Pa) {
         let joined = root.get() | Self::JOINED;
         // Release: the tables before the root.
@@ -245,8 +250,8 @@ impl<'m> Allocator<'m> {
     }
 }
 
-/// Identifiers for spaces on any number of CPUs. Each identifier that hardware has is given out by one of these, with
-/// one allocator.
+/// Identifiers for spaces on any number of CPUs. Each identifier that hardware has is given out by
+/// one of these, with one allocator.
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -301,8 +306,8 @@ pub struct Identifiers<'m> {
 }
 
 impl<'m> Identifiers<'m> {
-    /// Those that the allocator has, for as many CPUs as there are holders. `None` if there are too few: one is not
-    /// given out, each CPU may have one reserved, and one is asked for besides.
+    /// Those that the allocator has, for as many CPUs as there are holders. `None` if there are too
+    /// few: one is not given out, each CPU may have one reserved, and one is asked for besides.
     pub fn new(allocator: &Allocator<'_>, holders: &'m [Holder]) -> Option<Self> {
         if holders.len() + 2 > 1 << allocator.bits {
             return None;
@@ -318,15 +323,17 @@ impl<'m> Identifiers<'m> {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// CPU `cpu` leaves what it has loaded, and is about to load the space that has this identity: what it is to load, and
-    /// nothing else until it calls this again, but tables without a space of their own under identifier 0, and tables in which
-    /// nothing is mapped under any, to [flush](crate::arch::arm64::Cpu) what is not loaded. Interrupts are held off
-    /// until it is loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
+    /// CPU `cpu` leaves what it has loaded, and is about to load the space that has this identity:
+    /// what it is to load, and nothing else until it calls this again, but tables without a space
+    /// of their own under identifier 0, and tables in which nothing is mapped under any, to
+    /// [flush](crate::arch::arm64::Cpu) what is not loaded. Interrupts are held off until it is
+    /// loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
     /// nothing is changed then.
     ///
-    /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything under all identifiers,
-    /// on this CPU, what is global excepted (arm64: `tlbi vmalle1`; x86: `INVPCID` type 3). Both are rarely called. What
-    /// is remembered under the identifier besides is kept.
+    /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything
+    /// under all identifiers, on this CPU, what is global excepted (arm64: `tlbi vmalle1`; x86:
+    /// `INVPCID` type 3). Both are rarely called. What is remembered under the identifier besides
+    /// is kept.
     #[inline]
     pub fn switch(
         &self,
@@ -340,8 +347,8 @@ impl<'m> Identifiers<'m> {
         Some(Switch { root, id })
     }
 
-    /// The same for a space that the engine does not edit, or knows by another way: the identifier alone. `None` for a CPU
-    /// without a holder.
+    /// The same for a space that the engine does not edit, or knows by another way: the identifier
+    /// alone. `None` for a CPU without a holder.
     pub fn load(
         &self,
         cpu: usize,
@@ -350,7 +357,8 @@ impl<'m> Identifiers<'m> {
         forget: impl FnOnce(),
     ) -> Option<u16> {
         let holder = self.holders.get(cpu)?;
-        // Acquire: a CPU that reads an identifier of a new generation finds its active word taken away.
+        // Acquire: a CPU that reads an identifier of a new generation finds its active word taken
+        // away.
         let word = space.word.load(Ordering::Acquire);
         let active = holder.active.load(Ordering::Relaxed);
         let current = word >> BITS == self.generation.load(Ordering::Relaxed);
@@ -376,8 +384,8 @@ impl<'m> Identifiers<'m> {
         if pending {
             forget();
         }
-        // A new identifier before any walk under it: a CPU that has changed an entry and reads an old one after a full
-        // fence knows that we walk the new entry.
+        // A new identifier before any walk under it: a CPU that has changed an entry and reads an
+        // old one after a full fence knows that we walk the new entry.
         fence(Ordering::SeqCst);
         Some(id)
     }
@@ -390,7 +398,8 @@ impl<'m> Identifiers<'m> {
             return old;
         }
         let mut word = generation << BITS | old & ((1 << BITS) - 1);
-        // Reserved for it: CPUs have it loaded. Free: what is left of it goes with the flushes that are pending.
+        // Reserved for it: CPUs have it loaded. Free: what is left of it goes with the flushes that
+        // are pending.
         let keeps = old != 0 && (self.is_reserved(old, word) || allocator.take(old as u16));
         if !keeps {
             let id = allocator.take_next().unwrap_or_else(|| {
@@ -405,7 +414,8 @@ impl<'m> Identifiers<'m> {
         word
     }
 
-    /// Whether the space had it loaded somewhere when the generation began. It stays reserved for the next one.
+    /// Whether the space had it loaded somewhere when the generation began. It stays reserved for
+    /// the next one.
     fn is_reserved(&self, old: u64, new: u64) -> bool {
         let mut found = false;
         for holder in self.holders {
@@ -419,13 +429,14 @@ impl<'m> Identifiers<'m> {
     }
 
     fn begin_generation(&self, allocator: &mut Allocator<'_>) {
-        // The number before the active words are taken away: a CPU that reads the old number after that finds its word
-        // gone.
+        // The number before the active words are taken away: a CPU that reads the old number after
+        // that finds its word gone.
         self.generation.fetch_add(1, Ordering::Relaxed);
         allocator.taken.fill(0);
         allocator.next = 1;
         for holder in self.holders {
-            // Acquire and release, so that the number is not moved on after it, and for the flush that is pending.
+            // Acquire and release, so that the number is not moved on after it, and for the flush
+            // that is pending.
             let active = holder.active.swap(0, Ordering::AcqRel);
             let kept = match active {
                 // It has loaded nothing since the last generation began, and has what it had then.

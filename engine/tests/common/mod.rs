@@ -14,7 +14,8 @@ use tablewright::{
 use tablewright_walker as walker;
 use tablewright_walker::{DirtyState, Granule, Regime};
 
-/// Numbers that look random and are those of a seed (SplitMix64; Steele, Lea and Flood, OOPSLA 2014).
+/// Numbers that look random and are those of a seed (SplitMix64; Steele, Lea and Flood, OOPSLA
+/// 2014).
 pub struct Dice(Cell<u64>);
 
 impl Dice {
@@ -97,8 +98,8 @@ judged! {
     Npt<5> => Regime::Npt { levels: 5 };
 }
 
-/// From index 0: a device without early acknowledgement, a device, non-cacheable, normal, and normal again without a hint to
-/// allocate; no write-through and no tags.
+/// From index 0: a device without early acknowledgement, a device, non-cacheable, normal, and
+/// normal again without a hint to allocate; no write-through and no tags.
 pub const OTHER_MAIR: u64 = 0x0000_00cc_ff44_0400;
 /// What a processor has after a reset (SDM vol. 3A 13.12.2): nothing that combines writes.
 pub const RESET_PAT: u64 = 0x0007_0406_0007_0406;
@@ -143,7 +144,8 @@ pub fn is_el2<F: Decoded>() -> bool {
     matches!(F::REGIME, Regime::Arm64El2 { .. })
 }
 
-/// Makes a module of tests for each format of arm64 stage 1 that has another input size, and for those of EL2 alone.
+/// Makes a module of tests for each format of arm64 stage 1 that has another input size, and for
+/// those of EL2 alone.
 #[macro_export]
 macro_rules! for_each_other_format {
     ($($test:ident),* $(,)?) => {
@@ -164,8 +166,8 @@ macro_rules! for_each_other_format {
     };
 }
 
-/// The same for those whose trees have another shape: tables of a root that is smaller, other levels, no upper half. What edits do to
-/// a tree does not depend on the rest.
+/// The same for those whose trees have another shape: tables of a root that is smaller, other
+/// levels, no upper half. What edits do to a tree does not depend on the rest.
 #[macro_export]
 macro_rules! for_each_other_shape {
     ($($test:ident),* $(,)?) => {
@@ -258,7 +260,8 @@ pub struct Mapped {
     pub attrs: Attrs,
 }
 
-/// A plain model of a space: stretches of pages by their first address, sorted. It knows nothing of tables.
+/// A plain model of a space: stretches of pages by their first address, sorted. It knows nothing of
+/// tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model(BTreeMap<u64, Mapped>);
 
@@ -361,8 +364,8 @@ impl Stretches {
     }
 }
 
-/// What the walker finds under a root, in the words of the engine's attributes. The translation of bits to words is
-/// made here from the manuals and not from the engine.
+/// What the walker finds under a root, in the words of the engine's attributes. The translation of
+/// bits to words is made here from the manuals and not from the engine.
 pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     let mut found = Stretches::default();
     for half in [walker::Half::Lower, walker::Half::Upper] {
@@ -384,7 +387,8 @@ pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     found
 }
 
-/// The same, and what permits nothing, of which the walker says that it is not mapped, as the engine finds it.
+/// The same, and what permits nothing, of which the walker says that it is not mapped, as the
+/// engine finds it.
 pub fn judge_with_parked<F: Decoded>(
     platform: &Hosted,
     space: &AddressSpace<F, &Hosted>,
@@ -421,8 +425,9 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
     perms.set(Perms::USER_READ, user.read);
     perms.set(Perms::USER_EXEC, user.execute);
     let (write, dirty) = match leaf.dirty {
-        // With hardware management a page is writable if DBM is set; it is dirty if AP[2] is clear (S2AP[1] is set), or
-        // if it was when the permission to write went, which software bit 55 keeps.
+        // With hardware management a page is writable if DBM is set; it is dirty if AP[2] is clear
+        // (S2AP[1] is set), or if it was when the permission to write went, which software bit 55
+        // keeps.
         DirtyState::Arm64 { dbm, read_only } => {
             (dbm || !read_only, !read_only || leaf.software & 1 != 0)
         }
@@ -461,7 +466,8 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
         },
     };
     if matches!(regime, Regime::X86_64 { .. }) && user.execute {
-        // With SMEP, which the walker assumes off, the privileged do not execute what the user can reach.
+        // With SMEP, which the walker assumes off, the privileged do not execute what the user can
+        // reach.
         perms -= Perms::EXEC;
     }
     let software = match regime {
@@ -500,7 +506,8 @@ fn of_x86(number: u64) -> Memory {
     }
 }
 
-/// Fails where the two differ, and says the first place where they do: the lists may be as long as a table.
+/// Fails where the two differ, and says the first place where they do: the lists may be as long as
+/// a table.
 #[track_caller]
 pub fn assert_same<T: PartialEq + Debug>(found: &[T], expected: &[T], what: impl Display) {
     if found == expected {

@@ -310,7 +310,8 @@ fn no_run_is_folded_above_the_largest_leaf_asked_for() {
     assert_eq!(collapse(&mut space, span(0, 16 * M2), BLOCK, true), 1);
 }
 
-/// [`Gather::collapse`] returns how many tables it replaced or freed and how many runs it folded, together.
+/// [`Gather::collapse`] returns how many tables it replaced or freed and how many runs it folded,
+/// together.
 #[test]
 fn a_collapse_returns_what_it_did_with_breaks_and_without() {
     for liveness in [Liveness::Dead, Liveness::Live] {
@@ -339,7 +340,8 @@ fn empty_tables_go_up_to_the_root<F: Judged>() {
         unmap(&mut space, page).unwrap();
         assert_eq!(space.count_tables(), u64::from(F::LEVELS));
         common::used(&mut space, liveness);
-        // A range that does not hold a whole table frees none; each larger one frees one more level.
+        // A range that does not hold a whole table frees none; each larger one frees one more
+        // level.
         for height in 1..F::LEVELS {
             let size = 1u64 << F::shift(Level::new(height));
             assert_eq!(collapse(&mut space, page, Level::PAGE, false), 0);
@@ -411,7 +413,8 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
                 leaf | 0x4000_0000 | (index as u64) << 12,
             );
         }
-        // SAFETY: the tables above are a tree of this format, made on this platform, without another editor.
+        // SAFETY: the tables above are a tree of this format, made on this platform, without
+        // another editor.
         let mut space =
             unsafe { AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) };
         let before = judge::<F>(&platform, root);

@@ -1,5 +1,6 @@
-//! A cursor does to a page what the calls for one page do, wherever it was before: two spaces, one edited by each, are bit for bit
-//! alike after any number of edits, as are what they give out and leave to invalidate.
+//! A cursor does to a page what the calls for one page do, wherever it was before: two spaces, one
+//! edited by each, are bit for bit alike after any number of edits, as are what they give out and
+//! leave to invalidate.
 
 use crate::common::{Decoded, snapshot};
 use tablewright::hosted::Hosted;

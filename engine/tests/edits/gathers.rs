@@ -1,20 +1,24 @@
-//! What was detached, until it is reclaimed; and gathers that are dropped, forgotten, mixed up or unwound.
+//! What was detached, until it is reclaimed; and gathers that are dropped, forgotten, mixed up or
+//! unwound.
 
 use super::*;
 
-/// Pages, a table full of pages, blocks, and a larger tree, with holes between; the same in terms of each format.
+/// Pages, a table full of pages, blocks, and a larger tree, with holes between; the same in terms
+/// of each format.
 fn landscape<F: Judged>(space: &mut Space<'_, F>) -> (Span<Va>, Vec<u64>) {
     let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(BLOCK));
     let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
     let blocks = Mapping::new(Attrs::KERNEL_DATA).without_runs();
-    // The last page of a table and the first of the next; blocks; pages at both ends of a table; one full table.
+    // The last page of a table and the first of the next; blocks; pages at both ends of a table;
+    // one full table.
     map(space, span(block - page, 4 * page), block - page, pages).unwrap();
     map(space, span(3 * block, 2 * block), 0, blocks).unwrap();
     map(space, span(5 * block, page), 0, pages).unwrap();
     map(space, span(6 * block - page, page), 0, pages).unwrap();
     map(space, span(7 * block + 5 * page, 3 * page), 0, pages).unwrap();
     map(space, span(9 * block - 2 * page, 2 * page), 0, pages).unwrap();
-    // Further up: below another entry of the level above, so that a sub-tree of several levels can be detached.
+    // Further up: below another entry of the level above, so that a sub-tree of several levels can
+    // be detached.
     let above = 1u64 << F::shift(Level::new(2));
     let mut size = 10 * block;
     if F::LEVELS > 3 || F::entries(Level::new(2)) > 2 {
@@ -35,7 +39,8 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
     let page = 1u64 << F::PAGE_SHIFT;
     for links in [true, false] {
         for step in [1, 2, 3, 1000] {
-            // From the middle of the first pages, so that there are leaves to cut one by one at both ends.
+            // From the middle of the first pages, so that there are leaves to cut one by one at
+            // both ends.
             for shrink in [0, page] {
                 let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(without_flags(0));
                 if !links {
@@ -322,7 +327,8 @@ fn a_page_that_is_changed_like_the_one_before_is_owed_too() {
     assert!(log.len() == 1 && log[0].everything, "{log:?}");
 }
 
-/// What was looked at when a change was made first is looked at again when the answer may be another.
+/// What was looked at when a change was made first is looked at again when the answer may be
+/// another.
 #[test]
 fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     let page = |number: u64| Span::new(Va::new(number << 12), 4096).unwrap();
@@ -390,7 +396,8 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     );
 }
 
-/// A user's root has the kernel's tables as well: as a second kernel's half it would be edited beside the first.
+/// A user's root has the kernel's tables as well: as a second kernel's half it would be edited
+/// beside the first.
 #[test]
 fn a_users_space_is_no_kernels_half() {
     let platform = Threads::new(600, 12, 1);
@@ -461,7 +468,8 @@ fn an_unmap_of_all_that_an_entry_of_a_shared_root_covers_leaves_its_table_to_the
     let page = Span::new(Va::new(0xffff_8000_0000_5000), K4).unwrap();
     // All that the root of the user's space translates, which itself has the lower half.
     let seen = || {
-        // SAFETY: a tree of the format, that is looked at between edits and used by no walker (1., 2., 3.).
+        // SAFETY: a tree of the format, that is looked at between edits and used by no walker (1.,
+        // 2., 3.).
         let whole =
             unsafe { Space::<X86>::adopt(&platform, user.root(), Half::Lower, Liveness::Dead) };
         whole.query(page.start()).map(|leaf| leaf.frame())
@@ -497,7 +505,8 @@ fn what_a_forgotten_gather_owes_is_paid_before_a_space_is_shared() {
     assert!(paid, "{events:?}");
 }
 
-/// An edit that finds its work done may rely on it when its gather is finished: then what was issued before is complete.
+/// An edit that finds its work done may rely on it when its gather is finished: then what was
+/// issued before is complete.
 #[test]
 fn what_was_issued_and_not_waited_for_is_waited_for_by_the_next_gather() {
     type Finish = fn(Gather<'_, X86, &Hosted>);
@@ -528,7 +537,8 @@ fn what_was_issued_and_not_waited_for_is_waited_for_by_the_next_gather() {
             }
         }
     }
-    // Once it has waited, a gather without anything to invalidate does not wait again; nor does one without any edit.
+    // Once it has waited, a gather without anything to invalidate does not wait again; nor does one
+    // without any edit.
     let platform = Hosted::new(64, 12).with_caps(without_flags(0));
     let mut space = two_tables(&platform);
     let mut gather = space.gather();
@@ -604,7 +614,8 @@ fn a_refused_edit_leaves_those_before_it_to_be_invalidated() {
 
 #[test]
 fn a_visitor_that_unwinds_leaves_nothing_that_an_unmap_has_cut_off_to_be_remembered() {
-    // The pages of the first table but one, by themselves; the second table; the page behind it, by itself.
+    // The pages of the first table but one, by themselves; the second table; the page behind it, by
+    // itself.
     let at = Span::inclusive(Va::new(K4), all().last()).unwrap();
     const PAGES_CUT: usize = 511;
     const CUT: usize = PAGES_CUT + 1;
@@ -653,7 +664,8 @@ fn a_visitor_that_unwinds_leaves_nothing_that_an_unmap_has_cut_off_to_be_remembe
                 for cut in pages.chain(rest) {
                     assert!(log.iter().all(|told| told.covers(cut)), "{cut:#x}: {log:?}");
                 }
-                // What was not reached is there, what was detached is freed, and the next gather owes nothing.
+                // What was not reached is there, what was detached is freed, and the next gather
+                // owes nothing.
                 assert_eq!(leaves(&space).len(), total - at_call - with_table);
                 let counts = platform.counts();
                 assert_eq!((counts.tables, counts.bad_frees), (space.count_tables(), 0));

@@ -1,4 +1,5 @@
-//! Spaces that walkers use, the one that the code runs on among them: breaks, invalidations and barriers.
+//! Spaces that walkers use, the one that the code runs on among them: breaks, invalidations and
+//! barriers.
 
 use tablewright::Hooks;
 
@@ -14,7 +15,8 @@ enum Do {
 
 #[test]
 fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
-    // The space: a run of blocks from 0, a block at 64 MiB, a run of pages at 128 MiB, a user page at 256 MiB.
+    // The space: a run of blocks from 0, a block at 64 MiB, a run of pages at 128 MiB, a user page
+    // at 256 MiB.
     const LONE: u64 = 64 << 20;
     const RUN: u64 = 128 << 20;
     const USER: u64 = 256 << 20;
@@ -25,7 +27,8 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
     const GLOBAL: Do = Do::Protect(Change::new().global(true));
     const PRIVATE: Do = Do::Protect(Change::new().global(false));
     const NEVER: u8 = 4;
-    // The lowest level of break-before-make at which arm64 does it in place, and where it is refused below that.
+    // The lowest level of break-before-make at which arm64 does it in place, and where it is
+    // refused below that.
     let edits = [
         (Do::Unmap, span(LONE, M2), 0, 0),
         (Do::Unmap, span(LONE, K4), 2, LONE),
@@ -113,7 +116,8 @@ fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
         let mut space = pages_of_a_block::<Arm64K4>(&platform, 0, Attrs::KERNEL_DATA);
         space.make_own();
         let before = judge::<Arm64K4>(&platform, space.root());
-        // At level 1 runs can be folded in place, 32 of them; from level 2 on the table can be replaced.
+        // At level 1 runs can be folded in place, 32 of them; from level 2 on the table can be
+        // replaced.
         assert_eq!(
             collapse(&mut space, span(0, M2), BLOCK, true),
             expected,
@@ -218,7 +222,8 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
         let mut gather = space.gather();
         edit(&mut gather);
         let seen = watch.seen.take();
-        // One completion for the whole edit, however much is broken: everything at once is invalid then.
+        // One completion for the whole edit, however much is broken: everything at once is invalid
+        // then.
         assert_eq!(seen.len(), 1, "completions");
         assert_eq!(seen[0], vec![None; addresses.len()], "at the completion");
         for issued in watch.issued.take() {
@@ -339,7 +344,8 @@ fn one(stale: Stale) -> Vec<Asked> {
 const NOTHING: Vec<Asked> = Vec::new();
 const EVERYTHING: [Asked; 1] = [None];
 
-/// What edits of a live space invalidate before they return, and what they leave to be invalidated with the gather.
+/// What edits of a live space invalidate before they return, and what they leave to be invalidated
+/// with the gather.
 fn invalidations<F: Judged>(
     caps: Caps,
     prepare: impl FnOnce(&mut Space<'_, F>),
@@ -454,7 +460,8 @@ fn what_was_parked_is_forgotten_where_holes_are_remembered() {
 
 #[test]
 fn mappings_in_a_live_space_are_published_once_with_the_gather() {
-    // Leaves in a table that is there, a table that is new; one call for each, or both in one gather.
+    // Leaves in a table that is there, a table that is new; one call for each, or both in one
+    // gather.
     let spans = [span(K4, K4), span(G1, K4)];
     for parts in [&spans[..1], &spans[1..], &spans] {
         let platform = Hosted::new(16, 12).with_caps(without_flags(0));
@@ -522,7 +529,8 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
 
 #[test]
 fn runs_of_two_levels_that_are_unfolded_by_one_edit_are_each_told_right() {
-    // A run of pages at one end of the range, a run of blocks at the other, or the other way round; both in place.
+    // A run of pages at one end of the range, a run of blocks at the other, or the other way round;
+    // both in place.
     for pages_first in [true, false] {
         let (pages, blocks) = match pages_first {
             true => (16 * M2 - 16 * K4, 16 * M2),
@@ -808,7 +816,8 @@ fn a_dead_space_takes_no_barrier_and_no_invalidation() {
     assert_eq!(platform.counts().publications, 1);
 }
 
-/// A platform with a walker that writes to a page right after an edit has looked at it, so many looks before it spared.
+/// A platform with a walker that writes to a page right after an edit has looked at it, so many
+/// looks before it spared.
 #[derive(Clone, Copy)]
 struct Written<'h>(&'h Hosted, Walker<'h>);
 

@@ -1,8 +1,9 @@
 //! Edits one by one: what random edits seldom meet, and what an edit says besides what it does.
 //!
-//! Each test is about one decision of the engine and fails if that decision is made differently. The addresses are
-//! chosen for it; the judge is the separate walker wherever the tables themselves are in question. Beside them, because what is
-//! generic over formats is built once then, [random edits](model), and leaves [without permissions](parked).
+//! Each test is about one decision of the engine and fails if that decision is made differently.
+//! The addresses are chosen for it; the judge is the separate walker wherever the tables themselves
+//! are in question. Beside them, because what is generic over formats is built once then, [random
+//! edits](model), and leaves [without permissions](parked).
 
 #[path = "../common/mod.rs"]
 #[macro_use]
@@ -83,7 +84,8 @@ fn protect<F: Judged, P: Platform + Clone>(
     space.gather().protect(at, change)
 }
 
-/// Collapses, and returns how many tables are gone and how many runs there are more, together, as counted from outside.
+/// Collapses, and returns how many tables are gone and how many runs there are more, together, as
+/// counted from outside.
 fn collapse<F: Judged, P: Platform + Clone>(
     space: &mut AddressSpace<F, P>,
     at: Span<Va>,
@@ -139,7 +141,8 @@ fn translate<F: Judged>(platform: &Hosted, root: Pa, va: u64) -> Option<(u64, At
     }
 }
 
-/// Asserts that an edit is refused and leaves every bit as it was, nothing allocated, nothing to invalidate.
+/// Asserts that an edit is refused and leaves every bit as it was, nothing allocated, nothing to
+/// invalidate.
 fn refused<'h, F: Judged, T: std::fmt::Debug>(
     space: &mut Space<'h, F>,
     expected: EditError<Va>,
@@ -174,7 +177,8 @@ fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<
         above = below;
     }
     poke(platform, above, 0, leaf);
-    // SAFETY: the tables above are a tree of this format, made on this platform, without another editor.
+    // SAFETY: the tables above are a tree of this format, made on this platform, without another
+    // editor.
     unsafe { AddressSpace::adopt(platform, root, Half::Lower, Liveness::Dead) }
 }
 

@@ -270,8 +270,8 @@ fn memory_goes_on_where_the_address_moves_to_other_bits() {
 
 #[test]
 fn a_plan_for_a_block_is_none_for_a_page_that_looks_alike() {
-    // x86-64: bit 7 is PS in the block and PAT in the page, so that a device block and a write-through page have the
-    // same low bits and mean different things by them.
+    // x86-64: bit 7 is PS in the block and PAT in the page, so that a device block and a
+    // write-through page have the same low bits and mean different things by them.
     for block_first in [true, false] {
         let platform = Hosted::new(16, 12);
         let mut space = Space::<X86>::new(&platform).unwrap();
@@ -389,7 +389,8 @@ fn tables_that_deny_execution_are_obeyed<F: Judged>() {
     protect(&mut space, first, Change::new().perms(Perms::READ)).unwrap();
     protect(&mut space, first, Change::new().write_protect()).unwrap();
 
-    // Beside them, in another part of the root, execution is allowed, and a range over both is refused as a whole.
+    // Beside them, in another part of the root, execution is allowed, and a range over both is
+    // refused as a whole.
     let beside = 1u64 << F::shift(F::root_level());
     let far = span(beside, page);
     map(&mut space, far, 0, Attrs::KERNEL_TEXT).unwrap();
@@ -444,8 +445,9 @@ fn tables_deny_only_what_the_mapping_does_not_have() {
     map(&mut space, span(K4, K4), 0, Attrs::KERNEL_TEXT).unwrap();
 }
 
-/// What the user cannot write or reach because of a table, the kernel may execute: the rules that forbid it look at
-/// the outcome (DDI 0487 D8.4.1; SDM vol. 3A 5.6.1: a page is one of the user if U/S is set at every level).
+/// What the user cannot write or reach because of a table, the kernel may execute: the rules that
+/// forbid it look at the outcome (DDI 0487 D8.4.1; SDM vol. 3A 5.6.1: a page is one of the user if
+/// U/S is set at every level).
 #[test]
 fn effective_permissions_are_those_of_the_outcome() {
     fn check<F: Judged>(table: u64, leaf: u64) {
@@ -474,7 +476,8 @@ fn effective_permissions_are_those_of_the_outcome() {
         let what = format!("{}: table {table:#x}, leaf {leaf:#x}", F::NAME);
         assert_eq!(attrs.perms, seen, "{what}");
     }
-    // arm64: APTable is 62:61, the leaf page, AF, inner shareable; 6 is AP[1], 7 AP[2], 53 PXN, 54 UXN.
+    // arm64: APTable is 62:61, the leaf page, AF, inner shareable; 6 is AP[1], 7 AP[2], 53 PXN, 54
+    // UXN.
     for leaf in [0x703, 0x743, 0x7c3, 0x743 | 1 << 53, 0x743 | 3 << 53] {
         for table in [0, 1 << 61, 1 << 62, 3 << 61, 1 << 59, 1 << 60] {
             check::<Arm64K4>(3 | table, leaf | 0x4000_0000);
@@ -487,8 +490,9 @@ fn effective_permissions_are_those_of_the_outcome() {
     }
 }
 
-/// Other software may make a page writable in another way than the engine does: on arm64 without DBM, where hardware keeps no dirty
-/// state. Every way to look at it says so, and so does what is copied of it (DDI 0487 D8.5.2).
+/// Other software may make a page writable in another way than the engine does: on arm64 without
+/// DBM, where hardware keeps no dirty state. Every way to look at it says so, and so does what is
+/// copied of it (DDI 0487 D8.5.2).
 #[test]
 fn a_page_that_other_software_made_writable_is_so_to_every_question() {
     const PAGE: u64 = 0x4000_0703 | 3 << 53;
@@ -531,7 +535,8 @@ fn a_page_that_other_software_made_writable_is_so_to_every_question() {
     writable(gather.flush_with(held, |_| ()).unwrap());
 }
 
-/// [`Leaf::attrs`] promises that what a table above takes away is taken away; so for a leaf that an unmap hands out.
+/// [`Leaf::attrs`] promises that what a table above takes away is taken away; so for a leaf that an
+/// unmap hands out.
 #[test]
 fn a_leaf_that_was_cut_off_has_the_permissions_it_had() {
     fn check<F: Judged>(table: u64, leaf: u64, at: Span<Va>) {

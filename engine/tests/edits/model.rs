@@ -1,8 +1,9 @@
 //! Random edits on every shape of tree against a plain model, judged by the separate walker.
 //!
-//! After each edit, what the walker finds in the tables is what the model says. Before an edit goes through, it is
-//! tried with too few table frames, at every possible point of failure, and must leave every bit of every table as it
-//! was. At the end every table frame is back, and none came back twice.
+//! After each edit, what the walker finds in the tables is what the model says. Before an edit goes
+//! through, it is tried with too few table frames, at every possible point of failure, and must
+//! leave every bit of every table as it was. At the end every table frame is back, and none came
+//! back twice.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -48,7 +49,8 @@ enum Op {
     Live(u8),
 }
 
-/// A range near the boundaries that matter: of an entry at some level, of a run, of the whole space.
+/// A range near the boundaries that matter: of an entry at some level, of a run, of the whole
+/// space.
 #[derive(Clone, Debug)]
 struct Place {
     /// The level whose entry boundary the range is near.
@@ -264,8 +266,8 @@ impl<'h, F: Decoded> World<'h, F> {
         Pa::new(place)
     }
 
-    /// Runs an edit with 0, 1, 2, ... allocations allowed until it does not run out of them; each time that it does,
-    /// nothing has changed. Then completes it by `complete`.
+    /// Runs an edit with 0, 1, 2, ... allocations allowed until it does not run out of them; each
+    /// time that it does, nothing has changed. Then completes it by `complete`.
     fn exhaust<T>(
         &mut self,
         mut edit: impl FnMut(&mut Gather<'_, F, &'h Hosted>) -> Outcome<F, T>,
@@ -325,8 +327,9 @@ impl<'h, F: Decoded> World<'h, F> {
         }
     }
 
-    /// Compares what was found with what is expected. On a live space whose walkers set flags, an edit that changes a
-    /// run or a block in place may say accessed or dirty of more than it knows, and never of less.
+    /// Compares what was found with what is expected. On a live space whose walkers set flags, an
+    /// edit that changes a run or a block in place may say accessed or dirty of more than it knows,
+    /// and never of less.
     fn compare(&self, found: &Stretches, expected: &Stretches, what: &str) {
         if self.space.liveness() == Liveness::Dead || !self.platform.caps().hardware_access {
             assert_same(&found.0, &expected.0, format!("{}: {what}", F::NAME));
@@ -559,7 +562,8 @@ impl<'h, F: Decoded> World<'h, F> {
                     return;
                 };
                 let level = Level::new(*level);
-                // What is merged has the bits of all: the model does the same, over what was merged.
+                // What is merged has the bits of all: the model does the same, over what was
+                // merged.
                 let before = judge_with_parked(self.platform, &self.space);
                 let result = self.exhaust_and_finish(|gather| gather.collapse(span, level, *runs));
                 match result {
@@ -576,7 +580,8 @@ impl<'h, F: Decoded> World<'h, F> {
         self.platform.link_of(self.space.root()).is_some()
     }
 
-    /// After a collapse, a leaf is accessed and dirty if any page of it was, and nothing else differs.
+    /// After a collapse, a leaf is accessed and dirty if any page of it was, and nothing else
+    /// differs.
     fn follow_collapse(&mut self, before: &Stretches) {
         let mut leaves = Vec::new();
         self.space.walk_all(|leaf| leaves.push(leaf));

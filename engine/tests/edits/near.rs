@@ -1,5 +1,5 @@
-//! A walk to a page starts at the table of tables that the last one went through. Whatever takes that out of the tree, or makes another
-//! question of a page, is seen by the next edit of one.
+//! A walk to a page starts at the table of tables that the last one went through. Whatever takes
+//! that out of the tree, or makes another question of a page, is seen by the next edit of one.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! A format of pages alone does what the format does when it is told to map pages alone: the same errors, entries, tables and
-//! invalidations, edit by edit.
+//! A format of pages alone does what the format does when it is told to map pages alone: the same
+//! errors, entries, tables and invalidations, edit by edit.
 
 use super::*;
 use common::Dice;
@@ -118,9 +118,10 @@ fn a_format_of_pages_alone_maps_no_block_and_no_run() {
     );
 }
 
-/// Twenty pages of one table, of which one is another: none, one of other attributes, one that hardware may write, or a parked one.
-/// They are unmapped with a visitor that breaks off after every so many, which goes on where it stopped. Each comes out once, as it
-/// was, and is invalidated; before, another page has been unmapped that was like most, or none.
+/// Twenty pages of one table, of which one is another: none, one of other attributes, one that
+/// hardware may write, or a parked one. They are unmapped with a visitor that breaks off after
+/// every so many, which goes on where it stopped. Each comes out once, as it was, and is
+/// invalidated; before, another page has been unmapped that was like most, or none.
 fn pages_of_one_table_come_out_wherever_the_visitor_breaks_off<F: Judged>() {
     const PAGES: u64 = 20;
     let others = [

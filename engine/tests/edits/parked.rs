@@ -20,7 +20,8 @@ fn data<F: Format>() -> Attrs {
     Attrs {
         memory: Memory::NonCacheable,
         software: 5,
-        // Each of the bits that are the format's own, but for those that change where the memory is.
+        // Each of the bits that are the format's own, but for those that change where the memory
+        // is.
         native: F::NATIVE & !(1 << 5),
         ..attrs
     }
@@ -137,7 +138,8 @@ fn what_is_parked_comes_back<F: Decoded>() {
     }
 }
 
-/// A part of a block or a run is split off first; what is split, and put together again, is as it was.
+/// A part of a block or a run is split off first; what is split, and put together again, is as it
+/// was.
 fn a_part_of_a_leaf_is_parked_alone<F: Decoded>() {
     if !has_room::<F>() {
         return;
@@ -244,7 +246,8 @@ fn what_is_mapped_parked_is_given_later<F: Decoded>() {
     }
 }
 
-/// What a walker remembers of a leaf before it was parked is not mixed with another type, or another frame.
+/// What a walker remembers of a leaf before it was parked is not mixed with another type, or
+/// another frame.
 fn what_was_remembered_is_broken<F: Decoded>() {
     if !is_arm::<F>() {
         return;

@@ -18,7 +18,8 @@ fn fill<F: Judged>(space: &SharedSpace<F, &Threads>, bytes: u64) {
     assert_eq!(filled, Ok(bytes), "{}", F::NAME);
 }
 
-/// What was invalidated, by the first of the events; each invalidation complete before anything is freed.
+/// What was invalidated, by the first of the events; each invalidation complete before anything is
+/// freed.
 fn invalidated(events: &[Event]) -> &Told {
     let [
         Event::Publish,

@@ -1,8 +1,10 @@
-//! Sparse trees: a few leaves at the ends of tables and of lines of entries, and holes between them.
+//! Sparse trees: a few leaves at the ends of tables and of lines of entries, and holes between
+//! them.
 //!
-//! A walk passes holes by, by lines. Each edit is made here over ranges of the whole space, whose tables have next to nothing
-//! in them, so that an entry that a walk passes by without need, or an address that is wrong behind holes, is a leaf that an
-//! edit has not come to, or that it says is elsewhere. A plain model says what is there; the separate walker judges.
+//! A walk passes holes by, by lines. Each edit is made here over ranges of the whole space, whose
+//! tables have next to nothing in them, so that an entry that a walk passes by without need, or an
+//! address that is wrong behind holes, is a leaf that an edit has not come to, or that it says is
+//! elsewhere. A plain model says what is there; the separate walker judges.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;

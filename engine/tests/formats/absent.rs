@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Checks an entry that is not valid: what it tells, to the engine and to the walker, and what it names.
+/// Checks an entry that is not valid: what it tells, to the engine and to the walker, and what it
+/// names.
 pub fn check_mark<F: Decoded>(entry: u64, absence: Absence, frame: Option<Pa>, level: Level) {
     assert_eq!(
         F::kind(entry, level),
@@ -31,7 +32,8 @@ pub fn check_mark<F: Decoded>(entry: u64, absence: Absence, frame: Option<Pa>, l
     }
 }
 
-/// Checks a leaf that permits nothing: to the walker nothing is mapped, and an editor finds all of it.
+/// Checks a leaf that permits nothing: to the walker nothing is mapped, and an editor finds all of
+/// it.
 pub fn check_parked<F: Decoded>(leaf: u64, frame: Pa, level: Level) {
     let name = F::NAME;
     assert_eq!(F::kind(leaf, level), Kind::Leaf, "{name}: {leaf:#x}");

@@ -15,11 +15,13 @@ pub fn perms(access: walker::Access) -> Perms {
     perms
 }
 
-/// What an index of a memory type means in the registers as this crate has them loaded; `None` where it has no word.
+/// What an index of a memory type means in the registers as this crate has them loaded; `None`
+/// where it has no word.
 pub fn memory<F: Decoded>(index: u8) -> Option<Memory> {
     use Memory::{Device, DeviceStrict, NonCacheable, Normal, Tagged, WriteThrough};
     match F::REGIME {
-        // MemAttr. What the engine never writes has no word: mixtures, other devices, what stage 1 says.
+        // MemAttr. What the engine never writes has no word: mixtures, other devices, what stage 1
+        // says.
         walker::Regime::Arm64Stage2 {
             forced_write_back, ..
         } => {
@@ -54,7 +56,8 @@ pub fn memory<F: Decoded>(index: u8) -> Option<Memory> {
             None,
             None,
         ],
-        // UC- (2 and 6) is uncacheable where no MTRR says otherwise; write-protected (5) is what we do not use.
+        // UC- (2 and 6) is uncacheable where no MTRR says otherwise; write-protected (5) is what we
+        // do not use.
         false => [
             Some(Normal),
             Some(NonCacheable),
@@ -69,8 +72,8 @@ pub fn memory<F: Decoded>(index: u8) -> Option<Memory> {
     types[usize::from(index)]
 }
 
-/// A leaf of the table in the words of the engine. They are those of a kernel that has hardware record writes (arm64) or
-/// runs with SMEP (x86-64), neither of which the table assumes.
+/// A leaf of the table in the words of the engine. They are those of a kernel that has hardware
+/// record writes (arm64) or runs with SMEP (x86-64), neither of which the table assumes.
 pub fn in_words<F: Decoded>(leaf: &walker::Leaf, others: u64) -> Attrs {
     // The type is compared by `memory`.
     let memory = match F::REGIME {
@@ -80,7 +83,8 @@ pub fn in_words<F: Decoded>(leaf: &walker::Leaf, others: u64) -> Attrs {
     let plain = walker::Leaf { memory, ..*leaf };
     let mut attrs = words::<F>(&plain);
     if F::HALVES && attrs.perms.contains(Perms::USER_WRITE) {
-        // DDI 0487 D8.5.2.2: what the user may write is not executed by the privileged, be it clean or dirty.
+        // DDI 0487 D8.5.2.2: what the user may write is not executed by the privileged, be it clean
+        // or dirty.
         attrs.perms -= Perms::EXEC;
     }
     attrs.native = (u64::from(leaf.key) << 59 | others) & F::NATIVE;
@@ -131,7 +135,8 @@ pub fn every_row_by_hand_means_what_the_manual_says<F: Decoded>() {
                 let run = leaf.size << F::contiguous(level);
                 assert!(!leaf.contiguous || leaf.run_size == run, "{row:x?}");
             }
-            // What the architecture reserves the engine neither writes nor judges, but for a block among pages.
+            // What the architecture reserves the engine neither writes nor judges, but for a block
+            // among pages.
             table::Means::Reserved(rule)
                 if is_arm::<F>() && level == Level::PAGE && rule.starts_with("a block") =>
             {
@@ -202,7 +207,8 @@ fn rows_by_hand_are_what_is_parked() {
         ..marked
     };
     let kernel = none(Attrs::KERNEL_DATA);
-    // Stage 1: UXN, PXN, nG, AF, inner shareable, AP[2] read only, bit 1, bit 55 for dirty. EL2: XN, AP[1] in the place of nG.
+    // Stage 1: UXN, PXN, nG, AF, inner shareable, AP[2] read only, bit 1, bit 55 for dirty. EL2:
+    // XN, AP[1] in the place of nG.
     check_encoded::<Arm64K4>(&[
         (marked, 0, 0x05e0_0000_0000_0f82),
         (marked, 1, 0x05e0_0000_0000_0f82),
@@ -212,7 +218,8 @@ fn rows_by_hand_are_what_is_parked() {
     check_encoded::<Arm64El2<12, 48>>(&[(kernel, 0, 0x00c0_0000_0000_07c2)]);
     // Stage 2: XN[1], AF, inner shareable, write-back, bit 1.
     check_encoded::<Stage2<12, 40>>(&[(marked, 0, 0x05c0_0000_0000_073e)]);
-    // XD, software, dirty, accessed, the mark at R/W; PS of a block. The address is all ones without one.
+    // XD, software, dirty, accessed, the mark at R/W; PS of a block. The address is all ones
+    // without one.
     check_encoded::<X86_64<4>>(&[
         (marked, 0, 0x800f_ffff_ffff_fa62),
         (clean, 0, 0x800f_ffff_ffff_fa22),

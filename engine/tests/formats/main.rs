@@ -1,8 +1,10 @@
-//! Descriptors: every combination of attributes, every bit of an address, and rows written by hand from the manuals.
+//! Descriptors: every combination of attributes, every bit of an address, and rows written by hand
+//! from the manuals.
 //!
-//! What a format accepts it has to give back; what it refuses is listed here in the words of its documentation, and is
-//! exactly that. The separate walker decodes every descriptor as well, at its place in a tree, and has to agree. The rows
-//! written by hand are those that the walker is tested with; here they are compared with the engine alone.
+//! What a format accepts it has to give back; what it refuses is listed here in the words of its
+//! documentation, and is exactly that. The separate walker decodes every descriptor as well, at its
+//! place in a tree, and has to agree. The rows written by hand are those that the walker is tested
+//! with; here they are compared with the engine alone.
 
 #[path = "../common/mod.rs"]
 #[macro_use]
@@ -88,13 +90,14 @@ fn level_of<F: Decoded>(number: i8) -> Level {
     Level::new((number - F::REGIME.last_level()).unsigned_abs())
 }
 
-/// A descriptor of the table at `pa` that takes nothing away: bit 10 is execution by the user with EPT, and ignored
-/// elsewhere.
+/// A descriptor of the table at `pa` that takes nothing away: bit 10 is execution by the user with
+/// EPT, and ignored elsewhere.
 fn pointer<F: Decoded>(pa: u64) -> u64 {
     pa | if is_arm::<F>() { 0x3 } else { 0x407 }
 }
 
-/// Walks to a descriptor that stands at `level` and translates address 0, through tables that deny nothing.
+/// Walks to a descriptor that stands at `level` and translates address 0, through tables that deny
+/// nothing.
 fn walk<F: Decoded>(descriptor: u64, level: Level) -> Result<walker::Leaf, Fault> {
     // The table at height h lies at (h + 1) << 20.
     let mut read = |table: u64, _: usize| {
@@ -108,8 +111,8 @@ fn walk<F: Decoded>(descriptor: u64, level: Level) -> Result<walker::Leaf, Fault
     walker::translate(F::REGIME, u64::from(F::LEVELS) << 20, 0, &mut read)
 }
 
-/// Whether the register that memory types refer to has none of this type: the byte of each, by the manuals (DDI 0487 D24.2
-/// MAIR_EL1, SDM vol. 3A 13.12.2).
+/// Whether the register that memory types refer to has none of this type: the byte of each, by the
+/// manuals (DDI 0487 D24.2 MAIR_EL1, SDM vol. 3A 13.12.2).
 fn is_missing<F: Decoded>(memory: Memory) -> bool {
     let byte = match (is_arm::<F>(), memory) {
         (true, Memory::Normal) => 0xff,
@@ -134,9 +137,8 @@ fn is_missing<F: Decoded>(memory: Memory) -> bool {
 /// What the two architectures cannot hold, from the documentation of the formats.
 fn refused<F: Decoded>(attrs: &Attrs) -> bool {
     let has = |perms: Perms| attrs.perms.contains(perms);
-    // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what it writes; both
-    // write, or neither.
-    // With no permission at all the leaf is parked.
+    // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what it
+    // writes; both write, or neither. With no permission at all the leaf is parked.
     let unreadable = !has(Perms::READ) && !attrs.perms.is_empty();
     let user_writes_only = has(Perms::USER_WRITE) && !has(Perms::USER_READ);
     let software = attrs.software > 7;
@@ -177,7 +179,8 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
         return apart || attrs.global || software || native || by_format;
     }
     if F::HALVES {
-        // Execution is a right of its own, but what the user can write the privileged never executes.
+        // Execution is a right of its own, but what the user can write the privileged never
+        // executes.
         let open = has(Perms::USER_READ) || has(Perms::USER_WRITE);
         let one_writes = open && has(Perms::WRITE) != has(Perms::USER_WRITE);
         let executes_foreign = has(Perms::USER_WRITE | Perms::EXEC);
@@ -277,7 +280,8 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
 }
 
 fn native_bits_stand_where_they_are_given<F: Decoded>() {
-    // By hand: GP, NS and PBHA; FnXS and PBHA; the protection key; ignore PAT, supervisor shadow stack, suppress #VE.
+    // By hand: GP, NS and PBHA; FnXS and PBHA; the protection key; ignore PAT, supervisor shadow
+    // stack, suppress #VE.
     let by_hand = match F::REGIME {
         walker::Regime::Arm64Stage1 { .. }
         | walker::Regime::Arm64Stage1Sized { .. }
@@ -500,8 +504,8 @@ fn every_bit_of_an_address_has_its_place<F: Decoded>() {
                 let table = F::table(frame, deny);
                 assert_eq!(F::kind(table, level), Kind::Table);
                 assert_eq!(F::address(table, level), frame, "{}: {table:#x}", F::NAME);
-                // Stage 2 of arm64 denies nothing. Execution: the rest of arm64 denies each by itself, and so does EPT
-                // with mode-based control; otherwise both or neither.
+                // Stage 2 of arm64 denies nothing. Execution: the rest of arm64 denies each by
+                // itself, and so does EPT with mode-based control; otherwise both or neither.
                 let each = F::HALVES
                     || matches!(
                         F::REGIME,
@@ -527,8 +531,8 @@ fn every_bit_of_an_address_has_its_place<F: Decoded>() {
                     assert_eq!(F::open_table(protected | F::OPENING), table, "{}", F::NAME);
                 }
 
-                // The walker goes there, and takes away what is denied: from a page of user code in it, or below
-                // further tables, which stand at `BELOW`.
+                // The walker goes there, and takes away what is denied: from a page of user code in
+                // it, or below further tables, which stand at `BELOW`.
                 const BELOW: u64 = 1 << 40;
                 if frame.get() == BELOW {
                     continue;
@@ -560,7 +564,8 @@ fn every_bit_of_an_address_has_its_place<F: Decoded>() {
                 };
                 let leaf = walker::translate(F::REGIME, top, 0, &mut read).unwrap();
                 let left = perms(leaf.access) & all;
-                // Without the user's writes arm64 lets the privileged execute, which was not asked for.
+                // Without the user's writes arm64 lets the privileged execute, which was not asked
+                // for.
                 assert_eq!(left, all - expected, "{}: {table:#x}", F::NAME);
             }
         }
@@ -600,7 +605,8 @@ fn hardware_writes_what_the_manual_says_it_writes<F: Decoded>() {
                     hardware_dirty,
                     ..Caps::CONSERVATIVE
                 };
-                // The accessed flag where it is clear; the dirty state of what may be written and was not.
+                // The accessed flag where it is clear; the dirty state of what may be written and
+                // was not.
                 let writable = attrs.perms.contains(Perms::WRITE);
                 let used = !attrs.perms.is_empty();
                 let expected = hardware_access && used && !attrs.accessed
@@ -615,8 +621,9 @@ fn hardware_writes_what_the_manual_says_it_writes<F: Decoded>() {
     }
 }
 
-/// A format may find the table below an entry by fewer instructions than by its kind and its address: the answer is the same, of all
-/// patterns of the bits that tell a table, and of random ones.
+/// A format may find the table below an entry by fewer instructions than by its kind and its
+/// address: the answer is the same, of all patterns of the bits that tell a table, and of random
+/// ones.
 fn the_table_below_an_entry_is_what_kind_and_address_say<F: Decoded>() {
     let dice = common::Dice::new(7);
     for level in levels::<F>().filter(|level| *level > Level::PAGE) {
@@ -633,7 +640,8 @@ fn the_table_below_an_entry_is_what_kind_and_address_say<F: Decoded>() {
     }
 }
 
-/// The index in a table far above the root was shifted by more than a word has. Its answer means nothing, as that of the others.
+/// The index in a table far above the root was shifted by more than a word has. Its answer means
+/// nothing, as that of the others.
 fn a_level_that_no_table_has_overflows_nothing<F: Decoded>() {
     for level in (0..=255).map(Level::new) {
         for bits in [0, 0x5083, u64::MAX] {

@@ -4,7 +4,8 @@ use super::*;
 
 #[test]
 fn memory_types_are_those_of_the_registers() {
-    // DDI 0487 D24.2 MAIR_EL1 and SDM vol. 3A 13.12.2: the byte of each type, by its index in a descriptor.
+    // DDI 0487 D24.2 MAIR_EL1 and SDM vol. 3A 13.12.2: the byte of each type, by its index in a
+    // descriptor.
     let mair = tablewright::format::MAIR.to_le_bytes();
     let pat = tablewright::format::PAT.to_le_bytes();
     for (memory, attribute, kind) in [
@@ -32,7 +33,8 @@ fn memory_types_are_those_of_another_register() {
             bits.ok().map(|bits| bits >> 2 & 7)
         })
     };
-    // In the order of `MEMORY`: normal, write-through, non-cacheable, device, strict device, tagged.
+    // In the order of `MEMORY`: normal, write-through, non-cacheable, device, strict device,
+    // tagged.
     let expected = [Some(3), None, Some(2), Some(1), Some(0), None];
     type Other = Arm64<12, 48, false, OTHER_MAIR>;
     assert_eq!(of_arm(Other::encode), expected);
@@ -40,20 +42,22 @@ fn memory_types_are_those_of_another_register() {
         of_arm(Arm64El2::<14, 47, false, OTHER_MAIR>::encode),
         expected
     );
-    // Linux: two indices of normal memory, the second of which is that of tags where there are tags.
+    // Linux: two indices of normal memory, the second of which is that of tags where there are
+    // tags.
     type Linux = Arm64<12, 48, false, 0x0004_0044_ffff>;
     let expected = [Some(0), None, Some(2), Some(4), Some(3), None];
     assert_eq!(of_arm(Linux::encode), expected);
     type Tagged = Arm64<12, 48, false, 0x0004_0044_f0ff>;
     let expected = [Some(0), None, Some(2), Some(4), Some(3), Some(1)];
     assert_eq!(of_arm(Tagged::encode), expected);
-    // Hints to allocate do not make another type, and the type that allocates is better: write-back 1110, 1111.
+    // Hints to allocate do not make another type, and the type that allocates is better: write-back
+    // 1110, 1111.
     type Hints = Arm64<12, 48, false, 0xaa_ffee>;
     let expected = [Some(1), Some(2), None, None, Some(3), None];
     assert_eq!(of_arm(Hints::encode), expected);
 
-    // What only others write is decoded as well, D24.2 MAIR_EL1: nGRE, GRE; transient write-back and write-through;
-    // write-back outside and non-cacheable inside; the types without XS.
+    // What only others write is decoded as well, D24.2 MAIR_EL1: nGRE, GRE; transient write-back
+    // and write-through; write-back outside and non-cacheable inside; the types without XS.
     fn decoded<const MAIR: u64>(first: u64) -> [Memory; 2] {
         [first, first + 1].map(|index| {
             let page = Arm64::<12, 48, false, MAIR>::decode(0x703 | index << 2, Level::PAGE);

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// What was taken and dropped stayed frozen, and an exclusive edit resumed it for something that it had suspended itself.
+/// What was taken and dropped stayed frozen, and an exclusive edit resumed it for something that it
+/// had suspended itself.
 #[test]
 fn what_is_frozen_is_not_resumed() {
     for forgotten in [false, true] {
@@ -51,7 +52,8 @@ fn what_is_frozen_is_not_freed() {
     }
 }
 
-/// What was taken on x86 and dropped was never invalidated, and the next unmap believed that it was.
+/// What was taken on x86 and dropped was never invalidated, and the next unmap believed that it
+/// was.
 #[test]
 fn what_was_taken_and_dropped_is_forgotten() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -71,8 +73,8 @@ fn what_was_taken_and_dropped_is_forgotten() {
     }
 }
 
-/// A frozen entry whose gather was abandoned: no edit counted for it, and an unmap that passed it over did not have it
-/// forgotten.
+/// A frozen entry whose gather was abandoned: no edit counted for it, and an unmap that passed it
+/// over did not have it forgotten.
 #[test]
 fn what_an_unmap_passes_over_is_forgotten() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -87,8 +89,8 @@ fn what_an_unmap_passes_over_is_forgotten() {
     assert!(platform.take_log().iter().any(|told| told.covers(0)));
 }
 
-/// A start waited for what an unmap had left in the root, and a write for what was left beside it: for ever where the gather was
-/// forgotten.
+/// A start waited for what an unmap had left in the root, and a write for what was left beside it:
+/// for ever where the gather was forgotten.
 #[test]
 fn a_start_does_not_wait_for_what_was_taken() {
     let platform = platform(BY_FAULTS);
@@ -117,7 +119,8 @@ fn a_start_does_not_wait_for_what_was_taken() {
     }
 }
 
-/// A leaf was read-only already, by an edit whose invalidation was not complete; the second had nothing to invalidate.
+/// A leaf was read-only already, by an edit whose invalidation was not complete; the second had
+/// nothing to invalidate.
 #[test]
 fn what_is_protected_already_is_not_complete() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -143,8 +146,8 @@ fn what_is_protected_already_is_not_complete() {
     }
 }
 
-/// A harvest was under way when the host took writing away for good: the zap found the page read-only, and no processor
-/// was told.
+/// A harvest was under way when the host took writing away for good: the zap found the page
+/// read-only, and no processor was told.
 #[test]
 fn a_zap_knows_of_a_harvest_under_way() {
     let platform = platform(BY_FAULTS);
@@ -175,8 +178,8 @@ fn a_zap_knows_of_a_harvest_under_way() {
     drop(harvest);
 }
 
-/// On x86 a shared collapse in place was not counted, and an unmap by another processor named the level of the block: INVLPGB
-/// strides by it, and spares what is cached of tables.
+/// On x86 a shared collapse in place was not counted, and an unmap by another processor named the
+/// level of the block: INVLPGB strides by it, and spares what is cached of tables.
 #[test]
 fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
     // As many as a table has pages: the range is named.

@@ -68,8 +68,8 @@ fn meanwhile() -> &'static Meanwhile {
     }))
 }
 
-/// The host split a block, by a break, below a table that slept, and a write beside it woke the table meanwhile: the parts
-/// came back writable below a table that was open, and were not marked.
+/// The host split a block, by a break, below a table that slept, and a write beside it woke the
+/// table meanwhile: the parts came back writable below a table that was open, and were not marked.
 #[test]
 fn a_table_with_a_claim_in_it_is_not_opened() {
     let platform = meanwhile();
@@ -108,8 +108,8 @@ fn busy(at: u64) -> Refused<Ipa> {
     Refused::Busy(Ipa::new(at))
 }
 
-/// A virtual CPU looked its fault up before a log began, and reopened the page after it: the request knew of no log, and the
-/// page was not marked.
+/// A virtual CPU looked its fault up before a log began, and reopened the page after it: the
+/// request knew of no log, and the page was not marked.
 #[test]
 fn nothing_is_reopened_by_an_outdated_request() {
     let platform = platform(BY_FAULTS);
@@ -120,7 +120,8 @@ fn nothing_is_reopened_by_an_outdated_request() {
     guest.insert(logged).unwrap();
     let words = [const { AtomicU64::new(0) }; 8];
     let bitmap = Bitmap::new(&words, 512).unwrap();
-    // A first log: the page is written, harvested, and so protected, with the host's leave to write it.
+    // A first log: the page is written, harvested, and so protected, with the host's leave to write
+    // it.
     let mut gather = guest.gather();
     write_page_5(&mut gather, &logged, &bitmap);
     gather
@@ -146,8 +147,8 @@ fn nothing_is_reopened_by_an_outdated_request() {
     assert_eq!(guest.reopen(&request), Ok(true));
 }
 
-/// A start that has protected leaves of the root, waits for a claim beside them, and is dropped: no invalidation, and it
-/// does not count any more.
+/// A start that has protected leaves of the root, waits for a claim beside them, and is dropped: no
+/// invalidation, and it does not count any more.
 #[test]
 fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
     let platform = meanwhile();

@@ -1,5 +1,5 @@
-//! What safe code could once do to a space by mistake or on purpose: each test says what it was. Most of it cannot be written
-//! down any more; then the test does what comes closest.
+//! What safe code could once do to a space by mistake or on purpose: each test says what it was.
+//! Most of it cannot be written down any more; then the test does what comes closest.
 
 mod dropped;
 mod logs;
@@ -104,7 +104,8 @@ fn abandon<T>(gather: T, forgotten: bool) {
 
 // ---- What belongs to another space ----
 
-/// A flush of space 1 was accepted by an edit of space 2, and VMID 1 was invalidated for what was protected in space 2.
+/// A flush of space 1 was accepted by an edit of space 2, and VMID 1 was invalidated for what was
+/// protected in space 2.
 #[test]
 fn an_edit_invalidates_its_own_space() {
     let platform = platform(Caps {
@@ -177,7 +178,8 @@ fn a_table_is_freed_after_its_own_space_was_invalidated() {
     assert!(position(&told) < complete && complete < position(&is_free));
 }
 
-/// A leaf that a flush of an exclusive space held back came out of another, when serials began anew with sharing.
+/// A leaf that a flush of an exclusive space held back came out of another, when serials began anew
+/// with sharing.
 #[test]
 fn a_leaf_is_released_by_its_own_flush_alone() {
     for forgotten in [false, true] {
@@ -232,8 +234,8 @@ fn tables_go_back_to_their_platform() {
     assert_eq!(rest.len() as u64, 8 - before[1]);
 }
 
-/// Tables that were emptied for a granule of 4 KiB were linked into a tree of 64 KiB: walkers found there what had been there
-/// before.
+/// Tables that were emptied for a granule of 4 KiB were linked into a tree of 64 KiB: walkers found
+/// there what had been there before.
 #[test]
 fn a_table_that_is_linked_is_empty() {
     let platform = Threads::new(32, 16, 1);
@@ -267,8 +269,8 @@ fn a_table_that_is_linked_is_empty() {
 fn a_walk_is_not_over_before_it_is_dropped() {
     let slots = [const { shared::WalkSlot::new() }; 1];
     let epochs = Epochs::new(&slots);
-    // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to the end of its walks (3.), and made them alone
-    // (4.).
+    // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to the end of its walks
+    // (3.), and made them alone (4.).
     let enter = || unsafe { epochs.enter(0) }.unwrap();
     let (first, second) = (enter(), enter());
     let period = epochs.advance();
@@ -278,8 +280,8 @@ fn a_walk_is_not_over_before_it_is_dropped() {
     assert!(epochs.is_over(period));
 }
 
-/// Two unmaps under way, each of which held a walk, were completed in the order in which they were made: the second went
-/// through tables in a walk that the first had ended.
+/// Two unmaps under way, each of which held a walk, were completed in the order in which they were
+/// made: the second went through tables in a walk that the first had ended.
 #[test]
 fn two_unmaps_may_be_completed_in_any_order() {
     for first in 0..2 {
@@ -403,7 +405,8 @@ fn an_address_of_the_other_half_is_refused() {
     assert_eq!(platform.take_log(), []);
 }
 
-/// An address beyond those that the format translates was the alias of another: the block at 0 was split.
+/// An address beyond those that the format translates was the alias of another: the block at 0 was
+/// split.
 #[test]
 fn an_address_out_of_range_is_refused() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -451,7 +454,8 @@ fn a_range_over_the_hole_is_refused() {
     assert_eq!(shared, Err(EditError::InputOutOfRange));
 }
 
-/// A shared edit took one member of a run of an exclusive space: its neighbours still promised a run around it.
+/// A shared edit took one member of a run of an exclusive space: its neighbours still promised a
+/// run around it.
 #[test]
 fn a_run_is_unfolded_when_its_space_is_shared() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -478,8 +482,8 @@ fn a_run_is_unfolded_when_its_space_is_shared() {
     }
 }
 
-/// Shared edits do not look at what tables take away: text was installed below a table that denies execution, and a query said that
-/// it could be executed.
+/// Shared edits do not look at what tables take away: text was installed below a table that denies
+/// execution, and a query said that it could be executed.
 #[test]
 fn a_space_whose_tables_deny_is_not_shared() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -492,7 +496,8 @@ fn a_space_whose_tables_deny_is_not_shared() {
     // The same of a tree of which nothing is known, with the denying table last.
     let root = space.root();
     let adopt = || {
-        // SAFETY: a tree of the engine's (1.), whose other owner is not used any more (2.), and that no CPU walks (3.).
+        // SAFETY: a tree of the engine's (1.), whose other owner is not used any more (2.), and
+        // that no CPU walks (3.).
         unsafe { AddressSpace::<X86_64<4>, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) }
     };
     let mut space = SharedSpace::new(adopt()).err().unwrap();

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// k01: the handler's message was written over that of the flush that it had interrupted, and a CPU kept the page.
+/// k01: the handler's message was written over that of the flush that it had interrupted, and a CPU
+/// kept the page.
 #[test]
 fn a_flush_in_a_handler_leaves_the_one_that_it_interrupts_alone() {
     with_world(None, |world| {
@@ -46,7 +47,8 @@ fn handlers_may_flush_in_handlers() {
         // The innermost makes up for those around it.
         let here: Vec<_> = told.iter().filter(|(cpu, _)| *cpu == 0).collect();
         assert_eq!(here, [&(0, space(1))]);
-        // What it has missed for the doorbell's sake a CPU makes up for with the next flush, and no more after that.
+        // What it has missed for the doorbell's sake a CPU makes up for with the next flush, and no
+        // more after that.
         world.edit(0, &page(1), &[]);
         world.take();
         world.edit(0, &page(1), &[]);

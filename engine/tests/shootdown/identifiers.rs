@@ -12,7 +12,8 @@ proptest! {
         let mut allocator = Allocator::new(BITS, &mut memory).unwrap();
         let identifiers = Identifiers::new(&allocator, &holders).unwrap();
         let spaces = [const { Identity::new() }; SPACES];
-        // Of which spaces a CPU may remember something under each identifier, and what it has loaded.
+        // Of which spaces a CPU may remember something under each identifier, and what it has
+        // loaded.
         let mut remembered = vec![BTreeMap::<u16, BTreeSet<usize>>::new(); CPUS];
         let mut loaded = [None; CPUS];
         for (cpu, space) in loads {
@@ -27,7 +28,8 @@ proptest! {
             remembered[cpu].entry(id).or_default().insert(space);
             prop_assert_eq!(remembered[cpu][&id].len(), 1, "identifier {} on CPU {}", id, cpu);
             loaded[cpu] = Some((space, id));
-            // Hardware that tells all CPUs does so by identifier: those that are in use belong to one space each.
+            // Hardware that tells all CPUs does so by identifier: those that are in use belong to
+            // one space each.
             for (space, id) in loaded.iter().flatten() {
                 for (other, its) in loaded.iter().flatten() {
                     prop_assert_eq!(space == other, id == its);

@@ -156,8 +156,8 @@ proptest! {
             next = if tlbi.op.is_range() { named.end } else { next + (1 << stride) };
         }
         prop_assert_eq!(next, first + pages);
-        // A range is four digits and an odd page; those that cannot start here, and many times the largest, come on
-        // top.
+        // A range is four digits and an odd page; those that cannot start here, and many times the
+        // largest, come on top.
         let most = if ranges { 5 + pages / (1 << 21) + if wide { 15 } else { 0 } } else { pages >> stride };
         prop_assert!(all.len() as u64 <= most, "{} instructions for {} pages", all.len(), pages);
     }
@@ -286,7 +286,8 @@ fn everything_includes_what_is_global() {
     assert_eq!(instructions(ARM, &flush), [of_space]);
 }
 
-/// i02: a page that is global (as `Attrs::KERNEL_DATA` is) was spared by an INVLPGB with a PCID and without bit 3.
+/// i02: a page that is global (as `Attrs::KERNEL_DATA` is) was spared by an INVLPGB with a PCID and
+/// without bit 3.
 #[test]
 fn a_global_page_is_forgotten() {
     let page = [Stale {

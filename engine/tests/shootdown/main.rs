@@ -1,8 +1,8 @@
-//! Remote flushes against plain models: which CPUs are told, what is forgotten, under which identifier, and by which
-//! instruction.
+//! Remote flushes against plain models: which CPUs are told, what is forgotten, under which
+//! identifier, and by which instruction.
 //!
-//! One thread plays all CPUs; an interrupt is taken as soon as it is sent. What CPUs do at once is for loom, and for
-//! the machine.
+//! One thread plays all CPUs; an interrupt is taken as soon as it is sent. What CPUs do at once is
+//! for loom, and for the machine.
 
 mod handlers;
 mod identifiers;
@@ -136,8 +136,8 @@ struct World<'m> {
     tables: Cell<[u32; SPACES]>,
     globals: Cell<[u32; PAGES as usize]>,
     global_tables: Cell<u32>,
-    /// Flushes of handlers, each to be made in the midst of the interrupts of the one before, when so many CPUs have
-    /// taken theirs.
+    /// Flushes of handlers, each to be made in the midst of the interrupts of the one before, when
+    /// so many CPUs have taken theirs.
     handlers: RefCell<Vec<(usize, Asked)>>,
     interrupts: Cell<u64>,
     forgets: RefCell<Vec<(usize, Forget)>>,
@@ -323,7 +323,8 @@ impl<'m> World<'m> {
         }
     }
 
-    /// Changes pages and flushes them. CPUs that have the space loaded have forgotten, or do not use it.
+    /// Changes pages and flushes them. CPUs that have the space loaded have forgotten, or do not
+    /// use it.
     fn edit(&self, cpu: usize, asked: &Asked, messengers: &[&dyn Messenger]) {
         let &Asked {
             space,

@@ -1,4 +1,5 @@
-//! Which CPUs are told, what each forgets, and by which messenger; what is global, and CPUs that are offline.
+//! Which CPUs are told, what each forgets, and by which messenger; what is global, and CPUs that
+//! are offline.
 
 use super::*;
 
@@ -30,7 +31,8 @@ fn a_cpu_that_is_told_forgets_what_is_named_and_one_that_comes_back_all() {
     });
 }
 
-/// A space with a word less than there are CPUs: the last of them loaded it, it was idle all the same, and no flush told that CPU.
+/// A space with a word less than there are CPUs: the last of them loaded it, it was idle all the
+/// same, and no flush told that CPU.
 #[test]
 fn a_cpu_that_a_space_has_no_bit_for_does_not_load_it() {
     const MANY: usize = 66;
@@ -129,7 +131,8 @@ fn a_messenger_is_used_where_it_costs_less_than_interrupts() {
         assert_eq!(flush(), (0, 1));
         world.switch(2, Some(0));
         assert_eq!(flush(), (1, 0));
-        // One that the hypervisor has given no number is interrupted; the hypercall names the others.
+        // One that the hypervisor has given no number is interrupted; the hypercall names the
+        // others.
         world.switch(3, Some(0));
         assert_eq!(flush(), (1, 1));
         // None has it loaded: none is told.
@@ -143,7 +146,8 @@ fn a_messenger_is_used_where_it_costs_less_than_interrupts() {
 #[test]
 fn what_is_global_is_forgotten_on_every_cpu() {
     with_world(Some(BITS), |world| {
-        // One has the space loaded, one another, one is lazy, one has none, and one has missed a flush.
+        // One has the space loaded, one another, one is lazy, one has none, and one has missed a
+        // flush.
         world.switch(0, Some(0));
         world.switch(1, Some(1));
         world.switch(2, Some(0));

@@ -1,8 +1,9 @@
 //! From the first instruction to a kernel on a map of its own, on both processors.
 //!
-//! The early map is two blocks, in both halves. The kernel's own is made with the engine: code that cannot be written, constants,
-//! and all memory at `OFFSET`, through which frames and tables are reached. It translates the same addresses by entries of other
-//! sizes, so that no processor may remember both: it is loaded from the lower half, with nothing in the upper between.
+//! The early map is two blocks, in both halves. The kernel's own is made with the engine: code that
+//! cannot be written, constants, and all memory at `OFFSET`, through which frames and tables are
+//! reached. It translates the same addresses by entries of other sizes, so that no processor may
+//! remember both: it is loaded from the lower half, with nothing in the upper between.
 
 use core::arch::{global_asm, naked_asm};
 use core::ops::Range;
@@ -16,8 +17,8 @@ use tablewright::{AddressSpace, Attrs, Entry, Half, Pa, Span, Va};
 use crate::console::{OFFSET, UART, physical};
 use crate::frames::Tables;
 
-/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for the upper half), 40 bits of
-/// output, identifiers of 16 bits.
+/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for
+/// the upper half), 40 bits of output, identifiers of 16 bits.
 const TCR: u64 = {
     let half = 16 | 1 << 8 | 1 << 10 | 3 << 12;
     half | half << 16 | 1 << 31 | 2 << 32 | 1 << 36
@@ -78,7 +79,8 @@ global_asm!(
     "isb",
     "blr x3",
     ".ltorg",
-    // By physical addresses: two blocks for the image and the devices, at OFFSET and, for the time when the MMU comes on, at 0.
+    // By physical addresses: two blocks for the image and the devices, at OFFSET and, for the time
+    // when the MMU comes on, at 0.
     ".section .tables, \"aw\"",
     ".balign 4096",
     ".global early, identity, empty",
@@ -100,7 +102,8 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    // The table above that translates nothing, the entry of the second processor, and where the parts of the image end.
+    // The table above that translates nothing, the entry of the second processor, and where the
+    // parts of the image end.
     static empty: [Entry; 512];
     static second: u8;
     static image: u8;
@@ -114,7 +117,8 @@ pub fn free() -> Pa {
     physical(&raw const image_end)
 }
 
-/// What both processors have. A machine whose processors differ would take the [least](Ids::and) of them.
+/// What both processors have. A machine whose processors differ would take the [least](Ids::and) of
+/// them.
 pub fn ids() -> Ids {
     Ids::read()
 }
@@ -139,7 +143,8 @@ pub fn map(tables: Tables) -> Result<Pa, &'static str> {
     Ok(space.root())
 }
 
-/// Has the upper half translated by another root, from the lower half, where the early map still has the image.
+/// Has the upper half translated by another root, from the lower half, where the early map still
+/// has the image.
 ///
 /// # Safety
 /// 1. Everything that the kernel uses is where it was, in the tables under `root`, and stays.
@@ -170,17 +175,19 @@ unsafe extern "C" fn load_upper(root: u64, nothing: u64) {
 /// # Safety
 /// 1. `root` is that of [`map`].
 pub unsafe fn switch(root: Pa) {
-    // SAFETY: the image and all memory are mapped as the early map has them (1.), which the lower half still is (2.).
+    // SAFETY: the image and all memory are mapped as the early map has them (1.), which the lower
+    // half still is (2.).
     unsafe { load_upper(root.get(), physical(&raw const empty).get()) };
 }
 
-/// This processor reads tables as the engine was told, and has no process loaded, nor anything else in the lower half.
+/// This processor reads tables as the engine was told, and has no process loaded, nor anything else
+/// in the lower half.
 pub fn configure() -> Result<(), &'static str> {
     let ids = ids();
     let tcr = tcr_el1::<Arm64K4, Arm64K4>(&ids, &ids.caps()).map_err(|lacks| lacks.0)?;
     leave();
-    // SAFETY: both halves are read as before, but for flags that hardware may set from now on (1.); what was remembered is
-    // forgotten below, before there is a process (2.).
+    // SAFETY: both halves are read as before, but for flags that hardware may set from now on (1.);
+    // what was remembered is forgotten below, before there is a process (2.).
     unsafe { set_up_el1(MAIR, tcr) };
     cpu().forget_all();
     Ok(())
@@ -198,8 +205,9 @@ pub unsafe fn load(switch: Switch) {
 
 /// No process is loaded on this processor.
 pub fn leave() {
-    // SAFETY: nothing of the kernel's is in the lower half, and the table, which stays, translates nothing (1.): under
-    // identifier 0, which no process has, nothing is remembered of another (2.), but for the early map, until `configure`.
+    // SAFETY: nothing of the kernel's is in the lower half, and the table, which stays, translates
+    // nothing (1.): under identifier 0, which no process has, nothing is remembered of another
+    // (2.), but for the early map, until `configure`.
     unsafe { load_ttbr0_el1(ttbr::<Arm64K4>(physical(&raw const empty), 0, false)) };
 }
 

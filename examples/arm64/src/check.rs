@@ -1,4 +1,5 @@
-//! Whether the processor and a walker that shares no code with the engine say the same of a process.
+//! Whether the processor and a walker that shares no code with the engine say the same of a
+//! process.
 
 use alloc::format;
 use core::arch::asm;
@@ -25,8 +26,9 @@ fn asked(at: u64) -> (Option<u64>, Option<u64>) {
     (of(read), of(write))
 }
 
-/// Whether the processor, which has the process loaded, and the walker say the same of each page of the heap, of those beside it
-/// and of the program; and whether so many pages of the heap may be written.
+/// Whether the processor, which has the process loaded, and the walker say the same of each page of
+/// the heap, of those beside it and of the program; and whether so many pages of the heap may be
+/// written.
 pub fn check(number: usize, writable: u64) -> Done {
     let root = with(number, |process| process.space().root())?;
     let regime = Regime::Arm64Stage1 {

@@ -1,8 +1,8 @@
 //! The frames of the machine: which are free, what the others are, and how many users each has.
 //!
-//! A frame is free, a table, or memory of processes with one user at least; whatever goes from one to the other and was not what
-//! it should have been ends the kernel. So that at the end, with as many free as at the beginning, none has leaked, and none
-//! was freed twice.
+//! A frame is free, a table, or memory of processes with one user at least; whatever goes from one
+//! to the other and was not what it should have been ends the kernel. So that at the end, with as
+//! many free as at the beginning, none has leaked, and none was freed twice.
 
 use core::arch::asm;
 use core::ptr::{self, NonNull};
@@ -22,7 +22,8 @@ const FRAMES: usize = ((boot::RAM.end - boot::RAM.start) / PAGE) as usize;
 /// The users of a frame that is a table.
 const TABLE: u32 = u32::MAX;
 
-/// How processors wait for one another. `core::hint::spin_loop` is an `ISB` on arm64, and those are counted.
+/// How processors wait for one another. `core::hint::spin_loop` is an `ISB` on arm64, and those are
+/// counted.
 pub struct Yield;
 
 impl RelaxStrategy for Yield {
@@ -155,7 +156,8 @@ impl Memory for Pool {
     fn copy(&self, from: Pa, to: Pa) {
         self.copied.fetch_add(1, Ordering::Relaxed);
         uncounted(|| {
-            // SAFETY: two frames: one that is only read while it has users beside this one, and one that nothing else uses.
+            // SAFETY: two frames: one that is only read while it has users beside this one, and one
+            // that nothing else uses.
             unsafe { pointer::<u8>(to).copy_from_nonoverlapping(pointer(from), PAGE as usize) };
         });
     }
@@ -189,9 +191,10 @@ impl Tables {
     }
 }
 
-// SAFETY: the pool hands a frame out once (1.), all memory is in the kernel's map (2.), and there are no links (3.). Barriers and
-// invalidations are the engine's own, for all processors, under the identifier that they name (4., 5., 6.). Copies are alike (7.); a
-// panic ends the kernel (8.). A process has an identity for as long as it lives, and processors load what `switch` says (9.).
+// SAFETY: the pool hands a frame out once (1.), all memory is in the kernel's map (2.), and there
+// are no links (3.). Barriers and invalidations are the engine's own, for all processors, under the
+// identifier that they name (4., 5., 6.). Copies are alike (7.); a panic ends the kernel (8.). A
+// process has an identity for as long as it lives, and processors load what `switch` says (9.).
 unsafe impl Platform for Tables {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         POOL.get(TABLE)

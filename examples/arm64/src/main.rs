@@ -1,12 +1,15 @@
 //! A kernel whose processes fork, at EL1 on two processors: `cargo xtask example arm64` runs it.
 //!
-//! A process is that of the crate `tablewright-processes`, behind a lock; its programs run at EL0. The parent writes its heap for
-//! the first time, and forks; the child writes on the second processor while the parent reads on the first; the parent protects;
-//! the child exits. Each program proves by what it reads, and by the faults that it takes, what it may do and whose memory it
-//! has. Then the processor is asked what it makes of each page (`AT S1E0R`, `AT S1E0W`), and so is a walker that shares no code
-//! with the engine. At the end there are as many free frames as at the start.
+//! A process is that of the crate `tablewright-processes`, behind a lock; its programs run at EL0.
+//! The parent writes its heap for the first time, and forks; the child writes on the second
+//! processor while the parent reads on the first; the parent protects; the child exits. Each
+//! program proves by what it reads, and by the faults that it takes, what it may do and whose
+//! memory it has. Then the processor is asked what it makes of each page (`AT S1E0R`, `AT S1E0W`),
+//! and so is a walker that shares no code with the engine. At the end there are as many free frames
+//! as at the start.
 //!
-//! The software machine goes through the same [`steps`], and `cargo xtask processes` counts what each executes.
+//! The software machine goes through the same [`steps`], and `cargo xtask processes` counts what
+//! each executes.
 #![no_std]
 #![no_main]
 

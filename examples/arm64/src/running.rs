@@ -1,4 +1,5 @@
-//! Processes on processors: each behind its lock, with an identity of its own; programs, and what they fault for.
+//! Processes on processors: each behind its lock, with an identity of its own; programs, and what
+//! they fault for.
 
 use alloc::format;
 use alloc::string::{String, ToString as _};
@@ -58,8 +59,8 @@ pub fn load(cpu: usize, number: usize) -> Done {
     let forget = || boot::cpu().forget_all();
     let switch = identifiers.switch(cpu, identity, |with| with(&mut allocator.lock()), forget);
     let switch = switch.ok_or("no process is live, or a processor without identifiers")?;
-    // SAFETY: a process is live, and exits when its processor has left it (1.); this is what this processor was told last, with
-    // no interrupt between (2.).
+    // SAFETY: a process is live, and exits when its processor has left it (1.); this is what this
+    // processor was told last, with no interrupt between (2.).
     unsafe { boot::load(switch) };
     Ok(())
 }
@@ -167,7 +168,8 @@ pub fn exit(number: usize) -> Done {
     boot::leave();
     let process = PROCESSES[number].lock().take();
     let process = process.ok_or_else(|| format!("there is no process {number}"))?;
-    // SAFETY: each process is loaded on one processor, which has just left it (1.), under the identifier of its platform (2.).
+    // SAFETY: each process is loaded on one processor, which has just left it (1.), under the
+    // identifier of its platform (2.).
     unsafe { process.exit() };
     Ok(())
 }

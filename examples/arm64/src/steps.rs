@@ -1,5 +1,5 @@
-//! What happens, step by step, on both processors. Before and after each step there is a mark, by which an emulator tells what
-//! to count.
+//! What happens, step by step, on both processors. Before and after each step there is a mark, by
+//! which an emulator tells what to count.
 
 use alloc::format;
 use alloc::string::{String, ToString as _};
@@ -21,7 +21,8 @@ use crate::{boot, console};
 const PARENT: usize = 0;
 const CHILD: usize = 1;
 
-/// Words in the first page: as the parent writes them first, the child, and the parent again. Each page has the next.
+/// Words in the first page: as the parent writes them first, the child, and the parent again. Each
+/// page has the next.
 const FIRST: u64 = 0x1000_0000;
 const CHILDS: u64 = 0x2000_0000;
 const AGAIN: u64 = 0x3000_0000;
@@ -30,7 +31,8 @@ const AGAIN: u64 = 0x3000_0000;
 static TASK: Lock<Option<fn() -> Done>> = Lock::new(None);
 static ANSWER: Lock<Option<Done>> = Lock::new(None);
 
-/// Has the second processor do something, and this one something else, again and again, until that is done.
+/// Has the second processor do something, and this one something else, again and again, until that
+/// is done.
 fn on_second(task: fn() -> Done, mut meanwhile: impl FnMut() -> Done) -> Done {
     *TASK.lock() = Some(task);
     loop {

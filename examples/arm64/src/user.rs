@@ -1,7 +1,8 @@
 //! Programs at EL0, and the way there and back.
 //!
-//! A program has no stack, is position-independent, and is told by registers what to do: to write a word in each page of a
-//! range, or to read it, from a word on that grows by one with each page. It ends with `SVC`, and says how many pages are left.
+//! A program has no stack, is position-independent, and is told by registers what to do: to write a
+//! word in each page of a range, or to read it, from a word on that grows by one with each page. It
+//! ends with `SVC`, and says how many pages are left.
 
 use core::arch::{asm, global_asm};
 use core::mem::offset_of;
@@ -191,11 +192,12 @@ impl Registers {
     /// # Safety
     /// 1. The process that it is of is loaded on this processor.
     pub unsafe fn run(&mut self) -> Stop {
-        // SAFETY: it runs at EL0, where it reaches nothing but what the process that is loaded maps for it.
+        // SAFETY: it runs at EL0, where it reaches nothing but what the process that is loaded maps
+        // for it.
         let trap = unsafe { run_user(self) };
         let Trap { syndrome, at } = trap;
-        // DDI 0487 D24.2 ESR_EL1: EC 31:26; of an abort FSC 5:0, whose 5:2 are 1 for a translation and 3 for a permission; of
-        // a data abort WnR 6.
+        // DDI 0487 D24.2 ESR_EL1: EC 31:26; of an abort FSC 5:0, whose 5:2 are 1 for a translation
+        // and 3 for a permission; of a data abort WnR 6.
         let want = match syndrome >> 26 {
             0x15 => return Stop::Ended(self.x[1]),
             0x20 => Want::Execute,
@@ -219,9 +221,11 @@ pub fn install(frame: Pa) {
     let size = (&raw const user_end).addr() - from.addr();
     // SAFETY: the programs, and a frame that nothing else uses yet; there is room.
     unsafe { to.copy_from_nonoverlapping(from, size) };
-    // What was written is what is fetched (DDI 0487 B2.7.4); no line of a cache is smaller than 16 bytes.
+    // What was written is what is fetched (DDI 0487 B2.7.4); no line of a cache is smaller than 16
+    // bytes.
     for offset in (0..size).step_by(16) {
-        // SAFETY: a line of the programs is written back; the compiler has stored all of it before (no `nomem`).
+        // SAFETY: a line of the programs is written back; the compiler has stored all of it before
+        // (no `nomem`).
         unsafe {
             asm!("dc cvau, {}", in(reg) to.wrapping_add(offset), options(nostack, preserves_flags))
         }

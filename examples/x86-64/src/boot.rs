@@ -1,7 +1,7 @@
 //! From the loader to Rust, on either processor; the image, the user's programs and the memory.
 //!
-//! The loader follows PVH, the boot protocol of Xen's that QEMU speaks: it finds the entry point in a note of the image, enters it
-//! in 32-bit mode, and hands over where the memory is.
+//! The loader follows PVH, the boot protocol of Xen's that QEMU speaks: it finds the entry point in
+//! a note of the image, enters it in 32-bit mode, and hands over where the memory is.
 
 use core::arch::global_asm;
 
@@ -190,7 +190,8 @@ global_asm!(
     second_stack:
     .popsection
 
-    // Programs of the user. Writes to so many (rsi) pages from rdi on; reads the word at rdi for ever, and counts at rsi.
+    // Programs of the user. Writes to so many (rsi) pages from rdi on; reads the word at rdi for
+    // ever, and counts at rsi.
     .pushsection .user, "ax"
     .global user_watch
     user_touch:

@@ -1,4 +1,5 @@
-//! A processor, but for its page tables: segments, traps, the interrupt controller, a user, the serial line.
+//! A processor, but for its page tables: segments, traps, the interrupt controller, a user, the
+//! serial line.
 
 use core::arch::{global_asm, naked_asm};
 use core::fmt::{self, Write as _};
@@ -109,7 +110,8 @@ pub fn set_up(cpu: usize) {
     let idt = IDT.call_once(|| {
         let mut idt = InterruptDescriptorTable::new();
         let at = |stub: *const u8| VirtAddr::from_ptr(stub);
-        // SAFETY: each stub saves what the function behind it changes, and takes the error code off where there is one.
+        // SAFETY: each stub saves what the function behind it changes, and takes the error code off
+        // where there is one.
         unsafe {
             idt.invalid_opcode.set_handler_addr(at(&raw const trap_6));
             idt.general_protection_fault
@@ -124,7 +126,8 @@ pub fn set_up(cpu: usize) {
     });
     gdt.load();
     idt.load();
-    // SAFETY: the first descriptor is of code, as the one before, and the fourth of a TSS that no processor has loaded.
+    // SAFETY: the first descriptor is of code, as the one before, and the fourth of a TSS that no
+    // processor has loaded.
     unsafe {
         CS::set_reg(SegmentSelector(0x8));
         load_tss(SegmentSelector(0x20));
@@ -180,16 +183,19 @@ pub fn start(to: usize) {
 
 // ---- To a user, and back ----
 
-/// Runs the user from `at` on, with `first` in RDI and `second` in RSI, until [`leave_user`], whose result it returns.
+/// Runs the user from `at` on, with `first` in RDI and `second` in RSI, until [`leave_user`], whose
+/// result it returns.
 pub fn run_user(at: u64, first: u64, second: u64) -> u64 {
-    // SAFETY: the user has no access to what the kernel has mapped for itself, and comes back by a trap.
+    // SAFETY: the user has no access to what the kernel has mapped for itself, and comes back by a
+    // trap.
     unsafe { enter(first, second, at, LEFT[number()].as_ptr()) }
 }
 
 /// Abandons the trap from the user that is handled, and has [`run_user`] return.
 ///
 /// # Safety
-/// 1. It is called in a trap from the user, and nothing that the trap has made is dropped, or has to be.
+/// 1. It is called in a trap from the user, and nothing that the trap has made is dropped, or has
+///    to be.
 pub unsafe fn leave_user(result: u64) -> ! {
     // SAFETY: where `enter` has left its stack (1.).
     unsafe { leave(result, LEFT[number()].load(Ordering::Relaxed)) }

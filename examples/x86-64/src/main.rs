@@ -1,10 +1,12 @@
 //! A small kernel for x86-64 on the engine: QEMU boots it, `cargo xtask example x86-64` runs it.
 //!
-//! It maps its image and all memory, each with its own permissions; gives memory to itself and to a user when it is used; and
-//! takes a page back from a user that runs on the other processor, which is told by an interrupt. Each step says what it has
-//! seen, and the last that each frame has come back.
+//! It maps its image and all memory, each with its own permissions; gives memory to itself and to a
+//! user when it is used; and takes a page back from a user that runs on the other processor, which
+//! is told by an interrupt. Each step says what it has seen, and the last that each frame has come
+//! back.
 //!
-//! The spaces are here, what the engine asks for in [`platform`]. The rest is what any kernel has: [`boot`], [`cpu`].
+//! The spaces are here, what the engine asks for in [`platform`]. The rest is what any kernel has:
+//! [`boot`], [`cpu`].
 #![no_std]
 #![no_main]
 
@@ -31,7 +33,8 @@ use platform::{
     FEATURES, FRAMES, Frames, LOADED, PAGE, SPACES, Tables, WINDOW, here, linear, lock,
 };
 
-/// Where all memory is in the kernel's half, what the kernel uses by demand, and what the user does.
+/// Where all memory is in the kernel's half, what the kernel uses by demand, and what the user
+/// does.
 const LINEAR: u64 = 0xffff_8880_0000_0000;
 const HEAP: Range<u64> = 0xffff_c900_0000_0000..0xffff_c900_0010_0000;
 const USER_TEXT: u64 = 0x40_0000;
@@ -215,7 +218,8 @@ fn run() -> Result<(), &'static str> {
     }
     say(format_args!("user: mapped by {} faults", faults()));
 
-    // On the other processor it reads the last page, and counts in the first, until the last is taken back.
+    // On the other processor it reads the last page, and counts in the first, until the last is
+    // taken back.
     cpu::start(1);
     let count = with_exposed_provenance::<AtomicU64>(USER_HEAP as usize);
     // SAFETY: the user has had it mapped, and it is not taken back.
@@ -257,7 +261,8 @@ extern "C" fn first(info: u64) -> ! {
     // SAFETY: the loader's, and nothing has used memory yet (1.).
     let ram = unsafe { boot::memory(info) };
     let features = FEATURES.call_once(Features::read);
-    // SAFETY: the loader's map has no page that these registers change (1.), and there is no other processor (3.).
+    // SAFETY: the loader's map has no page that these registers change (1.), and there is no other
+    // processor (3.).
     unsafe { set_up(features, false) };
     let done = map(&ram).and_then(|()| {
         let size: u64 = ram.iter().map(|part| part.size()).sum();
@@ -279,7 +284,8 @@ extern "C" fn first(info: u64) -> ! {
 /// The second one.
 extern "C" fn second() -> ! {
     if let (Some(kernel), Some(features)) = (SPACES[KERNELS].get(), FEATURES.get()) {
-        // SAFETY: the image is where it was, and stays (1.); nothing is kept (2.); the registers are as on the first (1., 3.).
+        // SAFETY: the image is where it was, and stays (1.); nothing is kept (2.); the registers
+        // are as on the first (1., 3.).
         unsafe {
             load_cr3(cr3(kernel.root(), 0, false));
             set_up(features, false);

@@ -1,4 +1,5 @@
-//! What the engine asks of its embedder: frames, where tables are reached, barriers and invalidations; on two processors.
+//! What the engine asks of its embedder: frames, where tables are reached, barriers and
+//! invalidations; on two processors.
 
 use core::ops::Range;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
@@ -18,7 +19,8 @@ use crate::cpu;
 pub const CPUS: usize = 2;
 pub const PAGE: u64 = 4096;
 
-/// Frames from `next` on that were never used, and those that came back, each with the address of the one before.
+/// Frames from `next` on that were never used, and those that came back, each with the address of
+/// the one before.
 pub struct Frames {
     next: u64,
     end: u64,
@@ -75,7 +77,8 @@ pub static FEATURES: Once<Features> = Once::new();
 static STATES: [shootdown::Cpu; CPUS] = [const { shootdown::Cpu::new() }; CPUS];
 static INBOXES: [AtomicU64; inbox_words(CPUS)] = [const { AtomicU64::new(0) }; inbox_words(CPUS)];
 static SHOOTDOWN: Once<Shootdown<'static>> = Once::new();
-/// The kernel's half and the user's space, as flushes see them, and which processors have them loaded.
+/// The kernel's half and the user's space, as flushes see them, and which processors have them
+/// loaded.
 pub static SPACES: [Once<Space<'static>>; 2] = [const { Once::new() }; 2];
 pub static LOADED: [[AtomicU64; Space::words(CPUS)]; 2] =
     [const { [const { AtomicU64::new(0) }; _] }; 2];
@@ -90,9 +93,10 @@ fn processor() -> Cpu {
 #[derive(Clone, Copy)]
 pub struct Tables;
 
-// SAFETY: a frame is handed out once (1.) and reached through a map of all memory (2.); there are no links (3.); walkers see stores
-// in order (4.). What is to be forgotten is gathered, and sent to all that may remember it, which have answered when a completion
-// returns (5., 6.). There is one (7.), which does not unwind (8.), and spaces have no identifiers (9.).
+// SAFETY: a frame is handed out once (1.) and reached through a map of all memory (2.); there are
+// no links (3.); walkers see stores in order (4.). What is to be forgotten is gathered, and sent to
+// all that may remember it, which have answered when a completion returns (5., 6.). There is one
+// (7.), which does not unwind (8.), and spaces have no identifiers (9.).
 unsafe impl Platform for Tables {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         lock(&FRAMES).take()
@@ -135,8 +139,9 @@ unsafe impl Platform for Tables {
     }
 }
 
-// SAFETY: the processor forgets before the function returns (1.); the handler of the interrupt calls `receive`, and so does a
-// processor that holds interrupts off (2.); there are no identifiers (3.).
+// SAFETY: the processor forgets before the function returns (1.); the handler of the interrupt
+// calls `receive`, and so does a processor that holds interrupts off (2.); there are no identifiers
+// (3.).
 unsafe impl Actions for Tables {
     fn forget(&self, what: Forget) {
         processor().forget(&what);
@@ -162,7 +167,8 @@ pub fn shootdown() -> Option<&'static Shootdown<'static>> {
     Some(SHOOTDOWN.call_once(|| shootdown))
 }
 
-/// Takes a lock, and answers meanwhile: the processor that holds it may wait for this one, which holds interrupts off.
+/// Takes a lock, and answers meanwhile: the processor that holds it may wait for this one, which
+/// holds interrupts off.
 pub fn lock<T>(mutex: &SpinMutex<T>) -> SpinMutexGuard<'_, T> {
     loop {
         match (mutex.try_lock(), here()) {

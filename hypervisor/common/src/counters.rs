@@ -1,8 +1,8 @@
-//! What hypervisors count, and how it is found: numbers in memory under one symbol, in the order of a list, so that looking costs the
-//! guest nothing.
+//! What hypervisors count, and how it is found: numbers in memory under one symbol, in the order of
+//! a list, so that looking costs the guest nothing.
 //!
-//! A hypervisor has a list of its own behind the [common one](Event), and both are one enumeration: [`counters!`](crate::counters!)
-//! makes it, in the hypervisor and in the program that looks.
+//! A hypervisor has a list of its own behind the [common one](Event), and both are one enumeration:
+//! [`counters!`](crate::counters!) makes it, in the hypervisor and in the program that looks.
 
 /// Hands the common list to a macro, before what is given.
 #[doc(hidden)]
@@ -59,8 +59,8 @@ macro_rules! counters {
 
 macro_rules! enumerate_events {
     ($($name:ident $text:literal,)*) => {
-        /// What is counted in every hypervisor. The number of each is that of the same name in what [`counters!`](crate::counters!)
-        /// makes.
+        /// What is counted in every hypervisor. The number of each is that of the same name in what
+        /// [`counters!`](crate::counters!) makes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Event { $(#[doc = $text] $name,)* }
     };

@@ -1,4 +1,5 @@
-//! A fault of the guest's memory, mapped: what every hypervisor does with it, with a log or without one.
+//! A fault of the guest's memory, mapped: what every hypervisor does with it, with a log or without
+//! one.
 
 use tablewright::guest::{Backing, Declined, Fault, Request};
 use tablewright::shared::{Mapped, Refused};
@@ -25,7 +26,8 @@ fn busy<H: Host>() -> Next {
     Next::Resume
 }
 
-/// Maps what this processor, number `cpu`, has missed. `look_up` finds the page of a request, `None` while it is on the move.
+/// Maps what this processor, number `cpu`, has missed. `look_up` finds the page of a request,
+/// `None` while it is on the move.
 pub fn map<H: Host>(
     guest: &'static Guest<H>,
     memory: &Memory<H>,
@@ -41,7 +43,8 @@ pub fn map<H: Host>(
             Err(Declined::Busy) => return busy::<H>(),
             Err(declined) => return Next::Declined(declined),
         };
-        // What it writes is marked after it was made writable, and before it goes on; room is made sure of before.
+        // What it writes is marked after it was made writable, and before it goes on; room is made
+        // sure of before.
         let marker = match log {
             Some(log) if request.is_logged_write() => Some(log.marker(cpu, &request.slot())),
             _ => None,

@@ -1,5 +1,6 @@
-//! What hypervisors on the engine share, whatever the architecture: which frames the guest's memory is on and how they are taken away
-//! ([`memory`]), its faults ([`fault`]), logs and live snapshots ([`snapshot`]), and what is counted ([`counters`](mod@counters)).
+//! What hypervisors on the engine share, whatever the architecture: which frames the guest's memory
+//! is on and how they are taken away ([`memory`]), its faults ([`fault`]), logs and live snapshots
+//! ([`snapshot`]), and what is counted ([`counters`](mod@counters)).
 //!
 //! The hypervisor itself, which knows processors, barriers and interrupts, is a [`Host`].
 #![no_std]
@@ -38,7 +39,8 @@ pub unsafe trait Host: SharedPlatform + Sync + 'static {
     const HUGE: u64 = Self::BLOCK << <Self::Format as Format>::INDEX_BITS;
     /// Whether hardware marks in the leaves what is written, and logs go by that.
     const MARKS: bool = false;
-    /// What a frame holds that was taken away: executed it is seen, and as an address it is nowhere.
+    /// What a frame holds that was taken away: executed it is seen, and as an address it is
+    /// nowhere.
     const POISON: u64;
 
     /// Counts.
@@ -58,7 +60,8 @@ pub unsafe trait Host: SharedPlatform + Sync + 'static {
         relax::<Self>();
     }
 
-    /// Runs what has processors forget that memory could be written, and nothing else: where a planted bug leaves that out.
+    /// Runs what has processors forget that memory could be written, and nothing else: where a
+    /// planted bug leaves that out.
     fn forget_permissions(&self, flush: impl FnOnce()) {
         flush();
     }

@@ -1,20 +1,21 @@
 //! Which frame is behind each page of the guest, and how frames are taken away behind its back.
 //!
-//! A frame that is taken away is
-//! copied to another one, and **poisoned**, so that a processor that still reaches it through a translation that should
-//! have been forgotten reads nonsense, and what it writes is lost. Executed, the frame calls the hypervisor; if it was
-//! written, that is seen when it is used again, behind some other page.
+//! A frame that is taken away is copied to another one, and **poisoned**, so that a processor that
+//! still reaches it through a translation that should have been forgotten reads nonsense, and what
+//! it writes is lost. Executed, the frame calls the hypervisor; if it was written, that is seen
+//! when it is used again, behind some other page.
 //!
 //! # Taking a page away
 //!
-//! 1. The look-up says that the page is on the move. Faults on it go back to the guest and come again.
-//! 2. A [zap](tablewright::guest::Zap): what was looked up before is out of date, walks of others come to an end, the
-//!    leaf is unmapped, every processor forgets it.
+//! 1. The look-up says that the page is on the move. Faults on it go back to the guest and come
+//!    again.
+//! 2. A [zap](tablewright::guest::Zap): what was looked up before is out of date, walks of others
+//!    come to an end, the leaf is unmapped, every processor forgets it.
 //! 3. No processor reaches the frame now. It is copied and poisoned.
 //! 4. The look-up says where the page is.
 //!
-//! A page of a block takes the block down, and from then on the block is mapped by pages: their frames are not in a row
-//! any more.
+//! A page of a block takes the block down, and from then on the block is mapped by pages: their
+//! frames are not in a row any more.
 
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
@@ -75,7 +76,8 @@ pub struct Evictions {
     pub count: u64,
     /// None before so many faults.
     pub after: u64,
-    /// With each page all that is mapped around it: the table is detached, and what was below it faults again.
+    /// With each page all that is mapped around it: the table is detached, and what was below it
+    /// faults again.
     pub tables: bool,
 }
 
@@ -87,7 +89,8 @@ pub struct Memory<H: Host> {
     pages: &'static [AtomicU32],
     /// Whether a page of this block has ever had another frame than that of its address.
     scattered: &'static [AtomicBool],
-    /// Frames for pages that are taken away; first in, first out, so that a frame stays poisoned for a while.
+    /// Frames for pages that are taken away; first in, first out, so that a frame stays poisoned
+    /// for a while.
     spare: Mutex<Spare, H>,
     evictions: Evictions,
     /// So many are still to be taken away.
@@ -251,7 +254,8 @@ impl<H: Host> Memory<H> {
         }
     }
 
-    /// Takes the frame of one page away, if some are still to be taken. `moved` is told which page it was, when it is elsewhere.
+    /// Takes the frame of one page away, if some are still to be taken. `moved` is told which page
+    /// it was, when it is elsewhere.
     pub fn evict_one(&self, guest: &'static Guest<H>, gather: &mut Gather<H>, moved: impl Fn(u64)) {
         let one_less = |left: u64| left.checked_sub(1);
         if H::counted(Event::Faults) < self.evictions.after
@@ -316,7 +320,8 @@ impl<H: Host> Memory<H> {
         let (from, to) = (u64::from(now) * H::PAGE, u64::from(spare) * H::PAGE);
         // The guest may have written past the caches.
         guest.space().platform().clean(Pa::new(from), H::PAGE);
-        // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and none the second yet.
+        // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and
+        // none the second yet.
         unsafe {
             H::count(Event::Spoiled, u64::from(!is_poisoned::<H>(to)));
             ptr::copy_nonoverlapping(
@@ -397,8 +402,8 @@ pub fn take_away<H: Host>(
     }
 }
 
-/// Completes what was gathered and frees what was detached. Until no walk holds that it waits: walks take microseconds, and
-/// none waits for anything.
+/// Completes what was gathered and frees what was detached. Until no walk holds that it waits:
+/// walks take microseconds, and none waits for anything.
 pub fn reclaim<H: Host>(gather: &mut Gather<H>) {
     reclaim_seen(gather, |_| ());
 }

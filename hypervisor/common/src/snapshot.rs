@@ -3,28 +3,31 @@
 //! # A live snapshot
 //!
 //! 1. A log starts: nothing can be written that is not marked first.
-//! 2. All memory is copied; then, in rounds, what was written meanwhile. Each round takes the marks, protects those pages,
-//!    waits until every processor has forgotten that they could be written, and copies. The guest runs all the time.
+//! 2. All memory is copied; then, in rounds, what was written meanwhile. Each round takes the
+//!    marks, protects those pages, waits until every processor has forgotten that they could be
+//!    written, and copies. The guest runs all the time.
 //! 3. The guest stops ([`Gate`]). What was written since the last round is copied.
 //! 4. **Every page is compared** with the one that the guest has.
-//! 5. As a second proof the guest goes on *on the copy*: its frames are put behind its pages, and those it had until now are
-//!    poisoned. Its processors hold what they held when it stopped.
+//! 5. As a second proof the guest goes on *on the copy*: its frames are put behind its pages, and
+//!    those it had until now are poisoned. Its processors hold what they held when it stopped.
 //!
 //! # When it begins
 //!
-//! When the guest's load is at work, which only the guest knows: it rings a bell, by a register of the hypervisor's. It
-//! reads there whether the copy is through, and goes on as long as it is not. A guest that knows nothing of it is copied after a
-//! time.
+//! When the guest's load is at work, which only the guest knows: it rings a bell, by a register of
+//! the hypervisor's. It reads there whether the copy is through, and goes on as long as it is not.
+//! A guest that knows nothing of it is copied after a time.
 //!
 //! # How a guest is stopped
 //!
-//! The [`Gate`] is closed. Where an interrupt brings a processor back from its guest, each comes to the gate and waits there. On arm64
-//! no interrupt reaches a virtual CPU but its own. So its memory is taken away: all of
-//! it is write-protected in one pass over the root, and each virtual CPU comes by itself, with its next access, and waits
-//! at the gate. One that waits for an interrupt writes nothing, and when it wakes its next instruction is such an access.
+//! The [`Gate`] is closed. Where an interrupt brings a processor back from its guest, each comes to
+//! the gate and waits there. On arm64 no interrupt reaches a virtual CPU but its own. So its memory
+//! is taken away: all of it is write-protected in one pass over the root, and each virtual CPU
+//! comes by itself, with its next access, and waits at the gate. One that waits for an interrupt
+//! writes nothing, and when it wakes its next instruction is such an access.
 //!
-//! There the guest's time does not pass either: each processor's virtual counter is set back by as much as the guest stood still, before
-//! its next instruction. To compare 1 GiB takes an emulator half a minute, which a guest's watchdog would take for a fault.
+//! There the guest's time does not pass either: each processor's virtual counter is set back by as
+//! much as the guest stood still, before its next instruction. To compare 1 GiB takes an emulator
+//! half a minute, which a guest's watchdog would take for a fault.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -101,7 +104,8 @@ impl Begin {
     }
 }
 
-/// Where every virtual CPU passes with each fault, or each time it is entered, and waits while it is closed.
+/// Where every virtual CPU passes with each fault, or each time it is entered, and waits while it
+/// is closed.
 #[derive(Debug)]
 pub struct Gate {
     closed: AtomicBool,
@@ -182,8 +186,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log of this memory, each piece of which is a slot, and of which all but the last have a multiple of 64 pages. `words` are two for
-    /// each 64 pages.
+    /// A log of this memory, each piece of which is a slot, and of which all but the last have a
+    /// multiple of 64 pages. `words` are two for each 64 pages.
     pub fn new<H: Host>(kind: Kind, guest: &Pieces, words: &'static [AtomicU64]) -> Option<Self> {
         static ENTRIES: [[RingEntry; RING]; PROCESSORS] =
             [const { [const { RingEntry::new() }; RING] }; PROCESSORS];
@@ -372,7 +376,8 @@ impl<H: Host> Driver<H> {
         machine.forget_permissions(|| reclaim(&mut self.gather));
     }
 
-    /// Takes the marks, and protects what they say again. What was found is to be copied, and may be.
+    /// Takes the marks, and protects what they say again. What was found is to be copied, and may
+    /// be.
     fn harvest(&mut self) {
         let (plain, log) = (self.plain, self.log);
         for slot in plain.iter().flatten() {
@@ -469,7 +474,8 @@ pub fn log_for_a_while<H: Host>(watched: Watched<H>) {
     Driver::new(watched).log(5, 20);
 }
 
-/// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is to be measured.
+/// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is
+/// to be measured.
 pub fn start_one<H: Host>(
     watched: Watched<H>,
     fault: impl Fn(&Fault),
@@ -508,8 +514,8 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
         let from = frame_of(page);
         // The guest may have written past the caches.
         guest.space().platform().clean(Pa::new(from), H::PAGE);
-        // SAFETY: two frames that are mapped one to one. The guest may write the first meanwhile: then the page is marked,
-        // and copied again.
+        // SAFETY: two frames that are mapped one to one. The guest may write the first meanwhile:
+        // then the page is marked, and copied again.
         unsafe { copy_page::<H>(from, copy_of(page)) };
         H::count(Event::Copied, 1);
     };
@@ -556,7 +562,8 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
 
     gate.close::<H>();
     match log.kind {
-        // Hardware would take what is write-protected for writable. It has marked the leaves that are taken away.
+        // Hardware would take what is write-protected for writable. It has marked the leaves that
+        // are taken away.
         Kind::Hardware => {
             for slot in plain.iter().flatten() {
                 take_away(guest.zap(slot.guest), &mut driver.gather, |leaf| {
@@ -607,7 +614,8 @@ unsafe fn copy_page<H: Host>(from: u64, to: u64) {
         ptr::with_exposed_provenance_mut::<u64>(to as usize),
     );
     for word in 0..(H::PAGE / 8) as usize {
-        // SAFETY: inside of the frames (1.). Volatile, because the guest may write the first at the same time.
+        // SAFETY: inside of the frames (1.). Volatile, because the guest may write the first at the
+        // same time.
         unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
     }
 }

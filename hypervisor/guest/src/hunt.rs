@@ -1,12 +1,15 @@
-//! A hunt for stale translations: threads put other pages behind addresses, under the eyes of threads that read there.
+//! A hunt for stale translations: threads put other pages behind addresses, under the eyes of
+//! threads that read there.
 //!
-//! The pages of a file hold numbers. What is put behind an address holds a larger number than what was there; *after* the system
-//! call that puts it there has returned, the number is published. So a thread that reads what was published, and then reads at
-//! the address, finds that number or a larger one. If it finds a smaller one, its processor still uses a translation that the
-//! kernel, and with it the hypervisor, has said to be forgotten. A number that was never put anywhere is what a hypervisor leaves in a
-//! frame that it has taken away.
+//! The pages of a file hold numbers. What is put behind an address holds a larger number than what
+//! was there; *after* the system call that puts it there has returned, the number is published. So
+//! a thread that reads what was published, and then reads at the address, finds that number or a
+//! larger one. If it finds a smaller one, its processor still uses a translation that the kernel,
+//! and with it the hypervisor, has said to be forgotten. A number that was never put anywhere is
+//! what a hypervisor leaves in a frame that it has taken away.
 //!
-//! A page of the file comes round again only after so many others that a smaller number is still there when it is looked at.
+//! A page of the file comes round again only after so many others that a smaller number is still
+//! there when it is looked at.
 
 use std::fs::File;
 use std::process::Command;
@@ -88,8 +91,9 @@ struct Tally {
     is_over: AtomicBool,
 }
 
-/// Hunts for so many seconds: half of the time on all processors, half on all but the first, so that a kernel has flushes to name
-/// some of them. Each half is a process of its own, of which no other processor knows. Whether nothing stale was found.
+/// Hunts for so many seconds: half of the time on all processors, half on all but the first, so
+/// that a kernel has flushes to name some of them. Each half is a process of its own, of which no
+/// other processor knows. Whether nothing stale was found.
 pub fn run(seconds: u64) -> Result<bool, Error> {
     let cpus = thread::available_parallelism()?.get();
     let program = std::env::current_exe()?;

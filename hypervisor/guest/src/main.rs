@@ -1,4 +1,5 @@
-//! What runs in a guest, to have its kernel flush the TLBs of other processors, and to see whether they were.
+//! What runs in a guest, to have its kernel flush the TLBs of other processors, and to see whether
+//! they were.
 //!
 //! | | |
 //! |---|---|
@@ -7,7 +8,8 @@
 //! | `tlb ring` | the hypervisor is told that a load is at work ([`port`]) |
 //! | `tlb copied` | the status says whether the guest was copied while it ran |
 //!
-//! The first two say one line of `NAME=VALUE` words at their end. The status is 0, 1 where something stale was read (or nothing was copied), 2 for wrong arguments.
+//! The first two say one line of `NAME=VALUE` words at their end. The status is 0, 1 where
+//! something stale was read (or nothing was copied), 2 for wrong arguments.
 
 mod hunt;
 mod map;

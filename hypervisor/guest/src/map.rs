@@ -23,7 +23,8 @@ pub fn file(name: &CStr, size: usize) -> io::Result<File> {
     Ok(file)
 }
 
-/// A part of a file, mapped; unmapped when it is dropped. Words of it are shared with all other maps of the file.
+/// A part of a file, mapped; unmapped when it is dropped. Words of it are shared with all other
+/// maps of the file.
 pub struct Map {
     first: *mut u8,
     size: usize,
@@ -73,7 +74,8 @@ impl Drop for Map {
 fn map(at: *mut u8, file: &File, offset: usize, size: usize, flags: i32) -> io::Result<*mut u8> {
     let permissions = libc::PROT_READ | libc::PROT_WRITE;
     let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-    // SAFETY: without MAP_FIXED nothing is replaced; with it, pages of a `Map`, whose words stay atomics.
+    // SAFETY: without MAP_FIXED nothing is replaced; with it, pages of a `Map`, whose words stay
+    // atomics.
     let first = unsafe {
         libc::mmap(
             at.cast(),

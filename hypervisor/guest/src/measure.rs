@@ -1,5 +1,6 @@
-//! The published measurement, of the program `pthread_mmap`: each thread maps a part of a file, touches each of its pages and
-//! unmaps it, over and over. What is timed is the unmapping, which is over when the other processors have forgotten.
+//! The published measurement, of the program `pthread_mmap`: each thread maps a part of a file,
+//! touches each of its pages and unmaps it, over and over. What is timed is the unmapping, which is
+//! over when the other processors have forgotten.
 
 use std::sync::Barrier;
 use std::thread;

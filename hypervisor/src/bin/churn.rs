@@ -1,8 +1,10 @@
-//! A small guest that touches its memory, again and again, on all of its processors: work for a hypervisor that takes pages and
-//! tables away, logs and copies, of a size at which each instruction of it can be looked at.
+//! A small guest that touches its memory, again and again, on all of its processors: work for a
+//! hypervisor that takes pages and tables away, logs and copies, of a size at which each
+//! instruction of it can be looked at.
 //!
-//! It runs at EL1 with its MMU off. What it has written it reads again, each time on another processor; what is lost is said. If its
-//! first argument is `copy`, it goes on until it was copied.
+//! It runs at EL1 with its MMU off. What it has written it reads again, each time on another
+//! processor; what is lost is said. If its first argument is `copy`, it goes on until it was
+//! copied.
 #![no_std]
 #![no_main]
 

@@ -1,8 +1,9 @@
-//! What a flush of stage 2 takes, counted by an emulator: 16 pages that do not adjoin are unmapped in one gather.
+//! What a flush of stage 2 takes, counted by an emulator: 16 pages that do not adjoin are unmapped
+//! in one gather.
 //!
-//! It runs at EL2 with its MMU off, so that an address is what it is, and no guest is there: what has to be forgotten does
-//! not depend on that. Before and after the flush there is a mark, by which the emulator tells what to count
-//! (`xtask/plugin`).
+//! It runs at EL2 with its MMU off, so that an address is what it is, and no guest is there: what
+//! has to be forgotten does not depend on that. Before and after the flush there is a mark, by
+//! which the emulator tells what to count (`xtask/plugin`).
 #![no_std]
 #![no_main]
 
@@ -64,8 +65,8 @@ impl Machine {
     }
 }
 
-// SAFETY: frames are given out once and aligned, the root's first; the pointers are good because the MMU is off; barriers and
-// invalidations are those of the processor, all of them.
+// SAFETY: frames are given out once and aligned, the root's first; the pointers are good because
+// the MMU is off; barriers and invalidations are those of the processor, all of them.
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         self.take(1)

@@ -1,7 +1,8 @@
 //! A guest that means no good: it tries what a guest may not do, and says what came of it.
 //!
-//! It runs at EL1 with its MMU off, so that an address is what it takes for physical. Each attempt has to end with an
-//! exception of its own, or an error code; the hypervisor has to be there afterwards.
+//! It runs at EL1 with its MMU off, so that an address is what it takes for physical. Each attempt
+//! has to end with an exception of its own, or an error code; the hypervisor has to be there
+//! afterwards.
 #![no_std]
 #![no_main]
 
@@ -57,7 +58,8 @@ static mut LAST: u64 = 0;
 /// What an attempt ended with: 0 if with nothing.
 macro_rules! attempt {
     ($($asm:tt)*) => {{
-        // SAFETY: one processor; the exception handler writes it, and only while the attempt is made.
+        // SAFETY: one processor; the exception handler writes it, and only while the attempt is
+        // made.
         unsafe {
             (&raw mut LAST).write_volatile(0);
             asm!($($asm)*);

@@ -1,15 +1,18 @@
-//! A kernel that makes its linear map, at EL1, with no hypervisor: in each of the ways that were published and in the engine's,
-//! one after the other, in tables that the processor runs on.
+//! A kernel that makes its linear map, at EL1, with no hypervisor: in each of the ways that were
+//! published and in the engine's, one after the other, in tables that the processor runs on.
 //!
-//! It has what a kernel has before it knows its memory: its own image, mapped in the upper half, and a fixmap. Table memory
-//! is reached through slots of the fixmap, through the coarse map in the lower half, or through the linear map, and
-//! in no other way: what is not mapped there, or remembered from before, is an exception or a wrong table. Before and after
-//! each step there is a mark, by which the emulator tells what to count (`xtask/plugin`). Then the processor is asked where
-//! each page is (`AT S1E1W`).
+//! It has what a kernel has before it knows its memory: its own image, mapped in the upper half,
+//! and a fixmap. Table memory is reached through slots of the fixmap, through the coarse map in the
+//! lower half, or through the linear map, and in no other way: what is not mapped there, or
+//! remembered from before, is an exception or a wrong table. Before and after each step there is a
+//! mark, by which the emulator tells what to count (`xtask/plugin`). Then the processor is asked
+//! where each page is (`AT S1E1W`).
 //!
-//! How long each step takes is printed, in ticks of the generic timer: on a board that is the published table for it.
+//! How long each step takes is printed, in ticks of the generic timer: on a board that is the
+//! published table for it.
 //!
-//! The steps are those of the crate `tablewright-linear`, which the software machine runs as well, and in the same order.
+//! The steps are those of the crate `tablewright-linear`, which the software machine runs as well,
+//! and in the same order.
 #![no_std]
 #![no_main]
 
@@ -51,7 +54,8 @@ const NAME: &str = "linear";
 const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
 /// Where physical address 0 would be in the linear map.
 const LINEAR: u64 = 0xffff_0000_0000_0000;
-/// The memory that is mapped: three of the machine's four gibibytes. `xtask` tells the software machine the same.
+/// The memory that is mapped: three of the machine's four gibibytes. `xtask` tells the software
+/// machine the same.
 const RAM: Range<u64> = 1 << 30..4 << 30;
 /// The fourth, which is added when the map is there.
 const ADDED: Range<u64> = 4 << 30..5 << 30;
@@ -94,8 +98,9 @@ global_asm!(
     "mrs x2, elr_el1",
     "b exception",
     ".endr",
-    // The tables that are there before anything else, by physical addresses: two blocks for the image and the devices, at
-    // OFFSET and, for the time when the MMU comes on, at 0; and those of the fixmap, down to its slots.
+    // The tables that are there before anything else, by physical addresses: two blocks for the
+    // image and the devices, at OFFSET and, for the time when the MMU comes on, at 0; and those of
+    // the fixmap, down to its slots.
     ".section .tables, \"aw\"",
     ".balign 4096",
     "identity: .quad blocks - {offset} + 3",
@@ -144,8 +149,9 @@ struct Machine {
     next: Cell<u64>,
 }
 
-// SAFETY: a frame is handed out once (1.). Tables are reached through windows alone, so `table` is never asked (2.); no
-// links (3.); `dsb` waits for what was stored (4.), and issued (6.); what is issued is the engine's (5.); there is no clone (7.).
+// SAFETY: a frame is handed out once (1.). Tables are reached through windows alone, so `table` is
+// never asked (2.); no links (3.); `dsb` waits for what was stored (4.), and issued (6.); what is
+// issued is the engine's (5.); there is no clone (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let frame = self.next.get();
@@ -175,7 +181,8 @@ unsafe impl Platform for Machine {
             ranges: true,
             wide: false,
         };
-        // A range instruction takes pairs of pages: with an odd number one page more is forgotten, and no instruction more made.
+        // A range instruction takes pairs of pages: with an odd number one page more is forgotten,
+        // and no instruction more made.
         if let What::Ranges(&[stale]) = flush.what
             && stale.last - stale.first >= PAGE
         {
@@ -235,7 +242,8 @@ fn pointer(at: u64) -> NonNull<Entry> {
 /// Has the lower half translated by another table, under an identifier.
 ///
 /// # Safety
-/// 1. Nothing is used in the lower half but what the tables under `root` map, and they stay while it is loaded.
+/// 1. Nothing is used in the lower half but what the tables under `root` map, and they stay while
+///    it is loaded.
 unsafe fn load_lower(root: Pa, id: u16) {
     // SAFETY: passed on.
     unsafe { write_ttbr0_el1(Ttbr0El1::from_bits_retain(root.get() | u64::from(id) << 48)) };
@@ -332,7 +340,8 @@ fn span(range: &Range<u64>) -> Result<Span<Pa>, String> {
     span.map_err(|error| error.to_string())
 }
 
-/// A kernel that has just been booted: with a root that has nothing in it but the image and the fixmap.
+/// A kernel that has just been booted: with a root that has nothing in it but the image and the
+/// fixmap.
 struct Kernel {
     machine: Machine,
     fixmap: Fixmap<FixmapSlots>,
@@ -352,7 +361,8 @@ impl Kernel {
         let level = Arm64K4::root_level();
         let root = machine.alloc_table(level).ok_or("no memory for the root")?;
         let (at, data) = (Va::new(FIXMAP), &Attrs::KERNEL_DATA);
-        // SAFETY: the slots of the fixmap: all zero, and for these users alone, one after the other.
+        // SAFETY: the slots of the fixmap: all zero, and for these users alone, one after the
+        // other.
         let (slots, fixmap) = unsafe {
             let entries = NonNull::from(&fixmap_0[0]);
             let slots: Result<Slots<'_, Arm64K4, _, _, LAST_LEVEL>, _> =
@@ -360,7 +370,8 @@ impl Kernel {
             (slots, Fixmap::new(at, entries, FixmapSlots))
         };
         let slots = slots.map_err(|error| error.to_string())?;
-        // SAFETY: the frame was just allocated for a table, and has as many entries as the other root.
+        // SAFETY: the frame was just allocated for a table, and has as many entries as the other
+        // root.
         unsafe {
             let table = slots.open(root, level);
             for (number, entry) in early.iter().enumerate() {
@@ -396,7 +407,8 @@ fn published(name: &str, techniques: Techniques) -> Done {
     let kernel = Kernel::boot()?;
     let ram = [span(&RAM)?];
     let goal = kernel.goal(&ram);
-    // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no other editor.
+    // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no other
+    // editor.
     counted(name, || unsafe {
         tablewright_linear::build::<Arm64K4, _, _>(
             techniques,

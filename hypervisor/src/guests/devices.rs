@@ -1,5 +1,6 @@
-//! What one of several guests finds where no memory is: a UART that only says things, the interrupt controller, a bell that says
-//! when its time is over; system registers that are trapped; and firmware.
+//! What one of several guests finds where no memory is: a UART that only says things, the interrupt
+//! controller, a bell that says when its time is over; system registers that are trapped; and
+//! firmware.
 
 use aarch64_rt::RegisterState;
 use arm_psci::{ErrorCode, Function};
@@ -68,7 +69,8 @@ fn uart(offset: u64) -> u64 {
     }
 }
 
-/// An access of a guest's to what is not memory. Whether there is something: the guest goes on behind it then.
+/// An access of a guest's to what is not memory. Whether there is something: the guest goes on
+/// behind it then.
 pub fn access(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2, at: u64) -> bool {
     let Some(vcpu) = schedule::current() else {
         return false;

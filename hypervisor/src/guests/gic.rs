@@ -1,12 +1,14 @@
 //! Interrupts of several guests (GICv3 and its virtual interface, IHI 0069).
 //!
-//! All interrupts of the machine come to EL2 (`HCR_EL2.IMO`). The CPU interface that a guest uses is the virtual one: what is in the
-//! list registers is pending for it, and it acknowledges and ends it there without the hypervisor. Distributor and redistributors
-//! are emulated, as far as interrupts between CPUs and the virtual timer need them; a guest has no others.
+//! All interrupts of the machine come to EL2 (`HCR_EL2.IMO`). The CPU interface that a guest uses
+//! is the virtual one: what is in the list registers is pending for it, and it acknowledges and
+//! ends it there without the hypervisor. Distributor and redistributors are emulated, as far as
+//! interrupts between CPUs and the virtual timer need them; a guest has no others.
 //!
-//! *The timer* is a level. While it is high, the machine's interrupt is off, and the guest has one in a list register that asks for
-//! maintenance when the guest has ended it; then it is looked at again. A timer of a vCPU that does not run has its time, which is
-//! compared when vCPUs have their turns.
+//! *The timer* is a level. While it is high, the machine's interrupt is off, and the guest has one
+//! in a list register that asks for maintenance when the guest has ended it; then it is looked at
+//! again. A timer of a vCPU that does not run has its time, which is compared when vCPUs have their
+//! turns.
 
 use core::arch::asm;
 use core::ptr;
@@ -18,14 +20,15 @@ use crate::counters::Count;
 use crate::cpu;
 use crate::machine::count;
 
-/// Interrupts of the machine's: from another processor, maintenance, the hypervisor's timer, the guest's virtual timer (QEMU's
-/// `virt` machine).
+/// Interrupts of the machine's: from another processor, maintenance, the hypervisor's timer, the
+/// guest's virtual timer (QEMU's `virt` machine).
 const KICK: u32 = 0;
 const MAINTENANCE: u32 = 25;
 const SLICE: u32 = 26;
 const TIMER: u32 = 27;
 
-/// Fields of a list register (12.4.6): pending, group 1, a priority, and maintenance when it is ended.
+/// Fields of a list register (12.4.6): pending, group 1, a priority, and maintenance when it is
+/// ended.
 const PENDING: u64 = 1 << 62;
 const GROUP: u64 = 1 << 60;
 const PRIORITY: u64 = 0xa0 << 48;
@@ -83,7 +86,8 @@ pub fn set_up(distributor: u64) {
 macro_rules! system {
     (read $name:literal) => {{
         let value: u64;
-        // SAFETY: a register of the interrupt controller; one that is read to acknowledge is meant to.
+        // SAFETY: a register of the interrupt controller; one that is read to acknowledge is meant
+        // to.
         unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value, options(nostack, preserves_flags)) };
         value
     }};
@@ -163,7 +167,8 @@ fn set_list(number: usize, value: u64) {
     }
 }
 
-/// Empties the list registers of what the guest has ended, and of a timer that is not due any more. Whether there is a timer left.
+/// Empties the list registers of what the guest has ended, and of a timer that is not due any more.
+/// Whether there is a timer left.
 fn tidy(level: bool) -> bool {
     let mut has_timer = false;
     for number in 0..LISTS {
@@ -242,7 +247,8 @@ pub fn is_wanted(vcpu: &Vcpu, now: u64) -> bool {
     timer || vcpu.pending.load(Ordering::Acquire) & vcpu.enabled.load(Ordering::Relaxed) != 0
 }
 
-/// A vCPU sends an interrupt to others of its guest: what it has written to ICC_SGI1R_EL1 (12.11.16).
+/// A vCPU sends an interrupt to others of its guest: what it has written to ICC_SGI1R_EL1
+/// (12.11.16).
 pub fn send(from: &Vcpu, value: u64) {
     let id = value >> 24 & 0xf;
     for vcpu in crowd().of(from.guest) {

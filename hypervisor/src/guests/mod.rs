@@ -1,8 +1,9 @@
-//! Several guests at once, each with vCPUs of its own: more of them than there are processors, and, if that is asked for, more than
-//! there are VMIDs.
+//! Several guests at once, each with vCPUs of its own: more of them than there are processors, and,
+//! if that is asked for, more than there are VMIDs.
 //!
-//! Each guest sees memory of its own at the same addresses as the others, behind which are other frames; what is not memory is
-//! [emulated](devices). First come those that boot the kernel that was loaded, then small ones (`src/bin/small`).
+//! Each guest sees memory of its own at the same addresses as the others, behind which are other
+//! frames; what is not memory is [emulated](devices). First come those that boot the kernel that
+//! was loaded, then small ones (`src/bin/small`).
 //!
 //! | | |
 //! |---|---|
@@ -12,8 +13,9 @@
 //! | [`devices`] | what a guest finds where no memory is; its firmware |
 //! | [`identifiers`](crate::identifiers) | VMIDs |
 //!
-//! A guest that is not loaded is edited like any other: a processor that goes from one guest to the next takes frames away from
-//! guests in turn, and one that has no guest at all logs what they write.
+//! A guest that is not loaded is edited like any other: a processor that goes from one guest to the
+//! next takes frames away from guests in turn, and one that has no guest at all logs what they
+//! write.
 
 pub mod devices;
 pub mod gic;
@@ -132,7 +134,8 @@ pub fn areas(asked: &Several, all: Span<Ipa>) -> Result<Vec<Span<Pa>>, Reason> {
     }
 }
 
-/// Puts into the memory of each guest what it starts with, and makes their vCPUs: the first of each waits for its turn.
+/// Puts into the memory of each guest what it starts with, and makes their vCPUs: the first of each
+/// waits for its turn.
 ///
 /// # Errors
 /// What is missing.
@@ -141,7 +144,8 @@ pub fn prepare(asked: &Several, tree: &Tree, areas: &[Span<Pa>]) -> Result<(), R
     let image = areas.last().ok_or("there are no guests")?.last().get() + 1;
     let vcpus = VCPUS.min(tree.cpus.len());
     let mut all = Vec::new();
-    // What is copied from the first guest: all that was loaded into it. It is written last, so that no other has its device tree.
+    // What is copied from the first guest: all that was loaded into it. It is written last, so that
+    // no other has its device tree.
     let loaded = match &tree.initrd {
         Some(initrd) => tree.kernel.end.max(initrd.end),
         None => tree.kernel.end,
@@ -259,7 +263,8 @@ impl Crowd {
         let _ = smccc::psci::system_off::<smccc::Smc>();
     }
 
-    /// Looks whether each frame is behind one page of one guest, and each page is mapped to its own.
+    /// Looks whether each frame is behind one page of one guest, and each page is mapped to its
+    /// own.
     fn compare(&self) {
         let vms = &world().vms;
         let Some(last) = vms

@@ -1,12 +1,15 @@
-//! Turns: each vCPU of each guest runs on whichever processor is free, for a time, one after the other.
+//! Turns: each vCPU of each guest runs on whichever processor is free, for a time, one after the
+//! other.
 //!
-//! A vCPU is on one processor at a time, because it is claimed. While one is changed for another, and while there is none, the
-//! processor has [no guest](crate::identifiers::park): registers of one guest and tables of another are never in force together.
+//! A vCPU is on one processor at a time, because it is claimed. While one is changed for another,
+//! and while there is none, the processor has [no guest](crate::identifiers::park): registers of
+//! one guest and tables of another are never in force together.
 //!
-//! What a processor has remembered of a guest's stage 1 is the guest's to forget, vCPU by vCPU. One that comes to a processor where
-//! another of its guest was before finds what that one has remembered, and one that has gone elsewhere may have left something
-//! behind. So its invalidations are for all processors (`HCR_EL2.FB`), and everything of the guest's stage 1 is forgotten where its
-//! vCPUs change.
+//! What a processor has remembered of a guest's stage 1 is the guest's to forget, vCPU by vCPU. One
+//! that comes to a processor where another of its guest was before finds what that one has
+//! remembered, and one that has gone elsewhere may have left something behind. So its invalidations
+//! are for all processors (`HCR_EL2.FB`), and everything of the guest's stage 1 is forgotten where
+//! its vCPUs change.
 
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicUsize, Ordering, fence};

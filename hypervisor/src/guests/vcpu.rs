@@ -1,7 +1,7 @@
 //! One vCPU of several: what others may ask of it, and what is kept of it while it does not run.
 //!
-//! The hypervisor uses no registers of EL1, no floating point and no list registers: they hold what the guest has in them until
-//! another is loaded.
+//! The hypervisor uses no registers of EL1, no floating point and no list registers: they hold what
+//! the guest has in them until another is loaded.
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;

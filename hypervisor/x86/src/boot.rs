@@ -1,7 +1,9 @@
-//! From the loader to Rust: 32-bit mode without paging, the long mode, and a map of the first 8 GiB for the time being.
+//! From the loader to Rust: 32-bit mode without paging, the long mode, and a map of the first 8 GiB
+//! for the time being.
 //!
-//! The loader follows PVH, the boot protocol of Xen's that QEMU speaks: it finds the entry point in a note of the image, and
-//! hands over the address of a [`StartInfo`]. A processor that has 5 levels of tables gets them, others 4.
+//! The loader follows PVH, the boot protocol of Xen's that QEMU speaks: it finds the entry point in
+//! a note of the image, and hands over the address of a [`StartInfo`]. A processor that has 5
+//! levels of tables gets them, others 4.
 
 use core::arch::global_asm;
 use core::ffi::{CStr, c_char};

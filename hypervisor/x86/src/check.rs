@@ -1,16 +1,21 @@
-//! The processor is asked what random tables mean, address by address, and has to say what the judge says.
+//! The processor is asked what random tables mean, address by address, and has to say what the
+//! judge says.
 //!
-//! The engine edits the tables at random while the processor uses them: those that this program itself runs on, then those of a
-//! guest and the nested ones below. Now and then, tables take permissions away from all below them, or give them back.
-//! x86 has no instruction that translates, so the processor is asked by accesses: it reads, writes or executes what is at an
-//! address, as the supervisor or as a user. The judge ([`tablewright_walker`]) walks the same tables by what the manuals say.
+//! The engine edits the tables at random while the processor uses them: those that this program
+//! itself runs on, then those of a guest and the nested ones below. Now and then, tables take
+//! permissions away from all below them, or give them back. x86 has no instruction that translates,
+//! so the processor is asked by accesses: it reads, writes or executes what is at an address, as
+//! the supervisor or as a user. The judge ([`tablewright_walker`]) walks the same tables by what
+//! the manuals say.
 //!
 //! They agree if
 //!
-//! * the access reaches the address that the judge has found: what is read was put there before, and is nowhere else, what is
-//!   written is found there afterwards, and what is executed is what was put there; and each descriptor on the way is what it was,
-//!   with the accessed and dirty flags that the access sets, and no others; or
-//! * there is the same fault: of the guest's tables or of the nested ones, at the same address, with the same error code.
+//! * the access reaches the address that the judge has found: what is read was put there before,
+//!   and is nowhere else, what is written is found there afterwards, and what is executed is what
+//!   was put there; and each descriptor on the way is what it was, with the accessed and dirty
+//!   flags that the access sets, and no others; or
+//! * there is the same fault: of the guest's tables or of the nested ones, at the same address,
+//!   with the same error code.
 //!
 //! Half of the addresses are some that were asked for lately, so that the processor remembers them.
 
@@ -155,7 +160,8 @@ impl Questions {
         let token = cpu::token(self.asked);
         let probe = Probe::new(access.kind, PROBES, at, token, nested.is_some());
 
-        // The instruction that makes the access is fetched before it, or the one that goes back after it.
+        // The instruction that makes the access is fetched before it, or the one that goes back
+        // after it.
         let mut judge = Judge::new(tables, nested);
         let expected = match access.kind {
             Kind::Fetch => judge.access(at, access).and_then(|place| {
@@ -218,8 +224,8 @@ impl Questions {
     }
 }
 
-/// Lets a few tables take permissions away, or no more. The space is forgotten and taken over anew: what its tables deny it does
-/// not know any more.
+/// Lets a few tables take permissions away, or no more. The space is forgotten and taken over anew:
+/// what its tables deny it does not know any more.
 fn restrict<'a, F: Format>(
     space: AddressSpace<F, &'a Tables>,
     regime: Regime,
@@ -255,12 +261,13 @@ fn restrict<'a, F: Format>(
         }
     }
     tables.forget_everything();
-    // SAFETY: a tree of this format and of this platform (1.), which the space that is gone edits no more (2.), in use, without an
-    // identity (3.).
+    // SAFETY: a tree of this format and of this platform (1.), which the space that is gone edits
+    // no more (2.), in use, without an identity (3.).
     unsafe { AddressSpace::adopt(tables, root, Half::Lower, Liveness::Live) }
 }
 
-/// Takes a page of the guest's tables away from the guest, or the right to write it, and gives the last one back.
+/// Takes a page of the guest's tables away from the guest, or the right to write it, and gives the
+/// last one back.
 fn hide<F: Format<Input = Ipa>>(
     space: &mut AddressSpace<F, &Tables>,
     tables: &Tables,
@@ -318,7 +325,8 @@ fn map<F: Format>(
 /// The processor and the judge disagree, or there is no telling.
 ///
 /// # Safety
-/// 1. It is called once. The memory from [`HOST`] to the end of [`BLOCK`] is not in use, nor that from [`PHYSICAL`] on.
+/// 1. It is called once. The memory from [`HOST`] to the end of [`BLOCK`] is not in use, nor that
+///    from [`PHYSICAL`] on.
 /// 2. The processor has `LEVELS` levels, nested paging, and leaves up to `largest`.
 pub unsafe fn run<const LEVELS: u8>(
     questions: u32,
@@ -368,7 +376,8 @@ fn one_stage<const LEVELS: u8>(
         }
         window.edit(&mut space, &mut ask.random);
         for _ in 0..QUESTIONS {
-            // SAFETY: the window leads to memory that is not in use, and what is executed there is the token.
+            // SAFETY: the window leads to memory that is not in use, and what is executed there is
+            // the token.
             let processor = |probe: &_, user| unsafe { cpu::access(probe, user) };
             ask.ask((regime, space.root()), None, processor)?;
         }

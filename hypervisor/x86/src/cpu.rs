@@ -1,9 +1,10 @@
 //! The processor: its segments, and an access from which it comes back, whatever happens.
 //!
-//! An access is made by an instruction in a page of probes, which the user may execute, too; the processor is sent there as what
-//! it is to be, by IRET. It comes back by an interrupt, with what was read, or by a page fault, with the error code: either
-//! abandons what was going on and returns to the caller that [sent](access) it. In a guest the same instructions run, and
-//! come back by an exit ([`svm`](crate::svm)).
+//! An access is made by an instruction in a page of probes, which the user may execute, too; the
+//! processor is sent there as what it is to be, by IRET. It comes back by an interrupt, with what
+//! was read, or by a page fault, with the error code: either abandons what was going on and returns
+//! to the caller that [sent](access) it. In a guest the same instructions run, and come back by an
+//! exit ([`svm`](crate::svm)).
 
 use core::arch::{global_asm, naked_asm};
 use core::cell::UnsafeCell;
@@ -96,7 +97,8 @@ pub fn probes() -> Range<u64> {
     start..start + PAGE
 }
 
-/// 8 bytes to be read, written, or executed, of a number that comes back if they are: `mov eax, number; jmp rdx; nop`.
+/// 8 bytes to be read, written, or executed, of a number that comes back if they are: `mov eax,
+/// number; jmp rdx; nop`.
 pub const fn token(number: u32) -> u64 {
     0xb8 | (number as u64) << 8 | 0x90_e2ff << 40
 }
@@ -223,8 +225,8 @@ struct Came {
 const NO_FAULT: u64 = 1 << 32;
 
 /// # Safety
-/// 1. The instructions that the probe begins with come back, by the interrupt or by a page fault, and leave all registers but
-///    RAX alone.
+/// 1. The instructions that the probe begins with come back, by the interrupt or by a page fault,
+///    and leave all registers but RAX alone.
 #[unsafe(naked)]
 unsafe extern "C" fn send(probe: &Probe, code: u64, stack: u64) -> Came {
     naked_asm!(

@@ -1,7 +1,7 @@
 //! A guest that means no good: it tries what a guest may not do, and says what came of it.
 //!
-//! It is entered as a Linux is, at 64 bits, with the first 4 GiB mapped one to one. Each attempt has to end with a fault of its own, or
-//! an error code; the hypervisor has to be there afterwards.
+//! It is entered as a Linux is, at 64 bits, with the first 4 GiB mapped one to one. Each attempt
+//! has to end with a fault of its own, or an error code; the hypervisor has to be there afterwards.
 #![no_std]
 #![no_main]
 
@@ -15,7 +15,8 @@ use tablewright::hyperv::{Call, Input, Output, Status, msr};
 global_asm!(
     r#"
     .section .head, "awx"
-    // The header of a kernel (Documentation/x86/boot.rst): one sector after the first, 64 bits, a line of any length.
+    // The header of a kernel (Documentation/x86/boot.rst): one sector after the first, 64 bits, a
+    // line of any length.
     header:
     .org 0x1f1
     .byte 1
@@ -80,8 +81,8 @@ const PROTECTION: u64 = 13;
 /// Which fault an attempt ended with: 0 if with none.
 macro_rules! attempt {
     ($text:literal $(, $($operand:tt)*)?) => {{
-        // SAFETY: one processor; handlers write it, and only while the attempt is made. What it may do to this program is tried on
-        // purpose.
+        // SAFETY: one processor; handlers write it, and only while the attempt is made. What it may
+        // do to this program is tried on purpose.
         unsafe {
             (&raw mut LAST).write_volatile(0);
             asm!(
@@ -164,13 +165,15 @@ impl Report {
             self.expect("register written", number.into(), PROTECTION, fault);
         }
         let values = [
-            // The controller moved, or off; EFER with what is not there; PAT with a type that is not there.
+            // The controller moved, or off; EFER with what is not there; PAT with a type that is
+            // not there.
             (0x1b, 0),
             (0x1b, 0x1_0000_0c00),
             (0xc000_0080, 1 << 12 | 0x500),
             (0xc000_0080, 1 << 63),
             (0x277, 2),
-            // An interrupt command to everything that is reserved; a register of the controller that is not there.
+            // An interrupt command to everything that is reserved; a register of the controller
+            // that is not there.
             (0x8ff, 1),
         ];
         for (number, value) in values {

@@ -1,4 +1,5 @@
-//! What an access comes to by the manuals: the judge's walk through tables, and through nested ones below them.
+//! What an access comes to by the manuals: the judge's walk through tables, and through nested ones
+//! below them.
 
 use core::ptr;
 
@@ -22,8 +23,8 @@ pub type Tree = (Regime, Pa);
 pub struct Judge {
     tables: Tree,
     nested: Option<Tree>,
-    /// Descriptors on the way, and what they are afterwards: of two addresses at most 5 each, and the nested ones of these and of
-    /// the end.
+    /// Descriptors on the way, and what they are afterwards: of two addresses at most 5 each, and
+    /// the nested ones of these and of the end.
     passed: ArrayVec<(u64, u64), { 2 * (5 + 6 * 5) }>,
 }
 
@@ -58,7 +59,8 @@ impl Judge {
         self.passed.iter().copied()
     }
 
-    /// Where in memory lies what the tables speak of. To nested ones, every access is a user's (15.25.5).
+    /// Where in memory lies what the tables speak of. To nested ones, every access is a user's
+    /// (15.25.5).
     fn below(&mut self, at: u64, access: Access, of: u64) -> Result<u64, Fault> {
         let Some(tables) = self.nested else {
             return Ok(at);
@@ -108,7 +110,8 @@ impl Judge {
     }
 }
 
-/// In the error code of a page fault, and of a nested one: something is mapped, and does not allow it.
+/// In the error code of a page fault, and of a nested one: something is mapped, and does not allow
+/// it.
 const PRESENT: u64 = 1 << 0;
 
 /// The bits of an error code that say what was tried (SDM vol. 3A 5.7; APM vol. 2 8.4.2, 15.25.6).

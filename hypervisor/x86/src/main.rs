@@ -1,12 +1,15 @@
-//! Random tables of x86-64 and of AMD's nested paging, and what the processor makes of them ([`check`]).
+//! Random tables of x86-64 and of AMD's nested paging, and what the processor makes of them
+//! ([`check`]).
 //!
 //! # What is fixed
-//! What the judge takes for granted: CR0.WP and EFER.NXE are set, CR4.SMEP and SMAP are clear. CR4.PGE is set. The processor has
-//! nested paging; the tables have 5 levels where it can, else 4, and leaves of 1 GiB where it has them. There are 2 GiB of memory.
+//! What the judge takes for granted: CR0.WP and EFER.NXE are set, CR4.SMEP and SMAP are clear.
+//! CR4.PGE is set. The processor has nested paging; the tables have 5 levels where it can, else 4,
+//! and leaves of 1 GiB where it has them. There are 2 GiB of memory.
 //!
 //! # What comes of it
-//! One line for each part says how many addresses were asked for, and QEMU ends with a [status](Status). The command line is
-//! `check=N`, so many addresses, and `omit=leaves` or `omit=everything`: so is a bug planted.
+//! One line for each part says how many addresses were asked for, and QEMU ends with a
+//! [status](Status). The command line is `check=N`, so many addresses, and `omit=leaves` or
+//! `omit=everything`: so is a bug planted.
 #![no_std]
 #![no_main]
 
@@ -109,7 +112,8 @@ fn run(options: &Options) -> Result<(), Failed> {
     let features = cpuid.get_extended_processor_and_feature_identifiers();
     let has_gigabytes = features.is_some_and(|features| features.has_1gib_pages());
     let largest = Level::new(if has_gigabytes { 2 } else { 1 });
-    // SAFETY: it is called once, the memory is there and holds nothing (1.), and the processor is as it says (2.).
+    // SAFETY: it is called once, the memory is there and holds nothing (1.), and the processor is
+    // as it says (2.).
     unsafe {
         match Cr4::read().contains(Cr4Flags::L5_PAGING) {
             true => check::run::<5>(options.questions, largest, options.omit),

@@ -1,11 +1,12 @@
 //! What the engine asks of an embedder, on one processor: frames for tables, and invalidations.
 //!
-//! *Publish.* Walkers see stores in program order (SDM vol. 3A 9.2.2): the compiler has to keep them, no more.
+//! *Publish.* Walkers see stores in program order (SDM vol. 3A 9.2.2): the compiler has to keep
+//! them, no more.
 //!
-//! *Invalidate.* INVLPG forgets the leaf that translates an address, whatever its size, in every space if it is global, and
-//! everything that is cached of tables (SDM vol. 3A 5.10.4.1). Everything, global translations included, goes when CR4.PGE
-//! changes. Both are complete with the instruction. What is remembered of a guest goes when it is next entered
-//! ([`svm::forget`]).
+//! *Invalidate.* INVLPG forgets the leaf that translates an address, whatever its size, in every
+//! space if it is global, and everything that is cached of tables (SDM vol. 3A 5.10.4.1).
+//! Everything, global translations included, goes when CR4.PGE changes. Both are complete with the
+//! instruction. What is remembered of a guest goes when it is next entered ([`svm::forget`]).
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -20,7 +21,8 @@ use x86_64::registers::control::{Cr4, Cr4Flags};
 use crate::edits::PAGE;
 use crate::svm;
 
-/// A planted bug: a class of invalidations that is left out, so that a test can show that it is missed.
+/// A planted bug: a class of invalidations that is left out, so that a test can show that it is
+/// missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omit {
     /// Those of leaves.
@@ -99,9 +101,9 @@ impl Tables {
     }
 }
 
-// SAFETY: a frame is handed out once until it is freed (1.), and lies where `place` says (2.), where there is nothing else.
-// There are no links (3.). The compiler keeps stores in order (4.), an invalidation is complete when it was issued (5., 6.),
-// and a reference is the same platform (7.).
+// SAFETY: a frame is handed out once until it is freed (1.), and lies where `place` says (2.),
+// where there is nothing else. There are no links (3.). The compiler keeps stores in order (4.), an
+// invalidation is complete when it was issued (5., 6.), and a reference is the same platform (7.).
 unsafe impl Platform for Tables {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let chained = self.chain.get();

@@ -1,7 +1,9 @@
-//! A guest on nested tables, which makes one access and comes back (APM vol. 2, chapter 15 and appendix B).
+//! A guest on nested tables, which makes one access and comes back (APM vol. 2, chapter 15 and
+//! appendix B).
 //!
-//! The guest is in long mode, with tables of its own, and has neither vectors nor a stack: its page faults are intercepted. It
-//! runs under one ASID, and what is remembered under it is forgotten when that was [asked for](forget).
+//! The guest is in long mode, with tables of its own, and has neither vectors nor a stack: its page
+//! faults are intercepted. It runs under one ASID, and what is remembered under it is forgotten
+//! when that was [asked for](forget).
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -47,11 +49,13 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest with tables of its own at `root`, on nested tables at `nested`. `frames` are two of memory.
+    /// A guest with tables of its own at `root`, on nested tables at `nested`. `frames` are two of
+    /// memory.
     ///
     /// # Safety
     /// 1. The frames have no other user, and are mapped one to one.
-    /// 2. The tables map nothing that is not meant for the guest, and the processor has nested paging.
+    /// 2. The tables map nothing that is not meant for the guest, and the processor has nested
+    ///    paging.
     pub unsafe fn new(frames: u64, root: Pa, nested: Pa) -> Self {
         let block = core::ptr::with_exposed_provenance_mut::<Block>(frames as usize);
         // SAFETY: ours (1.), and zeros are a block that does nothing.
@@ -102,8 +106,8 @@ impl Guest {
             true => FORGET_ALL,
             false => 0,
         };
-        // SAFETY: the guest reaches nothing but what its tables map, and the probes leave other registers than RAX alone, which
-        // is that of the block.
+        // SAFETY: the guest reaches nothing but what its tables map, and the probes leave other
+        // registers than RAX alone, which is that of the block.
         unsafe {
             asm!(
                 "vmrun rax",

@@ -24,7 +24,8 @@ pub fn data() -> Attrs {
     Attrs::KERNEL_DATA
 }
 
-// x0 has the address of the block and x1 that of where it leaves. The offsets are those of `guest::Block`.
+// x0 has the address of the block and x1 that of where it leaves. The offsets are those of
+// `guest::Block`.
 global_asm!(
     ".pushsection .rodata.tablewright_guest, \"a\"",
     ".balign 4",
@@ -174,7 +175,8 @@ pub fn set_up(
         .map_err(Error::of("KVM_ARM_PREFERRED_TARGET"))?;
     vcpu.vcpu_init(&kind)
         .map_err(Error::of("KVM_ARM_VCPU_INIT"))?;
-    // 48 bits of input from TTBR0 alone, pages of 4 KiB, cacheable and inner shareable walks, 40 bits of output.
+    // 48 bits of input from TTBR0 alone, pages of 4 KiB, cacheable and inner shareable walks, 40
+    // bits of output.
     let translation = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 2 << 32;
     let registers = [
         (system(3, 0, 10, 2, 0), Format::MAIR),

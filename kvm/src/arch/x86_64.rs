@@ -21,7 +21,8 @@ pub fn data() -> Attrs {
     Attrs::USER_DATA
 }
 
-// rbx has the address of the block and rsp that of where it leaves. The offsets are those of `guest::Block`.
+// rbx has the address of the block and rsp that of where it leaves. The offsets are those of
+// `guest::Block`.
 global_asm!(
     ".pushsection .rodata.tablewright_guest, \"a\"",
     ".globl tablewright_guest_begin",
@@ -136,7 +137,8 @@ pub fn address_bits(kvm: &Kvm) -> u32 {
     bits.unwrap_or(36).min(46)
 }
 
-/// Whether a guest may run guests of its own, as this file makes them: by AMD's instructions, with nested paging.
+/// Whether a guest may run guests of its own, as this file makes them: by AMD's instructions, with
+/// nested paging.
 pub fn has_nested(kvm: &Kvm) -> bool {
     let Ok(cpuid) = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES) else {
         return false;
@@ -145,13 +147,15 @@ pub fn has_nested(kvm: &Kvm) -> bool {
         let mut leaves = cpuid.as_slice().iter();
         leaves.find(|leaf| leaf.function == function)
     };
-    // CPUID Fn8000_0001_ECX[SVM], and Fn8000_000A_EDX[NP]: AMD's manual, volume 2, 15.4 and 15.25.2.
+    // CPUID Fn8000_0001_ECX[SVM], and Fn8000_000A_EDX[NP]: AMD's manual, volume 2, 15.4 and
+    // 15.25.2.
     leaf(0x8000_0001).is_some_and(|leaf| leaf.ecx & 1 << 2 != 0)
         && leaf(0x8000_000a).is_some_and(|leaf| leaf.edx & 1 != 0)
 }
 
-/// Fills the control block of a guest of the guest: the loop at ring 3, in tables of two stages, with no intercept but the one that has to be.
-/// Places are those of AMD's manual, volume 2, appendix B.
+/// Fills the control block of a guest of the guest: the loop at ring 3, in tables of two stages,
+/// with no intercept but the one that has to be. Places are those of AMD's manual, volume 2,
+/// appendix B.
 ///
 /// # Safety
 /// 1. The page is mapped, and no one else's.

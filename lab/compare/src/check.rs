@@ -21,8 +21,8 @@ impl Encoding {
     }
 }
 
-/// Reads every entry below the root. Every page of `work`, and nothing else, must be mapped, in as many tables as it
-/// takes.
+/// Reads every entry below the root. Every page of `work`, and nothing else, must be mapped, in as
+/// many tables as it takes.
 pub fn full(subject: &dyn Subject, arena: Arena, work: Work, writable: bool) -> Result<(), String> {
     let (Some(root), Some(regime)) = (subject.root(), subject.encoding().regime()) else {
         return Ok(());
@@ -45,7 +45,8 @@ pub fn full(subject: &dyn Subject, arena: Arena, work: Work, writable: bool) -> 
     Ok(())
 }
 
-/// Asks the subject itself about a few pages: the first, the last, some between, and the neighbours of the range.
+/// Asks the subject itself about a few pages: the first, the last, some between, and the neighbours
+/// of the range.
 pub fn spots(subject: &dyn Subject, work: Work, mapped: Option<bool>) -> Result<(), String> {
     if subject.encoding() == Encoding::None {
         return Ok(());
@@ -91,7 +92,8 @@ mod tests {
 
     const WORK: Work = Work { bytes: 4 << 20 };
 
-    /// Maps with every subject, and lets `spoil` change one entry of the last table taken, a table of pages.
+    /// Maps with every subject, and lets `spoil` change one entry of the last table taken, a table
+    /// of pages.
     fn verdicts(spoil: fn(Encoding, u64) -> u64) -> Vec<Result<(), String>> {
         CANDIDATES
             .iter()
@@ -104,8 +106,8 @@ mod tests {
                 let last = root + (WORK.tables() - 1) * 4096;
                 let frame =
                     std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(last as usize));
-                // SAFETY: the arena hands out its frames in order, so this is the last one taken; it is held by the
-                // subject, which keeps no reference into it between calls.
+                // SAFETY: the arena hands out its frames in order, so this is the last one taken;
+                // it is held by the subject, which keeps no reference into it between calls.
                 let entry = &unsafe { arena.entries(frame.unwrap()) }[77];
                 entry.store(spoil(subject.encoding(), entry.load(Relaxed)), Relaxed);
                 let verdict = full(subject.as_ref(), arena, WORK, true);

@@ -1,4 +1,5 @@
-//! The arena in use, for crates whose frame allocator is a type without state, as it is in most kernels.
+//! The arena in use, for crates whose frame allocator is a type without state, as it is in most
+//! kernels.
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
-//! `compare`: the same work by Tablewright and every published crate, beside what the computer can do at best.
+//! `compare`: the same work by Tablewright and every published crate, beside what the computer can
+//! do at best.
 
 use tablewright_harness::{
     arena, error, file, format, judge, platform, plot, progress, random, report, size, stats,
@@ -40,7 +41,8 @@ use candidates::{BARE, CANDIDATES, Candidate};
 use runner::Measurement;
 use subject::{OURS, Operation, Work};
 
-/// Tables more than are needed, so that two threads may each have half of them, the tables above among them.
+/// Tables more than are needed, so that two threads may each have half of them, the tables above
+/// among them.
 const SPARE: u64 = 16;
 
 /// What `compare` can be asked.
@@ -90,8 +92,8 @@ pub struct Arguments {
     /// How the memory of the tables is prepared
     #[arg(long, value_enum, default_value = "both")]
     memory: Memories,
-    /// Instead: calls for so many pages each (1 to 512), scattered over 1 GiB in tables that exist [without a number:
-    /// 1,4,16,64,512]
+    /// Instead: calls for so many pages each (1 to 512), scattered over 1 GiB in tables that exist
+    /// [without a number: 1,4,16,64,512]
     #[arg(
         long,
         value_name = "N",
@@ -118,8 +120,8 @@ pub struct Arguments {
     /// Print JSON, with every sample
     #[arg(long)]
     json: bool,
-    /// Draw map, protect and unmap as bars into this SVG file, of warm memory, unless it was not asked for; with --pages,
-    /// nanoseconds for each page against the pages in a call
+    /// Draw map, protect and unmap as bars into this SVG file, of warm memory, unless it was not
+    /// asked for; with --pages, nanoseconds for each page against the pages in a call
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -249,7 +251,8 @@ pub struct Against {
 }
 
 impl Against {
-    /// Out of what was measured: name, version, nanoseconds. `None` if the engine or the others are not among them.
+    /// Out of what was measured: name, version, nanoseconds. `None` if the engine or the others are
+    /// not among them.
     pub fn of<'n>(
         operation: &'static str,
         measured: impl Iterator<Item = (&'n str, &'n str, f64)>,
@@ -437,8 +440,9 @@ fn text(report: &Report<Parameters, Row>) -> String {
             .iter()
             .filter(|row| row.memory == memory)
             .collect();
-        // By operation; within one the fastest first. The bare loop comes first or nearly so: of `map` it zeroes each table
-        // before it fills it, as most crates do, and one that does not can be faster.
+        // By operation; within one the fastest first. The bare loop comes first or nearly so: of
+        // `map` it zeroes each table before it fills it, as most crates do, and one that does not
+        // can be faster.
         rows.sort_by(|a, b| {
             (a.operation as u8)
                 .cmp(&(b.operation as u8))
@@ -458,8 +462,8 @@ fn text(report: &Report<Parameters, Row>) -> String {
     text + &verdict::text(&report.rows)
 }
 
-/// A row of the table, indented below the name of its operation. What would make it wider than a terminal is set in two
-/// lines.
+/// A row of the table, indented below the name of its operation. What would make it wider than a
+/// terminal is set in two lines.
 fn cells(row: &Row) -> [String; 5] {
     const WIDE: usize = 20;
     let optional = |figure: Option<f64>| figure.map_or("-".to_owned(), report::figure);

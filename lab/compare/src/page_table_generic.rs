@@ -1,4 +1,5 @@
-//! The crate page-table-generic, with x86 entries: it asks for the entry format, and has none of its own.
+//! The crate page-table-generic, with x86 entries: it asks for the entry format, and has none of
+//! its own.
 
 use std::ptr;
 
@@ -15,7 +16,8 @@ use crate::arena::Arena;
 #[derive(Default)]
 pub struct PageTableGeneric(Option<(PageTable<FourLevels, Frames>, usize)>);
 
-/// Frames from the current arena. The crate zeroes what it takes, and clones this for every table it visits.
+/// Frames from the current arena. The crate zeroes what it takes, and clones this for every table
+/// it visits.
 #[derive(Clone, Copy)]
 pub(super) struct Frames;
 

@@ -10,7 +10,8 @@ use crate::size::human;
 
 const OPERATIONS: [Operation; 3] = [Operation::Map, Operation::Protect, Operation::Unmap];
 
-/// Bars of the first kind of memory that was measured. Of a crate with two ways to do the same, the faster.
+/// Bars of the first kind of memory that was measured. Of a crate with two ways to do the same, the
+/// faster.
 pub fn of(report: &Report<Parameters, Row>) -> Picture {
     let parameters = &report.parameters;
     let memory = parameters.memory.first().copied().unwrap_or(Memory::Warm);

@@ -1,4 +1,5 @@
-//! The rounds: every subject does the same work in every round, in an order that rotates, in the same arena.
+//! The rounds: every subject does the same work in every round, in an order that rotates, in the
+//! same arena.
 
 use std::time::Instant;
 
@@ -23,7 +24,8 @@ pub struct Measurement {
     pub samples: Samples,
 }
 
-/// Runs `rounds` rounds after one that does not count, in which all tables are checked entry by entry.
+/// Runs `rounds` rounds after one that does not count, in which all tables are checked entry by
+/// entry.
 pub fn run(
     candidates: &[&Candidate],
     work: Work,
@@ -111,7 +113,8 @@ struct Cycle<'a> {
 impl Cycle<'_> {
     /// Nanoseconds for each entry, of each of the [`parts`].
     fn run(&mut self, course: Course) -> Result<[f64; 3], Error> {
-        // SAFETY: the subject of the cycle before was finished, and gave every frame back (checked below).
+        // SAFETY: the subject of the cycle before was finished, and gave every frame back (checked
+        // below).
         unsafe { self.arena.start_round() }?;
         let begun = self.subject.begin(self.arena, self.work, course.users);
         self.named("begin", begun)?;
@@ -150,8 +153,8 @@ impl Cycle<'_> {
             Some(writable) if self.thorough => {
                 check::full(self.subject, self.arena, self.work, writable)
             }
-            // Only the tables above those that cover nothing but the range may be left. The bare loop, which has no root,
-            // clears without giving back.
+            // Only the tables above those that cover nothing but the range may be left. The bare
+            // loop, which has no root, clears without giving back.
             None if operation == Operation::Unmap
                 && self.subject.root().is_some()
                 && self.arena.held() >= u64::from(Format::COMMON.levels()) =>

@@ -96,8 +96,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// The first virtual address: not zero, so that no address is right by accident, and where a table of every level
-    /// begins, so that a comparison needs no more tables than it must.
+    /// The first virtual address: not zero, so that no address is right by accident, and where a
+    /// table of every level begins, so that a comparison needs no more tables than it must.
     pub const VIRTUAL: u64 = 1 << 39;
     /// The first physical address mapped.
     pub const PHYSICAL: u64 = 1 << 32;
@@ -154,14 +154,15 @@ pub struct Leaf {
 
 /// A crate under comparison.
 ///
-/// A cycle is `begin`, `map`, `protect`, `end`, `finish`, all on one of the courses. All tables come from the arena that
-/// `begin` was given, and no reference into a table outlives the call that made it. An error is one
-/// line.
+/// A cycle is `begin`, `map`, `protect`, `end`, `finish`, all on one of the courses. All tables
+/// come from the arena that `begin` was given, and no reference into a table outlives the call that
+/// made it. An error is one line.
 pub trait Subject {
     /// How its entries read.
     fn encoding(&self) -> Encoding;
 
-    /// The courses, each measured in its own cycle. What several courses share is measured on the first of them.
+    /// The courses, each measured in its own cycle. What several courses share is measured on the
+    /// first of them.
     fn courses(&self) -> &'static [Course];
 
     /// Makes an empty space. Not timed.

@@ -82,7 +82,8 @@ impl Subject for Tablewright {
             Users::None | Users::Walkers => Lean::READING,
             Users::WritingWalkers => Lean::WRITING,
         };
-        // What is neither accessed nor dirty may be written by a walker at any time, before and after the change.
+        // What is neither accessed nor dirty may be written by a walker at any time, before and
+        // after the change.
         let marked = users != Users::WritingWalkers;
         let platform = Lean::new(arena, caps).with_links(self.links.clone());
         self.edited = Some(Edited {
@@ -137,9 +138,10 @@ impl Subject for Tablewright {
             edited.pending = Some(gather.issue());
             return Ok(());
         }
-        // Every leaf of what was detached is visited, as where the frames are to be freed. The visitor keeps a single sum: it goes
-        // through a line of entries in registers, where two counters beside each other would go through memory for each
-        // leaf. The sum also tells whether any leaf was left out.
+        // Every leaf of what was detached is visited, as where the frames are to be freed. The
+        // visitor keeps a single sum: it goes through a line of entries in registers, where two
+        // counters beside each other would go through memory for each leaf. The sum also tells
+        // whether any leaf was left out.
         let mut frames = 0_u64;
         gather.finish(|leaf| frames = frames.wrapping_add(leaf.frame().get()));
         if black_box(frames) == all(edited.work) {

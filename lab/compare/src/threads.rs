@@ -22,15 +22,16 @@ use crate::error::Error;
 use crate::progress::Progress;
 use crate::stats::Samples;
 
-/// Nanoseconds for each entry of a thread, [`PAIRS`] samples each round: of the arrays, and of the tree.
+/// Nanoseconds for each entry of a thread, [`PAIRS`] samples each round: of the arrays, and of the
+/// tree.
 #[derive(Default)]
 pub struct Figures {
     pub arrays: Samples,
     pub tree: Samples,
 }
 
-/// How often both are measured in a round. Once takes half a millisecond for 16 GiB, less than an interruption does, and
-/// two threads are interrupted twice as often as one.
+/// How often both are measured in a round. Once takes half a millisecond for 16 GiB, less than an
+/// interruption does, and two threads are interrupted twice as often as one.
 pub const PAIRS: u32 = 5;
 
 /// Where the range lies.
@@ -44,7 +45,8 @@ std::thread_local! {
 
 static SLOTS: [WalkSlot; 2] = [const { WalkSlot::new() }; 2];
 
-/// The frames of an arena, half of them for each thread: the next one of an array, as for all others here.
+/// The frames of an arena, half of them for each thread: the next one of an array, as for all
+/// others here.
 struct Halves {
     arena: Arena,
     taken: [Taken; 2],
@@ -108,9 +110,9 @@ impl Halves {
     }
 }
 
-// SAFETY: each frame is handed out once in a round, and belongs to the arena (1.), where it is as long as the program
-// runs, at the address that is its number (2.). There are no links (3.). No processor walks (4. to 6.). A reference is the
-// platform (7.).
+// SAFETY: each frame is handed out once in a round, and belongs to the arena (1.), where it is as
+// long as the program runs, at the address that is its number (2.). There are no links (3.). No
+// processor walks (4. to 6.). A reference is the platform (7.).
 unsafe impl Platform for Halves {
     #[inline(always)]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -144,8 +146,9 @@ unsafe impl SharedPlatform for Halves {
 
     #[inline(always)]
     fn enter(&self) -> Option<Walking<'_>> {
-        // SAFETY: of the two threads that run at a time each has its number (1.), and no interrupts (2.); a walk ends in the edit
-        // that starts it (3.), and the slots are these epochs' alone (4.).
+        // SAFETY: of the two threads that run at a time each has its number (1.), and no interrupts
+        // (2.); a walk ends in the edit that starts it (3.), and the slots are these epochs' alone
+        // (4.).
         unsafe { self.epochs.enter(THREAD.get()) }
     }
     fn grace_period(&self) -> GracePeriod {
@@ -156,8 +159,8 @@ unsafe impl SharedPlatform for Halves {
     }
 }
 
-/// Runs `rounds` rounds after one that does not count, on an arena whose memory has been touched before and whose frames
-/// are free.
+/// Runs `rounds` rounds after one that does not count, on an arena whose memory has been touched
+/// before and whose frames are free.
 pub fn run(
     work: Work,
     rounds: u32,
@@ -201,10 +204,12 @@ pub fn run(
     Ok(figures)
 }
 
-/// Runs `work` on two threads that start at once. The time of the slower for each entry of its part.
+/// Runs `work` on two threads that start at once. The time of the slower for each entry of its
+/// part.
 ///
-/// They wait for each other without giving up their processors. One that sleeps starts when it is woken, late for what is
-/// measured here, and perhaps on the processor of the one that woke it, after that is done.
+/// They wait for each other without giving up their processors. One that sleeps starts when it is
+/// woken, late for what is measured here, and perhaps on the processor of the one that woke it,
+/// after that is done.
 fn together<T: Send>(
     parts: &[Range<u64>; 2],
     work: impl Fn(usize, &Range<u64>) -> T + Sync,
@@ -239,8 +244,8 @@ fn fill(platform: &Halves, parts: &[Range<u64>; 2]) -> f64 {
         let array: *const AtomicU64 = ptr::with_exposed_provenance(first);
         for page in part.clone() {
             let index = (page - part.start) as usize;
-            // SAFETY: the frames of this thread are one after the other, and it has more than it has entries for. They
-            // are only ever reached as atomics.
+            // SAFETY: the frames of this thread are one after the other, and it has more than it
+            // has entries for. They are only ever reached as atomics.
             let entry = unsafe { &*array.add(index) };
             entry.store(page << 12 | 0x63, Ordering::Relaxed);
         }

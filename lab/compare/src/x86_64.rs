@@ -1,4 +1,5 @@
-//! The crate x86_64: one call for each page, with a flush token that is let go, since nothing is live.
+//! The crate x86_64: one call for each page, with a flush token that is let go, since nothing is
+//! live.
 
 use std::ptr::NonNull;
 
@@ -52,11 +53,13 @@ impl FrameDeallocator<Size4KiB> for Frames {
 pub(super) struct Root(pub(super) NonNull<PageTable>);
 
 impl Root {
-    /// The crate's mapper, made for one call: it holds a reference to the root, which must not outlive the call.
+    /// The crate's mapper, made for one call: it holds a reference to the root, which must not
+    /// outlive the call.
     pub(super) fn mapper(&self) -> OffsetPageTable<'_> {
         let mut root = self.0;
-        // SAFETY: the root was taken from the arena and zeroed, is held by this space alone, and the calls of a subject
-        // do not overlap. Tables are at the address that entries name, so the offset is zero.
+        // SAFETY: the root was taken from the arena and zeroed, is held by this space alone, and
+        // the calls of a subject do not overlap. Tables are at the address that entries name, so
+        // the offset is zero.
         unsafe { OffsetPageTable::new(root.as_mut(), VirtAddr::zero()) }
     }
 }

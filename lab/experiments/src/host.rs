@@ -1,4 +1,5 @@
-//! A host's side of a guest, through the engine's [`Guest`]: faults, the start and the end of a log, and leaves that grow again.
+//! A host's side of a guest, through the engine's [`Guest`]: faults, the start and the end of a
+//! log, and leaves that grow again.
 
 use std::cell::RefCell;
 
@@ -23,7 +24,8 @@ pub enum Served {
     OutOfTables,
 }
 
-/// The fault that the machine reports for an access to `at`. `None` if it is not one that mapping answers.
+/// The fault that the machine reports for an access to `at`. `None` if it is not one that mapping
+/// answers.
 pub fn fault_of(trap: Trap, at: Ipa, write: bool) -> Option<Fault> {
     let (cause, depth) = match trap {
         Trap::Translation { depth } => (Cause::Translation, depth),
@@ -46,8 +48,8 @@ pub fn access(write: bool) -> Access {
     }
 }
 
-/// Serves a fault: gives back what a log has taken, or looks the page up and maps it. A look-up may edit the guest's memory
-/// itself, so the gather is not borrowed for it. `None` of it: not now.
+/// Serves a fault: gives back what a log has taken, or looks the page up and maps it. A look-up may
+/// edit the guest's memory itself, so the gather is not borrowed for it. `None` of it: not now.
 pub fn serve<F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     guest: &Guest<'_, F, P>,
     gather: &RefCell<Gather<'_, '_, F, P>>,
@@ -96,7 +98,8 @@ fn map<F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     }
 }
 
-/// Has writes to a slot logged, or no more, and `wait`s for the faults that saw it as it was. The slot as it is.
+/// Has writes to a slot logged, or no more, and `wait`s for the faults that saw it as it was. The
+/// slot as it is.
 pub fn set_log<F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     guest: &Guest<'_, F, P>,
     slot: Slot,
@@ -127,8 +130,9 @@ pub fn protect<F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     Ok(())
 }
 
-/// Puts back the largest leaves of a slot, of which `page` says what backs a distance from its start, if it is to be mapped;
-/// `finish` completes what was gathered for one, and is given whether to wait.
+/// Puts back the largest leaves of a slot, of which `page` says what backs a distance from its
+/// start, if it is to be mapped; `finish` completes what was gathered for one, and is given whether
+/// to wait.
 pub fn grow<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     gather: &mut Gather<'g, 's, F, P>,
     slot: &Slot,

@@ -1,4 +1,5 @@
-//! What the test is asked: the options of the well-known test, with their letters, names and numbers.
+//! What the test is asked: the options of the well-known test, with their letters, names and
+//! numbers.
 
 use std::str::FromStr;
 
@@ -21,8 +22,8 @@ pub struct Mode {
     pub bits: u32,
 }
 
-/// The modes, in the order of their numbers in the version of 2021, with which the published figures were made; the last
-/// ones came later and have no number here.
+/// The modes, in the order of their numbers in the version of 2021, with which the published
+/// figures were made; the last ones came later and have no number here.
 const MODES: [(Mode, Option<u32>); 12] = [
     (mode("P52V48_4K", 52), Some(0)),
     (mode("P52V48_64K", 52), Some(1)),
@@ -177,7 +178,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// As asked for, the rest as the published tests have it; where nothing is asked for, one that shows what it is about.
+    /// As asked for, the rest as the published tests have it; where nothing is asked for, one that
+    /// shows what it is about.
     pub fn new(
         source: Option<Backing>,
         bytes: Option<Size>,
@@ -205,7 +207,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// `bytes` of memory from `offset` on, or where the published test puts it: as far up as addresses go.
+    /// `bytes` of memory from `offset` on, or where the published test puts it: as far up as
+    /// addresses go.
     ///
     /// # Errors
     /// The memory is not whole pages of its backing, or does not fit.

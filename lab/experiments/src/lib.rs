@@ -1,8 +1,10 @@
-//! What kernels and hypervisors do to page tables, each in the ways that were published and in the engine's own, on the
-//! [software machine](tablewright_machine): in virtual time, and exactly the same on every run.
+//! What kernels and hypervisors do to page tables, each in the ways that were published and in the
+//! engine's own, on the [software machine](tablewright_machine): in virtual time, and exactly the
+//! same on every run.
 //!
-//! An experiment is a module with a `Job`, which says all that a run depends on, and a `Ran`, which has what the run showed. What
-//! may be asked, what was published for it and how it is printed is the program's, in the crate `tablewright-lab`.
+//! An experiment is a module with a `Job`, which says all that a run depends on, and a `Ran`, which
+//! has what the run showed. What may be asked, what was published for it and how it is printed is
+//! the program's, in the crate `tablewright-lab`.
 
 pub mod dirty_log;
 mod host;

@@ -1,9 +1,10 @@
-//! Memory for tables: one mapping of the host, from which frames are taken one by one and given back.
+//! Memory for tables: one mapping of the host, from which frames are taken one by one and given
+//! back.
 //!
-//! Whatever is measured takes its tables from here, so that all are measured over the same bytes. The "physical"
-//! address of a table is its address in this process: every format has room for it, and no subject pays for a
-//! translation that others do not have. Free frames wait in a chain beside the tables, not in them, so that taking and
-//! giving back touches no table.
+//! Whatever is measured takes its tables from here, so that all are measured over the same bytes.
+//! The "physical" address of a table is its address in this process: every format has room for it,
+//! and no subject pays for a translation that others do not have. Free frames wait in a chain
+//! beside the tables, not in them, so that taking and giving back touches no table.
 
 use std::hint::black_box;
 use std::io;
@@ -39,8 +40,8 @@ const HELD: u32 = u32::MAX - 1;
 #[derive(Clone, Copy)]
 pub struct Arena(&'static Inner);
 
-/// The counters are atomic so that handles may be stored anywhere; they are loaded and stored, never exchanged, because
-/// only the thread that made the arena may take and give back.
+/// The counters are atomic so that handles may be stored anywhere; they are loaded and stored,
+/// never exchanged, because only the thread that made the arena may take and give back.
 struct Inner {
     base: usize,
     frame_shift: u32,
@@ -144,20 +145,23 @@ impl Arena {
 
     /// Takes a frame and zeroes it.
     ///
-    /// Piece by piece: for a whole table `memset` may choose string instructions, which on some processors leave the
-    /// lines outside the first cache, and filling the table next would pay for that.
+    /// Piece by piece: for a whole table `memset` may choose string instructions, which on some
+    /// processors leave the lines outside the first cache, and filling the table next would pay for
+    /// that.
     #[inline]
     pub fn take_zeroed(self) -> Option<NonNull<u8>> {
         const PIECE: usize = 512;
         let frame = self.take()?;
         for offset in (0..1 << self.0.frame_shift).step_by(PIECE) {
-            // SAFETY: `take` gave us this frame alone, of `1 << frame_shift` mapped bytes, a multiple of a piece.
+            // SAFETY: `take` gave us this frame alone, of `1 << frame_shift` mapped bytes, a
+            // multiple of a piece.
             unsafe { black_box(frame.add(offset)).write_bytes(0, PIECE) };
         }
         Some(frame)
     }
 
-    /// Gives a frame back. Giving back what is not held is remembered and reported by [`Arena::misused`].
+    /// Gives a frame back. Giving back what is not held is remembered and reported by
+    /// [`Arena::misused`].
     #[inline]
     pub fn give_back(self, address: usize) {
         let inner = self.0;
@@ -190,7 +194,8 @@ impl Arena {
 
     /// Reads one entry of the table at `address`; `None` if no table is there.
     ///
-    /// No subject keeps a reference into a table beyond the call that made it, so between calls this reads alone.
+    /// No subject keeps a reference into a table beyond the call that made it, so between calls
+    /// this reads alone.
     pub fn entry(self, address: u64, index: u64) -> Option<u64> {
         let address = usize::try_from(address).ok()?;
         let frame = self.number(address)?;
@@ -198,7 +203,8 @@ impl Arena {
             return None;
         }
         let entry = ptr::with_exposed_provenance::<AtomicU64>(address + (index as usize) * 8);
-        // SAFETY: the frame is one of ours and mapped, and `index` is within it, so this is an aligned word of ours.
+        // SAFETY: the frame is one of ours and mapped, and `index` is within it, so this is an
+        // aligned word of ours.
         Some(unsafe { &*entry }.load(Relaxed))
     }
 
@@ -210,8 +216,9 @@ impl Arena {
     /// 2. There is no mutable reference into it while the slice is in use.
     #[inline]
     pub unsafe fn entries(self, frame: NonNull<u8>) -> &'static [AtomicU64] {
-        // SAFETY: by 1 the frame is mapped, aligned and of this size, as long as the program runs or until cold memory
-        // is mapped anew in the same place; by 2 the atomics alias nothing mutable.
+        // SAFETY: by 1 the frame is mapped, aligned and of this size, as long as the program runs
+        // or until cold memory is mapped anew in the same place; by 2 the atomics alias nothing
+        // mutable.
         unsafe { std::slice::from_raw_parts(frame.cast().as_ptr(), 1 << (self.0.frame_shift - 3)) }
     }
 
@@ -268,9 +275,9 @@ impl Arena {
             Memory::Warm => libc::MADV_HUGEPAGE,
             Memory::Cold => libc::MADV_NOHUGEPAGE,
         };
-        // SAFETY: `reserve` reserved these bytes for this arena alone; when they were mapped before, the caller of
-        // `start_round` promised that they are not in use. The advice changes no contents, and a host without huge
-        // pages may refuse it.
+        // SAFETY: `reserve` reserved these bytes for this arena alone; when they were mapped
+        // before, the caller of `start_round` promised that they are not in use. The advice changes
+        // no contents, and a host without huge pages may refuse it.
         unsafe {
             let at = ptr::with_exposed_provenance_mut(self.0.base);
             let mapped = libc::mmap(
@@ -343,7 +350,8 @@ fn too_much(bytes: u64, available: u64) -> Error {
     }
 }
 
-/// Memory that a program could use without others being swapped out; all there is if the host does not tell.
+/// Memory that a program could use without others being swapped out; all there is if the host does
+/// not tell.
 fn available_memory() -> u64 {
     std::fs::read_to_string("/proc/meminfo")
         .ok()

@@ -1,7 +1,7 @@
 //! What this computer can do at best: the same bytes of table memory, and nothing but the accesses.
 //!
-//! All accesses are relaxed atomics of eight bytes, which compile to plain moves, and which the compiler may neither
-//! merge nor leave out.
+//! All accesses are relaxed atomics of eight bytes, which compile to plain moves, and which the
+//! compiler may neither merge nor leave out.
 
 use std::hint::black_box;
 use std::ptr::NonNull;
@@ -27,7 +27,8 @@ impl Tables {
         }
     }
 
-    /// Zeroes `tables` tables and fills the entries with a running value. `None` if the arena is too small.
+    /// Zeroes `tables` tables and fills the entries with a running value. `None` if the arena is
+    /// too small.
     pub fn zero_and_fill(&mut self, tables: u64) -> Option<()> {
         const STRIDE: u64 = 1 << 12;
         let mut left = self.entries;
@@ -48,7 +49,8 @@ impl Tables {
         Some(())
     }
 
-    /// Loads every entry and stores it with one bit changed: the least a change of permissions can do.
+    /// Loads every entry and stores it with one bit changed: the least a change of permissions can
+    /// do.
     pub fn load_and_store(&mut self) {
         self.each(|entry| entry.store(entry.load(Relaxed) ^ (1 << 7), Relaxed));
     }
@@ -61,7 +63,8 @@ impl Tables {
         });
     }
 
-    /// Exchanges every entry with zero: the least an unmap can do while hardware may still set bits.
+    /// Exchanges every entry with zero: the least an unmap can do while hardware may still set
+    /// bits.
     pub fn exchange(&mut self) {
         self.each(|entry| {
             black_box(entry.swap(0, Relaxed));

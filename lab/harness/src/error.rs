@@ -85,7 +85,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// What was given is not as it should be: what it is, a file for one, and what is wrong with it.
+    /// What was given is not as it should be: what it is, a file for one, and what is wrong with
+    /// it.
     pub fn input(what: impl Display, problem: impl Display) -> Self {
         Self::Usage(format!("{what}: {problem}"))
     }

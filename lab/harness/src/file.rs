@@ -33,7 +33,8 @@ pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Where a result goes: known to be writable before the work starts, and untouched until the result is complete.
+/// Where a result goes: known to be writable before the work starts, and untouched until the result
+/// is complete.
 pub struct Target {
     path: PathBuf,
     /// The file's neighbour, which takes its place once it is written.
@@ -55,7 +56,8 @@ impl Target {
         Ok(target)
     }
 
-    /// The page of that name in the directory of `--report`, which is made if there is none, with the page and not before.
+    /// The page of that name in the directory of `--report`, which is made if there is none, with
+    /// the page and not before.
     pub fn report(directory: &Path, name: &str) -> Result<Self, Error> {
         let named = |error| Error::Output {
             option: "--report",
@@ -82,7 +84,8 @@ impl Target {
         }
     }
 
-    /// That a file can be made there. Nothing stays behind if the program is stopped meanwhile, where files need no name.
+    /// That a file can be made there. Nothing stays behind if the program is stopped meanwhile,
+    /// where files need no name.
     fn try_in(&self, directory: &Path) -> io::Result<()> {
         match nameless(directory) {
             Some(file) => file.map(|_| ()),
@@ -169,7 +172,8 @@ fn directory_of(path: &Path) -> &Path {
 #[cfg(target_os = "linux")]
 const DESCRIPTORS: &str = "/proc/self/fd";
 
-/// A file without a name in a directory: nothing is left of it whenever the program ends. None where file systems have no such.
+/// A file without a name in a directory: nothing is left of it whenever the program ends. None
+/// where file systems have no such.
 #[cfg(target_os = "linux")]
 fn nameless(directory: &Path) -> Option<io::Result<File>> {
     use std::os::unix::fs::OpenOptionsExt as _;
@@ -226,8 +230,9 @@ fn give_name(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives it the name of another file, whose place it takes. The kernel wants two calls for that, and between them the file has a name that
-/// may not stay: they are made by a process that does not end with this one, whatever ends this.
+/// Gives it the name of another file, whose place it takes. The kernel wants two calls for that,
+/// and between them the file has a name that may not stay: they are made by a process that does not
+/// end with this one, whatever ends this.
 #[cfg(target_os = "linux")]
 fn take_place(file: &File, draft: &Path, path: &Path) -> io::Result<()> {
     let (file, draft, path) = (descriptor(file)?, named(draft)?, named(path)?);
@@ -244,14 +249,16 @@ fn take_place(file: &File, draft: &Path, path: &Path) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::from_raw_os_error(errno)),
     };
-    // SAFETY: `fork`: the child, of which there is one thread, only makes calls of the kernel: it takes no lock that another
-    // thread held, allocates nothing, and ends without what a program does at its end.
+    // SAFETY: `fork`: the child, of which there is one thread, only makes calls of the kernel: it
+    // takes no lock that another thread held, allocates nothing, and ends without what a program
+    // does at its end.
     let child = unsafe { libc::fork() };
     match child {
         // As many processes as there may be.
         -1 => failed(both()),
         0 => {
-            // SAFETY: `setsid`, `_exit`: plain calls. What a terminal sends to the program is not for a session of its own.
+            // SAFETY: `setsid`, `_exit`: plain calls. What a terminal sends to the program is not
+            // for a session of its own.
             unsafe {
                 libc::setsid();
                 libc::_exit(both())
@@ -378,7 +385,8 @@ mod tests {
             std::thread::sleep(Duration::from_micros(137 * kill));
             program.kill().unwrap();
             program.wait().unwrap();
-            // The process that has the two calls to make may be at it still, and holds the pipe until it is through.
+            // The process that has the two calls to make may be at it still, and holds the pipe
+            // until it is through.
             let mut said = String::new();
             program
                 .stdout

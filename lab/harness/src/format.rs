@@ -1,6 +1,7 @@
 //! The shape of a page table: how many levels, how many entries in a table, which leaves there are.
 //!
-//! Only the arithmetic that sizes an experiment. What the bits of an entry mean is the engine's business.
+//! Only the arithmetic that sizes an experiment. What the bits of an entry mean is the engine's
+//! business.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -172,8 +173,8 @@ impl Format {
         }
     }
 
-    /// The first physical address that cannot be mapped: what an entry can name, and what the kernel's half of the
-    /// address space can hold beside everything else.
+    /// The first physical address that cannot be mapped: what an entry can name, and what the
+    /// kernel's half of the address space can hold beside everything else.
     pub const fn physical_end(self) -> u64 {
         match (self.architecture, self.address_bits) {
             // The kernel's half of the address space is one bit less than the whole.

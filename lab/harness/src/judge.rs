@@ -1,5 +1,5 @@
-//! Whether tables hold what they should, and nothing else: read as a processor reads them, by code that shares nothing
-//! with what wrote them.
+//! Whether tables hold what they should, and nothing else: read as a processor reads them, by code
+//! that shares nothing with what wrote them.
 //!
 //! Never within the timed part.
 
@@ -37,7 +37,8 @@ pub struct Expected {
     pub writable: bool,
     /// Whether the kernel may execute.
     pub executable: bool,
-    /// The number of the memory type, if it matters: what the numbers mean is up to the code that sets the registers.
+    /// The number of the memory type, if it matters: what the numbers mean is up to the code that
+    /// sets the registers.
     pub memory: Option<u8>,
 }
 
@@ -51,9 +52,10 @@ pub struct Found {
 }
 
 impl Tree {
-    /// Reads every entry of every table. All of `expected` (ascending, apart) must be mapped as it says, for the kernel
-    /// alone, and nothing else; with `pages_only` in single pages. Every table held by the arena must be in use.
-    /// `progress` hears how many bytes have been found right so far.
+    /// Reads every entry of every table. All of `expected` (ascending, apart) must be mapped as it
+    /// says, for the kernel alone, and nothing else; with `pages_only` in single pages. Every table
+    /// held by the arena must be in use. `progress` hears how many bytes have been found right so
+    /// far.
     pub fn check(
         &self,
         expected: impl IntoIterator<Item = Expected>,
@@ -129,8 +131,8 @@ impl Tree {
         walked.map_err(|fault| fault.to_string())
     }
 
-    /// An entry for the walker, which takes whatever it is given: a table that is not ours reads as empty, and is
-    /// remembered.
+    /// An entry for the walker, which takes whatever it is given: a table that is not ours reads as
+    /// empty, and is remembered.
     #[inline]
     fn read(&self, table: u64, index: usize, stray: &mut Option<String>) -> u64 {
         self.arena.entry(table, index as u64).unwrap_or_else(|| {

@@ -1,7 +1,8 @@
-//! The engine's platform on the lab's arena: table frames come from the arena, and nothing else happens.
+//! The engine's platform on the lab's arena: table frames come from the arena, and nothing else
+//! happens.
 //!
-//! No walker ever uses these tables, so there is nothing to publish and nothing to invalidate. Only the time that the
-//! engine itself needs is left.
+//! No walker ever uses these tables, so there is nothing to publish and nothing to invalidate. Only
+//! the time that the engine itself needs is left.
 
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
@@ -49,11 +50,12 @@ impl Lean {
     }
 }
 
-// SAFETY: 1. the arena hands out each frame once until it is given back, aligned to its size, which is that of the
-// arena's format. 2. A frame's address is where it is in this process, and stays mapped for as long as the program
-// runs. 3. A frame's link is found by its number, so it is always the same and no other frame's. 4. to 6. No
-// processor walks these tables, so every store is visible and every invalidation complete at once. 7. Clones have the
-// same arena and the same links.
+// SAFETY: 1. the arena hands out each frame once until it is given back, aligned to its size, which
+// is that of the arena's format. 2. A frame's address is where it is in this process, and stays
+// mapped for as long as the program runs. 3. A frame's link is found by its number, so it is always
+// the same and no other frame's. 4. to 6. No processor walks these tables, so every store is
+// visible and every invalidation complete at once. 7. Clones have the same arena and the same
+// links.
 unsafe impl Platform for Lean {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -69,8 +71,8 @@ unsafe impl Platform for Lean {
     #[inline(always)]
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         let table = ptr::with_exposed_provenance_mut(frame.get() as usize);
-        // SAFETY: the caller promises a frame of this arena, and none is at address zero. Its provenance was exposed
-        // when it was taken.
+        // SAFETY: the caller promises a frame of this arena, and none is at address zero. Its
+        // provenance was exposed when it was taken.
         unsafe { NonNull::new_unchecked(table) }
     }
 

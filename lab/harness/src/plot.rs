@@ -1,6 +1,9 @@
-//! Pictures: bars in groups, each group with its bare loop if it has one, or lines over a scale, as one SVG file.
+//! Pictures: bars in groups, each group with its bare loop if it has one, or lines over a scale, as
+//! one SVG file.
 //!
-//! White behind everything, because a page may be dark; one colour for our own bars and one for the bare loop, which //! with colour blindness can tell apart. Text stays text: no fonts are read, and what shows the file brings its own.
+//! White behind everything, because a page may be dark; one colour for our own bars and one for the
+//! bare loop, which //! with colour blindness can tell apart. Text stays text: no fonts are read,
+//! and what shows the file brings its own.
 
 use std::fmt::Display;
 use std::io;
@@ -218,7 +221,8 @@ enum Mark {
     Cross,
 }
 
-/// Of those that are compared with, in the order in which they come first; then again from the front.
+/// Of those that are compared with, in the order in which they come first; then again from the
+/// front.
 const LOOKS: [Look; 4] = [
     other(0x9a, None, Mark::Square),
     other(0x55, Some((7, 4)), Mark::Triangle),

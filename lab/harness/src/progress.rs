@@ -8,8 +8,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Work shorter than this shows nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A bar that appears on a terminal once its user may start to wonder. What is measured is not disturbed by it: it draws only
-/// when stepped, unless time is [virtual](Progress::ticking).
+/// A bar that appears on a terminal once its user may start to wonder. What is measured is not
+/// disturbed by it: it draws only when stepped, unless time is [virtual](Progress::ticking).
 pub struct Progress {
     bar: ProgressBar,
     started: Instant,
@@ -28,7 +28,8 @@ impl Progress {
         }
     }
 
-    /// One for runs in virtual time, which a thread that draws does not disturb: it appears and moves within a step as well.
+    /// One for runs in virtual time, which a thread that draws does not disturb: it appears and
+    /// moves within a step as well.
     pub fn ticking(steps: u64) -> Self {
         let mut progress = Self::new(steps);
         progress.shown = true;

@@ -1,4 +1,5 @@
-//! How a result leaves the program: a table for people or JSON for programs on stdout, warnings beside it.
+//! How a result leaves the program: a table for people or JSON for programs on stdout, warnings
+//! beside it.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -50,7 +51,8 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Writes one line to stderr, whatever the message holds: names of files may hold line breaks and worse.
+/// Writes one line to stderr, whatever the message holds: names of files may hold line breaks and
+/// worse.
 pub fn complain(kind: &str, message: &impl Display) {
     let mut line = String::new();
     for character in message.to_string().chars() {
@@ -74,7 +76,8 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
     table_of(header.map(str::to_owned).into(), words, rows)
 }
 
-/// The same with as many columns as the header has. Where it is wider than the terminal it is several tables, one below the other.
+/// The same with as many columns as the header has. Where it is wider than the terminal it is
+/// several tables, one below the other.
 pub fn table_of(header: Vec<String>, words: usize, rows: Vec<Vec<String>>) -> String {
     let whole = Whole {
         header,
@@ -84,7 +87,8 @@ pub fn table_of(header: Vec<String>, words: usize, rows: Vec<Vec<String>>) -> St
     whole.within(width())
 }
 
-/// Columns of the terminal that is written to; of any output, if the user says how many. None: as many as it takes.
+/// Columns of the terminal that is written to; of any output, if the user says how many. None: as
+/// many as it takes.
 fn width() -> Option<usize> {
     let said = std::env::var("COLUMNS").ok();
     let said = said.and_then(|columns| columns.parse().ok());
@@ -109,7 +113,8 @@ struct Whole {
 }
 
 impl Whole {
-    /// In as many parts as it takes, each with the words and some of the figures; a part with one figure may be wider.
+    /// In as many parts as it takes, each with the words and some of the figures; a part with one
+    /// figure may be wider.
     fn within(&self, limit: Option<usize>) -> String {
         let fits = |text: &str| {
             limit.is_none_or(|limit| text.lines().all(|line| line.chars().count() <= limit))
@@ -120,7 +125,8 @@ impl Whole {
             return whole;
         }
         let (words, _) = all.split_at(self.words.min(all.len()));
-        // All words if there is room for figures beside them, or those in front that leave a third of it.
+        // All words if there is room for figures beside them, or those in front that leave a third
+        // of it.
         let half = limit.map(|limit| limit * 2 / 3);
         let narrow = |columns: &usize| {
             let text = self.drawn(&words[..*columns]);
@@ -167,8 +173,8 @@ impl Whole {
     }
 }
 
-/// Words in lines of at most `wide` characters, where they are not longer themselves; each line after the first begins
-/// with `indent`.
+/// Words in lines of at most `wide` characters, where they are not longer themselves; each line
+/// after the first begins with `indent`.
 pub fn wrapped(words: &str, wide: usize, indent: &str) -> String {
     let mut text = String::new();
     let mut line = 0;

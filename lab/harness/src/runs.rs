@@ -25,7 +25,8 @@ pub trait Simulated: Sync {
 /// Makes runs, and gives what each showed, in their order.
 pub type Run<'r, J> = &'r dyn Fn(&[J]) -> Result<Vec<<J as Simulated>::Ran>, Error>;
 
-/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
+/// The software machine. Runs share nothing, so that what they show depends neither on the threads
+/// nor on their order.
 pub fn software<J: Simulated>(threads: Threads) -> impl Fn(&[J]) -> Result<Vec<J::Ran>, Error> {
     move |jobs| threads.each(jobs, |kept, job| job.run(kept), J::name)
 }
@@ -33,8 +34,8 @@ pub fn software<J: Simulated>(threads: Threads) -> impl Fn(&[J]) -> Result<Vec<J
 /// How many threads of this computer make runs.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Threads {
-    /// How many runs of the machine to make at a time; the figures do not depend on it [default: as many as this
-    /// computer has CPUs, at most 4]
+    /// How many runs of the machine to make at a time; the figures do not depend on it [default: as
+    /// many as this computer has CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Option<u16>,
 }
@@ -46,8 +47,8 @@ impl Threads {
         self.threads.map_or_else(usual, usize::from)
     }
 
-    /// Does each job, on as many threads, with a state of the thread's own, and gives what each came to, in their order; of
-    /// several that failed, the first. `name` is shown meanwhile.
+    /// Does each job, on as many threads, with a state of the thread's own, and gives what each
+    /// came to, in their order; of several that failed, the first. `name` is shown meanwhile.
     pub fn each<J: Sync, S: Default, T: Send>(
         self,
         jobs: &[J],

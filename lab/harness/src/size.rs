@@ -56,7 +56,8 @@ impl FromStr for Size {
             "T" | "TB" | "TIB" => 40,
             _ => return Err(SizeError::UnknownUnit(unit.to_owned())),
         };
-        // Ten to the twenty is more than 64 bits: an overflowing number is the only way to fail here.
+        // Ten to the twenty is more than 64 bits: an overflowing number is the only way to fail
+        // here.
         let number: u64 = number.parse().map_err(|_| SizeError::TooLarge)?;
         match number.checked_mul(1 << shift) {
             None => Err(SizeError::TooLarge),
@@ -72,7 +73,8 @@ impl fmt::Display for Size {
     }
 }
 
-/// Bytes with the largest binary unit that leaves a short number: exact when it can be, one decimal otherwise.
+/// Bytes with the largest binary unit that leaves a short number: exact when it can be, one decimal
+/// otherwise.
 pub fn human(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     for (unit, shift) in UNITS {

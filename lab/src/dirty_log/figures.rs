@@ -36,7 +36,8 @@ pub fn histogram(times: &[Time], each: u64) -> Vec<Bucket> {
     buckets
 }
 
-/// How many of a hundred zaps are in another bucket than published: `published` has the first millisecond of each, and how many.
+/// How many of a hundred zaps are in another bucket than published: `published` has the first
+/// millisecond of each, and how many.
 pub fn misplaced(buckets: &[Bucket], published: &[(u64, u64)]) -> Option<f64> {
     let all: u64 = buckets.iter().map(|bucket| bucket.count).sum();
     let rights = buckets.iter().map(|bucket| {
@@ -47,7 +48,8 @@ pub fn misplaced(buckets: &[Bucket], published: &[(u64, u64)]) -> Option<f64> {
     (all > 0).then(|| (all - right) as f64 / all as f64 * 100.0)
 }
 
-/// Of stalls, each of which there are so many: the longest, that which 999 of 1000 do not exceed, and their sum in seconds.
+/// Of stalls, each of which there are so many: the longest, that which 999 of 1000 do not exceed,
+/// and their sum in seconds.
 pub fn stalls(stalls: &[(Time, u64)]) -> (Time, Time, f64) {
     let mut sorted = stalls.to_vec();
     sorted.sort_unstable();

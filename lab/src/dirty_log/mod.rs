@@ -1,4 +1,5 @@
-//! `dirty-log`: logging what a guest writes, phase by phase as in the well-known test, and above all how the log is disabled.
+//! `dirty-log`: logging what a guest writes, phase by phase as in the well-known test, and above
+//! all how the log is disabled.
 
 pub mod figures;
 mod options;
@@ -41,8 +42,8 @@ pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "PXXV48_4K")]
     mode: Mode,
-    /// What backs the guest's memory, by the test's name for it [default: anonymous; anonymous_hugetlb_2mb, of 64M for
-    /// each of 8 vCPUs, without -s, -b and -v]
+    /// What backs the guest's memory, by the test's name for it [default: anonymous;
+    /// anonymous_hugetlb_2mb, of 64M for each of 8 vCPUs, without -s, -b and -v]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
     /// How much memory each vCPU has [default: 1G]
@@ -72,7 +73,8 @@ pub struct Arguments {
     /// The seed of what is random
     #[arg(short, long, value_name = "SEED", default_value = "1")]
     random_seed: u64,
-    /// Where the memory starts in the guest's physical addresses, in bytes [default: as far up as they go]
+    /// Where the memory starts in the guest's physical addresses, in bytes [default: as far up as
+    /// they go]
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = page_table_test::offset)]
     offset: Option<u64>,
     /// The profile of a machine, by name or as a file [default: x86-416-vcpus]
@@ -84,8 +86,8 @@ pub struct Arguments {
     /// What finds the pages that are written
     #[arg(long, value_enum, default_value = "faults")]
     log: By,
-    /// Run with one Nth of the pages, and multiply what takes as long as there are pages [default: a quarter of a
-    /// million pages are run, or a block for each vCPU]
+    /// Run with one Nth of the pages, and multiply what takes as long as there are pages [default:
+    /// a quarter of a million pages are run, or a block for each vCPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     scale: Option<u64>,
     /// What to run on
@@ -518,7 +520,8 @@ mod tests {
 
     use super::*;
 
-    /// A call takes what it takes however many pages there are, and a cost that a profile leaves out counts nothing.
+    /// A call takes what it takes however many pages there are, and a cost that a profile leaves
+    /// out counts nothing.
     #[test]
     fn calls_copies_and_visits_are_where_a_host_has_them() {
         let neutral = Profile::load("x86-12-vcpus").unwrap();

@@ -25,8 +25,8 @@ pub const SMALL_SIZE: &str = if cfg!(debug_assertions) {
     "64 MiB"
 };
 pub const ROUNDS: u32 = if cfg!(debug_assertions) { 2 } else { 5 };
-/// After so long there are no more rounds of one guest, on a computer on which others run: all of it takes less than a minute and a
-/// half.
+/// After so long there are no more rounds of one guest, on a computer on which others run: all of
+/// it takes less than a minute and a half.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What guests showed.
@@ -40,7 +40,8 @@ pub struct Guests {
     pub all_set: Option<Vec<PhaseRow>>,
     /// With vCPUs that go on in all calls.
     pub stalls: Vec<PhaseRow>,
-    /// Nanoseconds of CPU time for a fault, with one vCPU and with two that fault on the same table.
+    /// Nanoseconds of CPU time for a fault, with one vCPU and with two that fault on the same
+    /// table.
     pub fault: [f64; 2],
     pub vcpus: u32,
 }

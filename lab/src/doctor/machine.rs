@@ -1,4 +1,5 @@
-//! What the published changes and the engine would take in the same place: the software machine, with what was measured here.
+//! What the published changes and the engine would take in the same place: the software machine,
+//! with what was measured here.
 
 use tablewright_experiments::dirty_log::{self as logs, How as Disable};
 use tablewright_experiments::input::{Backing, Mode};
@@ -44,7 +45,8 @@ pub fn fits(bytes: u64) -> Result<(), Error> {
 }
 
 const HUGE: u64 = 2 << 20;
-/// So many vCPUs end a log on the machine: their waits for each other take this computer time as their square.
+/// So many vCPUs end a log on the machine: their waits for each other take this computer time as
+/// their square.
 pub const MOST: u16 = 16;
 
 fn nanoseconds(time: Time) -> f64 {
@@ -54,8 +56,8 @@ fn nanoseconds(time: Time) -> f64 {
 /// Another system's, for what only a kernel can measure: to wait until an invalidation is complete.
 pub const KERNELS: &str = "ampere-altra-vm-64g";
 
-/// The linear map at boot in pages, as it was before the published changes and with all of them: a machine on which entries are written and
-/// published as fast as here.
+/// The linear map at boot in pages, as it was before the published changes and with all of them: a
+/// machine on which entries are written and published as fast as here.
 pub fn linear(size: Size, entry: f64, published: f64) -> Result<[f64; 2], Error> {
     let mut profile = Profile::load(KERNELS)?;
     profile.costs.entry = Time::ps((entry * 1e3) as u64);
@@ -88,7 +90,8 @@ pub fn completion() -> Result<f64, Error> {
     Ok(nanoseconds(Profile::load(KERNELS)?.costs.complete))
 }
 
-/// What an unmap of a page takes, with an interrupt for each vCPU, with one hypercall, and by the engine.
+/// What an unmap of a page takes, with an interrupt for each vCPU, with one hypercall, and by the
+/// engine.
 pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
     let Some(remote) = unmap.remote else {
         return Ok(None);
@@ -99,7 +102,8 @@ pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
     profile.costs.interrupt = ps(remote - unmap.alone);
     profile.system.cpus = None;
     let vcpus = size.vcpus.min(MAX_CPUS as u16 / 2);
-    // One thread unmaps, and all others of the program run: each is asked in turn, with no more than one at it.
+    // One thread unmaps, and all others of the program run: each is asked in turn, with no more
+    // than one at it.
     let job = |how| flushes::Job {
         profile: profile.clone(),
         how,
@@ -149,7 +153,8 @@ pub struct Stop {
     pub populate: f64,
 }
 
-/// Of a guest as large, in the order before the published change, in the published order, and with the engine's.
+/// Of a guest as large, in the order before the published change, in the published order, and with
+/// the engine's.
 pub fn stop(profile: &Profile, size: Size) -> Result<[Stop; 3], Error> {
     let backing: Backing = "anonymous_hugetlb_2mb".parse().map_err(Error::Usage)?;
     let mode: Mode = "P48V48_4K".parse().map_err(Error::Usage)?;

@@ -1,4 +1,5 @@
-//! `doctor`: the published problems, measured on this computer in a minute, and what the published changes and the engine would take.
+//! `doctor`: the published problems, measured on this computer in a minute, and what the published
+//! changes and the engine would take.
 
 #[cfg(target_os = "linux")]
 mod guests;

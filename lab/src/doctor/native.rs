@@ -63,7 +63,8 @@ fn barrier() {
     unsafe {
         std::arch::asm!("dsb ishst", "isb", options(nostack, preserves_flags));
     }
-    // A walker of x86-64 sees stores in order: this is a store that waits for those before it, as one of arm64 does.
+    // A walker of x86-64 sees stores in order: this is a store that waits for those before it, as
+    // one of arm64 does.
     #[cfg(not(target_arch = "aarch64"))]
     std::sync::atomic::fence(Ordering::SeqCst);
 }

@@ -1,8 +1,10 @@
-//! The remote flush: two figures and three costs, so that the solutions are a curve and not a point.
+//! The remote flush: two figures and three costs, so that the solutions are a curve and not a
+//! point.
 //!
-//! A cycle before the published change is its fixed work, what threads wait for each other, and an interrupt that is answered by
-//! a vCPU which sleeps; after the change the interrupt is a call. So the difference determines what `interrupt` and `wake` come to, and
-//! not which of them it is; and `cycle` is what is left. For each value of `interrupt` the two others are found, with runs of
+//! A cycle before the published change is its fixed work, what threads wait for each other, and an
+//! interrupt that is answered by a vCPU which sleeps; after the change the interrupt is a call. So
+//! the difference determines what `interrupt` and `wake` come to, and not which of them it is; and
+//! `cycle` is what is left. For each value of `interrupt` the two others are found, with runs of
 //! the machine, and the rows on which nothing was fitted say what is to be had from the choice.
 
 use serde::Serialize;
@@ -20,7 +22,8 @@ use crate::runs::Run;
 
 /// Nanoseconds of an interrupt for which the others are found.
 const INTERRUPTS: [u64; 5] = [0, 1_170, 2_512, 5_000, 10_000];
-/// Runs to find them in, from what the point before has. Interrupts for which none are found are left out.
+/// Runs to find them in, from what the point before has. Interrupts for which none are found are
+/// left out.
 const STEPS: usize = 16;
 /// A solution meets both figures within so much, in percent.
 const MEETS: f64 = 0.5;
@@ -93,7 +96,8 @@ pub fn curve(profile: &Profile, run: Run<'_, Job>) -> Result<Vec<Point>, Error> 
                 });
                 break;
             }
-            // What a cycle lacks after the change is fixed work; what the difference lacks besides is of the wake-up.
+            // What a cycle lacks after the change is fixed work; what the difference lacks besides
+            // is of the wake-up.
             let each = |seconds: f64| seconds * 1e12 / crate::tlb_flush::PUBLISHED_CYCLES as f64;
             let moved = |time: Time, by: f64| Time::ps((time.as_ps() as f64 + by).max(0.0) as u64);
             let wake = each(missing[0] - missing[1]);
@@ -149,7 +153,8 @@ fn text(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    /// A machine on which a cycle is its work, two wake-ups, and an interrupt with a third before the change.
+    /// A machine on which a cycle is its work, two wake-ups, and an interrupt with a third before
+    /// the change.
     fn linear(jobs: &[Job]) -> Result<Vec<Ran>, Error> {
         let ran = |job: &Job| {
             let costs = &job.profile.costs;

@@ -1,8 +1,9 @@
 //! What the rows of a fit determine: which costs, within what, and which only in sums.
 //!
-//! How often each cost counts in each row, as a part of the row's time, is a matrix. A cost whose column points, within
-//! [`APART`], where another's does cannot be told from it by figures that repeat within a few percent: then the rows
-//! determine the sum of both, and how it is divided was decided before the fit.
+//! How often each cost counts in each row, as a part of the row's time, is a matrix. A cost whose
+//! column points, within [`APART`], where another's does cannot be told from it by figures that
+//! repeat within a few percent: then the rows determine the sum of both, and how it is divided was
+//! decided before the fit.
 
 use serde::Serialize;
 use tablewright_machine::{Cost, Profile, Source, Time};
@@ -12,8 +13,8 @@ use super::solve;
 /// How much a published figure may be off: postings of one configuration differ by 4 to 11 %.
 pub const OFF: f64 = 0.05;
 
-/// The sine of the least angle between the columns of two costs that rows tell apart. Below it, rows that are off by
-/// [`OFF`] move the costs by half of what they are, or more.
+/// The sine of the least angle between the columns of two costs that rows tell apart. Below it,
+/// rows that are off by [`OFF`] move the costs by half of what they are, or more.
 const APART: f64 = 0.1;
 
 /// The part of a row's time that a cost has to have to count for anything.
@@ -72,7 +73,8 @@ pub struct Carried {
 pub struct Sum {
     /// Which.
     pub costs: Vec<&'static str>,
-    /// Their sum, in nanoseconds of the first of them, each weighted with how often it counts beside it.
+    /// Their sum, in nanoseconds of the first of them, each weighted with how often it counts
+    /// beside it.
     pub ns: f64,
 }
 
@@ -83,7 +85,8 @@ pub struct Determined {
     pub carried: Vec<Carried>,
     /// What the rows do not tell apart.
     pub sums: Vec<Sum>,
-    /// Costs that would count in the rows, and that the profile leaves out: they are taken as nothing.
+    /// Costs that would count in the rows, and that the profile leaves out: they are taken as
+    /// nothing.
     pub left_out: Vec<&'static str>,
 }
 
@@ -155,8 +158,9 @@ fn sums(counts: &Counts, costs: &tablewright_machine::Costs, among: &[usize]) ->
         .collect()
 }
 
-/// How far each of the free costs may be off, in nanoseconds, if each row is off by [`OFF`] independently of the
-/// others. A cost that the fit has made nothing is not free any more, and has no interval.
+/// How far each of the free costs may be off, in nanoseconds, if each row is off by [`OFF`]
+/// independently of the others. A cost that the fit has made nothing is not free any more, and has
+/// no interval.
 pub fn intervals(rows: &[Vec<f64>], found: &[Time]) -> Vec<Option<f64>> {
     let some: Vec<usize> = (0..found.len())
         .filter(|&place| found[place] > Time::ZERO)
@@ -179,7 +183,8 @@ pub fn intervals(rows: &[Vec<f64>], found: &[Time]) -> Vec<Option<f64>> {
     off
 }
 
-/// By how much the fit to all other rows misses each row, in percent; `None` where the others do not determine the costs.
+/// By how much the fit to all other rows misses each row, in percent; `None` where the others do
+/// not determine the costs.
 pub fn each_left_out(rows: &[Vec<f64>], right: &[f64]) -> Vec<Option<f64>> {
     (0..rows.len())
         .map(|this| {

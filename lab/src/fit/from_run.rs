@@ -1,8 +1,9 @@
 //! A profile of the computer at hand, from what was measured on its KVM.
 //!
-//! What the machine does in the same phases is a linear function of its costs, as in [`fit`](super): each cost is made a little
-//! higher, and it is seen in which phases that shows. So it is said of each cost what determines it, and a cost that no phase
-//! determines, or only together with another, stays as it was in the profile that was begun with.
+//! What the machine does in the same phases is a linear function of its costs, as in
+//! [`fit`](super): each cost is made a little higher, and it is seen in which phases that shows. So
+//! it is said of each cost what determines it, and a cost that no phase determines, or only
+//! together with another, stays as it was in the profile that was begun with.
 
 use std::path::{Path, PathBuf};
 
@@ -167,7 +168,8 @@ fn stay(right: &mut [f64], rows: &[Coefficients], at: usize, cost: Time) {
     }
 }
 
-/// Whether runs tell what grows with the marks that are copied from what a call takes in any case: the one has to be several times the other.
+/// Whether runs tell what grows with the marks that are copied from what a call takes in any case:
+/// the one has to be several times the other.
 fn tells_copies(runs: &[Measured]) -> bool {
     let sizes = || runs.iter().map(|run| run.parameters.bytes);
     match (sizes().min(), sizes().max()) {
@@ -182,7 +184,8 @@ type Coefficients = (Vec<f64>, f64);
 /// Rows, what the phases take besides, and their names.
 type Counted = (Vec<Coefficients>, Vec<f64>, Vec<String>);
 
-/// How often each cost counts in each phase, what the phases take besides, and what they are called.
+/// How often each cost counts in each phase, what the phases take besides, and what they are
+/// called.
 fn counted(profile: &Profile, runs: &[Measured], free: &[Cost]) -> Result<Counted, Error> {
     let (mut rows, mut right, mut names) = (Vec::new(), Vec::new(), Vec::new());
     for run in runs {
@@ -197,7 +200,8 @@ fn counted(profile: &Profile, runs: &[Measured], free: &[Cost]) -> Result<Counte
             more.push(of(&higher)?);
         }
         for measured in compare(run, &now, true) {
-            // Reading a log takes less than the machine's words make it: it is in no unit with the rest.
+            // Reading a log takes less than the machine's words make it: it is in no unit with the
+            // rest.
             if measured.differs.is_some() || measured.measured < 1.0 {
                 continue;
             }

@@ -1,11 +1,14 @@
-//! `fit`: finds the costs with which a machine takes as long as was published, and says how it does on the rest.
+//! `fit`: finds the costs with which a machine takes as long as was published, and says how it does
+//! on the rest.
 //!
-//! The time of a run is the sum of what its operations cost: a linear function of the costs, as long as no CPU queues. How
-//! often each cost counts in a row is not worked out but seen: the step is run with the cost as it is, and with a little
-//! more. So a fit knows nothing of the steps, and a machine that does something else is fitted to what it does. The fit
-//! minimises the sum of squares of *relative* errors: otherwise the longest row is the only one that matters.
+//! The time of a run is the sum of what its operations cost: a linear function of the costs, as
+//! long as no CPU queues. How often each cost counts in a row is not worked out but seen: the step
+//! is run with the cost as it is, and with a little more. So a fit knows nothing of the steps, and
+//! a machine that does something else is fitted to what it does. The fit minimises the sum of
+//! squares of *relative* errors: otherwise the longest row is the only one that matters.
 //!
-//! What is printed as the time of a row is never the linear function but one more run, with the fitted costs.
+//! What is printed as the time of a row is never the linear function but one more run, with the
+//! fitted costs.
 
 mod curve;
 mod determined;
@@ -46,14 +49,16 @@ pub struct Arguments {
     /// The machine: a profile, by name or as a file
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, required_unless_present = "from")]
     machine: Option<String>,
-    /// Fit to what `dirty-log --on kvm --json` and `doctor --json` have printed into these files, and to no table
+    /// Fit to what `dirty-log --on kvm --json` and `doctor --json` have printed into these files,
+    /// and to no table
     #[arg(long, value_name = "RUN.json", num_args = 1.., conflicts_with_all = ["table", "rows"])]
     from: Vec<PathBuf>,
-    /// The published figures: map-mem or tlb-flush, which come with the program, or a file with the columns of map-mem
+    /// The published figures: map-mem or tlb-flush, which come with the program, or a file with the
+    /// columns of map-mem
     #[arg(long, value_name = "TABLE", default_value = "map-mem")]
     table: String,
-    /// Fit to these rows, each the name of a system, or SYSTEM/CONFIGURATION [default: those that the profile was
-    /// fitted on]
+    /// Fit to these rows, each the name of a system, or SYSTEM/CONFIGURATION [default: those that
+    /// the profile was fitted on]
     #[arg(long, value_name = "ROWS", num_args = 1..)]
     rows: Vec<String>,
     /// The costs that may change [default: those that the profile says are fitted]
@@ -417,7 +422,8 @@ fn selectors(
         .collect()
 }
 
-/// How much higher a cost is made to see how often it counts. A run's time is whole picoseconds, so this is exact.
+/// How much higher a cost is made to see how often it counts. A run's time is whole picoseconds, so
+/// this is exact.
 const MORE: Time = Time::ns(1);
 
 /// How often each cost counts in these rows, and what part of each the free costs have to be.

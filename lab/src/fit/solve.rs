@@ -1,20 +1,23 @@
 //! Non-negative least squares, for a handful of unknowns.
 //!
-//! At the optimum some unknowns are zero, and the others are where they would be without the constraint. With so few of
-//! them every choice of which are zero can be tried: no iteration, no tolerance to tune, and the answer is the optimum.
+//! At the optimum some unknowns are zero, and the others are where they would be without the
+//! constraint. With so few of them every choice of which are zero can be tried: no iteration, no
+//! tolerance to tune, and the answer is the optimum.
 
 /// The most unknowns: so many choices, to the power of two.
 pub const MOST: usize = 12;
 
-/// Below this part of its length, what is left of a column after the others have been taken out of it is rounding.
+/// Below this part of its length, what is left of a column after the others have been taken out of
+/// it is rounding.
 const DEPENDENT: f64 = 1e-9;
 
-/// Why there is no single answer: the number of the unknown that the rows do not determine beside those before it.
+/// Why there is no single answer: the number of the unknown that the rows do not determine beside
+/// those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undetermined(pub usize);
 
-/// The unknowns, none negative, for which the sum of squares of `rows * unknowns - right` is smallest. At most [`MOST`]
-/// of them, as many as each row has.
+/// The unknowns, none negative, for which the sum of squares of `rows * unknowns - right` is
+/// smallest. At most [`MOST`] of them, as many as each row has.
 pub fn non_negative(rows: &[Vec<f64>], right: &[f64]) -> Result<Vec<f64>, Undetermined> {
     let unknowns = rows.first().map_or(0, Vec::len).min(MOST);
     let all: Vec<usize> = (0..unknowns).collect();
@@ -56,8 +59,8 @@ fn miss(rows: &[Vec<f64>], right: &[f64], unknowns: &[f64]) -> f64 {
     rows.iter().zip(right).map(square).sum()
 }
 
-/// Least squares without a constraint over some of the unknowns: the columns are made orthogonal one after the other
-/// (Gram and Schmidt, modified), which loses less than the normal equations do.
+/// Least squares without a constraint over some of the unknowns: the columns are made orthogonal
+/// one after the other (Gram and Schmidt, modified), which loses less than the normal equations do.
 pub fn free(rows: &[Vec<f64>], right: &[f64], some: &[usize]) -> Result<Vec<f64>, Undetermined> {
     let mut columns: Vec<Vec<f64>> = some
         .iter()

@@ -181,7 +181,8 @@ fn head(parameters: &Parameters) -> String {
     format!("{}\n{}\n\n", wrapped(&parameters.host.line), wrapped(&line))
 }
 
-/// As on the machine, and all phases. Times are in seconds as there, those of phases in nanoseconds.
+/// As on the machine, and all phases. Times are in seconds as there, those of phases in
+/// nanoseconds.
 #[derive(Serialize)]
 struct LogRow {
     how: &'static str,
@@ -353,7 +354,8 @@ struct StartRow {
     phases: Vec<PhaseRow>,
 }
 
-/// Starts a log, by protecting and, where KVM can, by having all pages in it; prints what that takes, and what it leaves.
+/// Starts a log, by protecting and, where KVM can, by having all pages in it; prints what that
+/// takes, and what it leaves.
 ///
 /// # Errors
 /// As [`measure`].

@@ -1,4 +1,5 @@
-//! What was measured on KVM, as it is in a file; the run of it on a machine; and one beside the other.
+//! What was measured on KVM, as it is in a file; the run of it on a machine; and one beside the
+//! other.
 
 use std::ops::Not;
 use std::path::Path;
@@ -73,7 +74,8 @@ pub struct MeasuredPhase {
     pub pages: u64,
 }
 
-/// A number; the largest in place of one that the type does not have, which is refused by its name, by [`Measured::check`].
+/// A number; the largest in place of one that the type does not have, which is refused by its name,
+/// by [`Measured::check`].
 fn bounded<'d, D: Deserializer<'d>, N: TryFrom<u64> + From<u8> + Not<Output = N>>(
     from: D,
 ) -> Result<N, D::Error> {

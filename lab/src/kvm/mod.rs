@@ -1,4 +1,5 @@
-//! The experiments on the KVM of this computer: what they can be asked, and what is common to their answers.
+//! The experiments on the KVM of this computer: what they can be asked, and what is common to their
+//! answers.
 
 #[cfg(all(
     target_os = "linux",
@@ -55,30 +56,34 @@ pub enum On {
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "With --on kvm")]
 pub struct Options {
-    /// How often all of it is done, each time with a new VM; figures are medians; also of write-protect --tables [default: 5, and 21]
+    /// How often all of it is done, each time with a new VM; figures are medians; also of
+    /// write-protect --tables [default: 5, and 21]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
     /// Written pages are in a ring of so many entries for each vCPU, and not in a bitmap
     #[arg(long, value_name = "ENTRIES", num_args = 0..=1, default_missing_value = "65536")]
     pub ring: Option<u32>,
-    /// The log begins with all pages in it, so that enabling it protects nothing; of dirty-log on the machine as well
+    /// The log begins with all pages in it, so that enabling it protects nothing; of dirty-log on
+    /// the machine as well
     #[arg(long, conflicts_with = "ring")]
     pub all_set: bool,
-    /// The vCPUs go on while logging is enabled, read, cleared and disabled: their longest waits are of these calls
+    /// The vCPUs go on while logging is enabled, read, cleared and disabled: their longest waits
+    /// are of these calls
     #[arg(long)]
     pub stalls: bool,
-    /// Before it runs, say what this profile predicts (dirty-log, of 4 KiB or huge pages, by bitmap)
+    /// Before it runs, say what this profile predicts (dirty-log, of 4 KiB or huge pages, by
+    /// bitmap)
     #[arg(long, value_name = "PROFILE")]
     pub predict: Option<String>,
     /// Each vCPU accesses all of the memory; of dirty-log on the machine as well
     #[arg(short = 'o', long)]
     pub overlap: bool,
-    /// The vCPUs run as guests of the guest, with nested paging of AMD's: KVM keeps tables for two stages at once; of dirty-log on
-    /// the machine as well
+    /// The vCPUs run as guests of the guest, with nested paging of AMD's: KVM keeps tables for two
+    /// stages at once; of dirty-log on the machine as well
     #[arg(short = 'n', long)]
     pub nested: bool,
-    /// The CPUs for the vCPUs, one after the other, and one for the thread that asks KVM; of dirty-log on the machine, where
-    /// each has one of its own in any case, as well
+    /// The CPUs for the vCPUs, one after the other, and one for the thread that asks KVM; of
+    /// dirty-log on the machine, where each has one of its own in any case, as well
     #[arg(short = 'c', long, value_name = "CPUS", value_delimiter = ',')]
     pub cpus: Vec<usize>,
 }
@@ -111,7 +116,8 @@ impl Options {
     }
 }
 
-/// That nothing is asked for that is the machine's alone, where an experiment runs on something else.
+/// That nothing is asked for that is the machine's alone, where an experiment runs on something
+/// else.
 ///
 /// # Errors
 /// Something is.

@@ -1,4 +1,5 @@
-//! What is done with a guest, once: the phases of the experiments, each with its times, its stalls, and KVM's counts.
+//! What is done with a guest, once: the phases of the experiments, each with its times, its stalls,
+//! and KVM's counts.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -47,7 +48,8 @@ pub fn able() -> Result<Abilities, Error> {
         .map_err(refused)
 }
 
-/// Another command line, another user or another computer would help; or the figures are not to be believed.
+/// Another command line, another user or another computer would help; or the figures are not to be
+/// believed.
 fn refused(error: KvmError) -> Error {
     match error.is_refusal() {
         true => Error::Usage(error.to_string()),
@@ -184,7 +186,8 @@ impl<'a> Run<'a> {
         move |id| shares[id]
     }
 
-    /// Whether leaves may be split: what was not there is then mapped for a write as well, and logged, if it is read.
+    /// Whether leaves may be split: what was not there is then mapped for a write as well, and
+    /// logged, if it is read.
     fn splits(&self) -> bool {
         self.asked.options.nested || self.asked.backing.source.bytes() > PAGE
     }
@@ -258,7 +261,8 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// KVM is asked for something, while the vCPUs go on if they are to. What they wrote meanwhile may be in the log.
+    /// KVM is asked for something, while the vCPUs go on if they are to. What they wrote meanwhile
+    /// may be in the log.
     fn call<T>(
         &mut self,
         name: &str,
@@ -363,8 +367,8 @@ impl<'a> Run<'a> {
                 Ok(((), run.vm.clear(&mut got)?))
             })?;
         }
-        // What was written while the log was taken is in this one, or in the next: there surely, if it is not in this.
-        // A page that was only read is in neither for sure.
+        // What was written while the log was taken is in this one, or in the next: there surely, if
+        // it is not in this. A page that was only read is in neither for sure.
         match self.splits() && self.asked.write_percent < 100 {
             true => self.sure.clear(),
             false => {
@@ -376,7 +380,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads the log again and again, which leaves it as it is, and puts what a call takes then in the place of the first one, which is kept beside it.
+    /// Reads the log again and again, which leaves it as it is, and puts what a call takes then in
+    /// the place of the first one, which is kept beside it.
     fn again(&mut self, got: &Bitmap) -> Result<(), Error> {
         let mut same = self.vm.bitmap();
         let mut all = Vec::new();
@@ -451,7 +456,8 @@ pub fn dirty_log(asked: &Asked) -> Result<Vec<Phase>, Error> {
     Ok(run.phases())
 }
 
-/// The start of a log, and the pass after it. `then` says whether the guest writes in it or reads; the start alone without.
+/// The start of a log, and the pass after it. `then` says whether the guest writes in it or reads;
+/// the start alone without.
 pub fn start(asked: &Asked, then: Option<bool>) -> Result<Vec<Phase>, Error> {
     let mut run = Run::new(asked)?;
     run.populate()?;
@@ -474,7 +480,8 @@ pub fn start(asked: &Asked, then: Option<bool>) -> Result<Vec<Phase>, Error> {
     Ok(run.phases())
 }
 
-/// The three phases of the well-known test of faults on one table: every vCPU touches all of the memory.
+/// The three phases of the well-known test of faults on one table: every vCPU touches all of the
+/// memory.
 pub fn faults(asked: &Asked) -> Result<Vec<Phase>, Error> {
     let mut run = Run::new(asked)?;
     let (first, pages) = run.memory();

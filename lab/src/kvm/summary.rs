@@ -36,11 +36,14 @@ pub struct Phase {
     pub wall: f64,
     /// CPU time of what does it: of all vCPUs together, or of the thread that asks KVM.
     pub cpu: f64,
-    /// Time that its threads had begun and did not run: other programs had the CPU, or the host of a computer that is itself a guest.
+    /// Time that its threads had begun and did not run: other programs had the CPU, or the host of
+    /// a computer that is itself a guest.
     pub away: f64,
-    /// Of the CPUs that did it, the slowest, before or after: CPU time of a fixed piece of arithmetic.
+    /// Of the CPUs that did it, the slowest, before or after: CPU time of a fixed piece of
+    /// arithmetic.
     pub pace: f64,
-    /// CPU time of the first of several calls, where the others are what the phase takes: it finds the caches as a pass of the guest left them.
+    /// CPU time of the first of several calls, where the others are what the phase takes: it finds
+    /// the caches as a pass of the guest left them.
     pub first: Option<f64>,
     /// How many do it.
     pub threads: u32,
@@ -49,7 +52,8 @@ pub struct Phase {
     pub p999: Option<f64>,
     pub total: Option<f64>,
     pub counts: BTreeMap<String, i64>,
-    /// Pages that the log had, and pages that were surely written: the same where no leaf is split, or the guest only writes.
+    /// Pages that the log had, and pages that were surely written: the same where no leaf is split,
+    /// or the guest only writes.
     pub harvested: Option<u64>,
     pub written: Option<u64>,
 }
@@ -220,7 +224,8 @@ const APART: f64 = 1.5;
 /// Shorter phases say nothing of how busy a computer is: nanoseconds.
 const SHORT: f64 = 2e5;
 
-/// Arithmetic that takes so much longer than the fastest of a report says that the computer was slower, not what is measured.
+/// Arithmetic that takes so much longer than the fastest of a report says that the computer was
+/// slower, not what is measured.
 const SLOWER: f64 = 1.15;
 
 /// Says so where a computer had something else to do, and where figures scatter.

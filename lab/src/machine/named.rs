@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use tablewright_machine::Profile;
 
-/// Takes any text, because a profile may be a file; a shell completes the names of those that come with the program.
+/// Takes any text, because a profile may be a file; a shell completes the names of those that come
+/// with the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Named;
 

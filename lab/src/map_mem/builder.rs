@@ -22,8 +22,9 @@ pub trait Builder {
     /// Its version.
     fn version(&self) -> &'static str;
 
-    /// Maps every span of the plan in an empty space, with tables from `arena`, and tells the address of the root
-    /// table. This is what is timed. The tables are never given back: the arena starts again. An error is one line.
+    /// Maps every span of the plan in an empty space, with tables from `arena`, and tells the
+    /// address of the root table. This is what is timed. The tables are never given back: the arena
+    /// starts again. An error is one line.
     fn build(&mut self, arena: Arena) -> Result<u64, String>;
 }
 

@@ -83,7 +83,8 @@ mod tests {
         .map(|(architecture, granule, bits)| Format::new(architecture, granule, bits).unwrap())
     }
 
-    /// Three pieces of RAM, one of them with a kernel in it, that begin and end in the middle of blocks.
+    /// Three pieces of RAM, one of them with a kernel in it, that begin and end in the middle of
+    /// blocks.
     fn plan(format: Format, leaves: Leaves) -> Plan {
         let extent = |start, end| Extent {
             start,
@@ -140,8 +141,8 @@ mod tests {
                 for number in (0..tables).step_by(tables.div_ceil(4) as usize) {
                     let address = root + number * format.page_bytes();
                     let table = NonNull::new(ptr::with_exposed_provenance_mut(address as usize));
-                    // SAFETY: the arena hands out its frames in order, so this one was taken; the engine keeps no
-                    // reference into it.
+                    // SAFETY: the arena hands out its frames in order, so this one was taken; the
+                    // engine keeps no reference into it.
                     let entries = unsafe { arena.entries(table.unwrap()) };
                     let used = entries.iter().rposition(|entry| entry.load(Relaxed) != 0);
                     let entry = &entries[used.expect("a table that holds something")];

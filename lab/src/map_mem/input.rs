@@ -29,8 +29,8 @@ pub fn read(
     Ok((path.display().to_string(), map))
 }
 
-/// This computer's memory map, from `path`. It was not asked for by name, so if it cannot be read, the error says what
-/// to ask for instead.
+/// This computer's memory map, from `path`. It was not asked for by name, so if it cannot be read,
+/// the error says what to ask for instead.
 fn own(path: &Path) -> Result<MemoryMap, Error> {
     let hinted = |error: Error| {
         let hint = "use --ram SIZE, or --iomem FILE with the memory map of another computer";

@@ -73,7 +73,8 @@ pub fn published(profile: &Profile) -> Vec<published::Row> {
     rows
 }
 
-/// A row of the result for what a step showed. `published` are figures of the same memory, if there are any.
+/// A row of the result for what a step showed. `published` are figures of the same memory, if there
+/// are any.
 pub fn row(
     profile: &Profile,
     step: Step,

@@ -62,7 +62,8 @@ pub fn run(plan: &Plan, builder: &mut dyn Builder, rounds: u32) -> Result<Outcom
 
 /// The address of the root, and how long it took.
 fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Error> {
-    // SAFETY: the builder before keeps nothing but the address of a root, and the bare loop gave everything back.
+    // SAFETY: the builder before keeps nothing but the address of a root, and the bare loop gave
+    // everything back.
     unsafe { arena.start_round() }?;
     let started = Instant::now();
     let root = builder.build(arena);
@@ -71,7 +72,8 @@ fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Err
     Ok((root, nanoseconds))
 }
 
-/// As many tables, zeroed, and as many entries stored: each leaf, and each table's entry in the table above.
+/// As many tables, zeroed, and as many entries stored: each leaf, and each table's entry in the
+/// table above.
 fn bare_once(built: Found, name: &'static str, arena: Arena) -> Result<f64, Error> {
     // SAFETY: as in `build_once`.
     unsafe { arena.start_round() }?;

@@ -1,5 +1,5 @@
-//! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots: on this computer, or step by step on
-//! the software machine.
+//! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots: on this
+//! computer, or step by step on the software machine.
 
 mod builder;
 mod check;
@@ -37,8 +37,8 @@ Examples:
   tablewright map-mem --machine ampere-altra-vm-64g
   tablewright map-mem --machine mine.toml --steps lazy-unmap,no-cont-remap")]
 pub struct Arguments {
-    /// A memory map in the format of /proc/iomem; if neither this nor --ram is given, this computer's own, or as much
-    /// RAM as the machine has
+    /// A memory map in the format of /proc/iomem; if neither this nor --ram is given, this
+    /// computer's own, or as much RAM as the machine has
     #[arg(long, value_name = "FILE", conflicts_with = "ram")]
     iomem: Option<PathBuf>,
     /// One range of RAM of this size, from address 0
@@ -53,8 +53,8 @@ pub struct Arguments {
     /// Bits in a virtual address: 48, or 52 on arm64, or 57 (five levels) on x86-64 [default: 48]
     #[arg(long, value_name = "BITS")]
     address_bits: Option<u32>,
-    /// Map with pages only, without huge leaves and contiguous hints, as a kernel with rodata=full does; the machine
-    /// always does
+    /// Map with pages only, without huge leaves and contiguous hints, as a kernel with rodata=full
+    /// does; the machine always does
     #[arg(long)]
     pages_only: bool,
     /// What to run on; the machine, if --machine says which
@@ -71,10 +71,12 @@ pub struct Arguments {
     /// The profile of a machine, by name or as a file; with --on machine
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
-    /// With --on machine: one step of those published, with all before it, or another way [default: all]
+    /// With --on machine: one step of those published, with all before it, or another way [default:
+    /// all]
     #[arg(long, value_enum, conflicts_with = "steps")]
     step: Option<Choice>,
-    /// With --on machine: steps in an order of your own, separated by commas, each with those before it
+    /// With --on machine: steps in an order of your own, separated by commas, each with those
+    /// before it
     #[arg(long, value_name = "STEPS")]
     steps: Option<Order>,
     #[command(flatten)]
@@ -236,7 +238,8 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
     report.print(arguments.json, text)
 }
 
-/// Where there is next to nothing to write, figures for each entry show only what does not depend on entries.
+/// Where there is next to nothing to write, figures for each entry show only what does not depend
+/// on entries.
 fn short_warning(outcome: &Outcome, leaves: Leaves) -> Option<String> {
     const SHORT: f64 = 1e5;
     let instead = match leaves {

@@ -1,7 +1,8 @@
-//! The steps of the boot-time linear map: the techniques that others published, one after the other, and our own way.
+//! The steps of the boot-time linear map: the techniques that others published, one after the
+//! other, and our own way.
 //!
-//! A technique is on or off, whatever the order in which they were added: what a step costs depends on the set. So a
-//! published row is found by its set, and a model that is true predicts any order.
+//! A technique is on or off, whatever the order in which they were added: what a step costs depends
+//! on the set. So a published row is found by its set, and a model that is true predicts any order.
 
 use std::fmt;
 
@@ -21,7 +22,8 @@ pub fn step_of(row: &Row) -> Result<Step, TableError> {
     })
 }
 
-/// What a published row has on: `cumulative up to NAME` in the order of publication, or `with NAME, NAME`.
+/// What a published row has on: `cumulative up to NAME` in the order of publication, or `with NAME,
+/// NAME`.
 pub fn techniques_of(row: &Row) -> Result<Techniques, TableError> {
     let unknown = |what: &str| {
         TableError::Configuration(
@@ -72,7 +74,8 @@ pub enum Choice {
     Tablewright,
     /// Memory that is added after the boot, as published and by the engine
     Late,
-    /// What was discussed beside: a map of all RAM for the time being, slots of a block each, and blocks instead of pages
+    /// What was discussed beside: a map of all RAM for the time being, slots of a block each, and
+    /// blocks instead of pages
     Alternatives,
     /// All of them but the alternatives
     All,

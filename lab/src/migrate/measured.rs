@@ -1,4 +1,5 @@
-//! The computer at hand as the machine of a migration: what `dirty-log --on kvm` or `doctor` has measured of it.
+//! The computer at hand as the machine of a migration: what `dirty-log --on kvm` or `doctor` has
+//! measured of it.
 
 use std::path::PathBuf;
 
@@ -21,7 +22,8 @@ pub struct Here {
 pub struct Rates {
     /// What kind of host.
     pub host: String,
-    /// Nanoseconds of a vCPU for a page that it may write: the least of all runs. None where each was another fault.
+    /// Nanoseconds of a vCPU for a page that it may write: the least of all runs. None where each
+    /// was another fault.
     pub write_ns: Option<f64>,
     /// And for one that is logged.
     pub logged_write_ns: f64,
@@ -29,7 +31,8 @@ pub struct Rates {
     pub dirty_pages_per_second: f64,
 }
 
-/// A write that may be made takes less than this; where the host takes tables away when a log ends, the pass after it is faults.
+/// A write that may be made takes less than this; where the host takes tables away when a log ends,
+/// the pass after it is faults.
 const FAULT_NS: f64 = 500.0;
 
 /// Of runs on KVM in these files.

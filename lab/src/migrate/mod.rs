@@ -73,7 +73,8 @@ pub struct Arguments {
     /// How much of its memory it writes, from the beginning [default: an eighth]
     #[arg(long, value_name = "SIZE")]
     set: Option<Size>,
-    /// Pages that it writes in a second, all vCPUs together [default: as fast as it can; fixed needs one]
+    /// Pages that it writes in a second, all vCPUs together [default: as fast as it can; fixed
+    /// needs one]
     #[arg(long, value_name = "PAGES", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     rate: Option<u64>,
     /// Nanoseconds that the guest takes to write a page [default: 200, or what --from has measured]
@@ -98,8 +99,8 @@ pub struct Arguments {
         default_value = "neutral"
     )]
     profile: String,
-    /// The computer at hand as the machine: its profile and its rates, from what `dirty-log --on kvm --json` or `doctor --json` has
-    /// printed into these files
+    /// The computer at hand as the machine: its profile and its rates, from what `dirty-log --on
+    /// kvm --json` or `doctor --json` has printed into these files
     #[arg(long, value_name = "RUN.json", num_args = 1.., conflicts_with = "profile")]
     from: Vec<PathBuf>,
     #[command(flatten)]
@@ -168,7 +169,8 @@ struct Parameters {
     seed: u64,
 }
 
-/// A migration, with the figures of QEMU's `query-migrate` where it has them, and the unit of each behind its name.
+/// A migration, with the figures of QEMU's `query-migrate` where it has them, and the unit of each
+/// behind its name.
 #[derive(Serialize)]
 struct Row {
     logging: Logging,

@@ -32,8 +32,8 @@ pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "P40V48_4K")]
     mode: Mode,
-    /// What backs the guest's memory, by the test's name for it [default: anonymous; anonymous_hugetlb_1gb, of 1G and
-    /// with 4 vCPUs, without -s, -b and -v]
+    /// What backs the guest's memory, by the test's name for it [default: anonymous;
+    /// anonymous_hugetlb_1gb, of 1G and with 4 vCPUs, without -s, -b and -v]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
     /// How much memory [default: 1G]
@@ -54,10 +54,12 @@ pub struct Arguments {
     /// How faults are handled [default: each way in turn]
     #[arg(long, value_enum)]
     how: Option<How>,
-    /// Run with one Nth of the memory, and multiply times by N: every page takes as long as any other
+    /// Run with one Nth of the memory, and multiply times by N: every page takes as long as any
+    /// other
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
     scale: u64,
-    /// Log writes before anything was touched, so that no block was ever mapped: the first phase is left out
+    /// Log writes before anything was touched, so that no block was ever mapped: the first phase is
+    /// left out
     #[arg(long)]
     logging_first: bool,
     #[command(flatten)]
@@ -157,7 +159,8 @@ struct Row {
 
 /// The machine, if none is named.
 const MACHINE: &str = "kunpeng-920";
-/// The tables of more, and what the machine knows of their pages, would not fit into many computers.
+/// The tables of more, and what the machine knows of their pages, would not fit into many
+/// computers.
 const MOST_PAGES: u64 = 1 << 24;
 
 /// Runs the test, and prints what it took.

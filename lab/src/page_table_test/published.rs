@@ -99,7 +99,8 @@ impl Figures {
         Self(figures)
     }
 
-    /// The figure for a way and a phase, the first that was published, and whether the machine was fitted on it.
+    /// The figure for a way and a phase, the first that was published, and whether the machine was
+    /// fitted on it.
     pub fn get(&self, how: How, phase: usize) -> Option<(f64, bool)> {
         let found = self
             .0

@@ -44,8 +44,8 @@ impl From<Interval> for Row {
     }
 }
 
-/// Prints a recording that is in this file: what it says as a whole, and each of its intervals if wanted. Programs get
-/// both.
+/// Prints a recording that is in this file: what it says as a whole, and each of its intervals if
+/// wanted. Programs get both.
 pub fn print(path: &Path, recording: &Recording, intervals: bool, json: bool) -> Result<(), Error> {
     let report = Report {
         experiment: "record",

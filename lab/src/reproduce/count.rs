@@ -1,9 +1,10 @@
 //! How many published rows come out that no cost was fitted on.
 //!
-//! A row is one of the published table, and its error that of the figure *after* the change. The bins of a histogram are one
-//! row: they add up to all that was counted, so that what is in a wrong one is wrong in two, a bin of a few counts for as much as one of
-//! hundreds, and an empty one has no relative error. The error of a histogram is the part of what it counts that is in another bin than
-//! published. What each bin by itself would give is counted beside it.
+//! A row is one of the published table, and its error that of the figure *after* the change. The
+//! bins of a histogram are one row: they add up to all that was counted, so that what is in a wrong
+//! one is wrong in two, a bin of a few counts for as much as one of hundreds, and an empty one has
+//! no relative error. The error of a histogram is the part of what it counts that is in another bin
+//! than published. What each bin by itself would give is counted beside it.
 
 use serde::Serialize;
 
@@ -23,7 +24,8 @@ pub struct Summary {
     not_fitted: Tally,
     /// The same with each bin of a histogram by itself.
     each_bin: Tally,
-    /// And with the rows that a cost was fitted on before the change alone: after it they are a test.
+    /// And with the rows that a cost was fitted on before the change alone: after it they are a
+    /// test.
     with_fitted_before: Tally,
 }
 
@@ -168,7 +170,8 @@ fn tested(rows: &[Row]) -> Vec<Tested> {
     tested
 }
 
-/// Which part of what a histogram counts is in another bin than published. `None`: it is none, or nothing was counted.
+/// Which part of what a histogram counts is in another bin than published. `None`: it is none, or
+/// nothing was counted.
 fn wrong_bins(rows: &[Row]) -> Option<f64> {
     let (mut right, mut all) = (0.0, 0.0);
     for row in rows.iter().filter(|row| is_bin(row)) {

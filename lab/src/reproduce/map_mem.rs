@@ -11,8 +11,8 @@ use crate::map_mem::steps::step_of;
 use crate::published;
 use crate::report::error_percent;
 
-/// The rows of the published table. Each system is run once without any technique, once in the engine's own way, and
-/// once for each row.
+/// The rows of the published table. Each system is run once without any technique, once in the
+/// engine's own way, and once for each row.
 pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Error> {
     let mut columns = Vec::new();
     let mut jobs = Vec::new();

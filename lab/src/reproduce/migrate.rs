@@ -1,7 +1,8 @@
 //! The published migration, whose guest rewrites a tenth of its memory over and over.
 //!
-//! In case 2.1 the guest has just booted; in case 2.2 it has written all of its memory before. What is not published is
-//! assumed, or fitted on the two figures of case 2.2 *before* the change; those after it, and case 2.1, are a test:
+//! In case 2.1 the guest has just booted; in case 2.2 it has written all of its memory before. What
+//! is not published is assumed, or fitted on the two figures of case 2.2 *before* the change; those
+//! after it, and case 2.1, are a test:
 //!
 //! | | |
 //! |---|---|
@@ -13,9 +14,10 @@
 //! | memory that was not written before | mapped by the first fault on each page, while the log runs |
 //! | downtime | QEMU's default, 300 ms; the migration ends when that is enough |
 //!
-//! Before: everything is protected page by page, at the start and at each look at the log. After: in one step, as the engine does it.
-//! Faults that map hold the one lock of that time, which before the change is held for a look at the log as well (Linux 4.12,
-//! `kvm_get_dirty_log_protect` and `tdp_page_fault`); what a fault of the log alone does, takes none (`fast_page_fault`).
+//! Before: everything is protected page by page, at the start and at each look at the log. After:
+//! in one step, as the engine does it. Faults that map hold the one lock of that time, which before
+//! the change is held for a look at the log as well (Linux 4.12, `kvm_get_dirty_log_protect` and
+//! `tdp_page_fault`); what a fault of the log alone does, takes none (`fast_page_fault`).
 
 use tablewright_experiments::migrate::Logging;
 use tablewright_experiments::migrate::writes::{Model, Writes};
@@ -29,12 +31,14 @@ use crate::published;
 const LINK: u64 = 2_065_000_000;
 /// Nanoseconds for each page.
 const WORK: u64 = 13_380;
-/// A page that was never touched: its first read is a fault of the host, half a microsecond, and then 4 KiB are read.
+/// A page that was never touched: its first read is a fault of the host, half a microsecond, and
+/// then 4 KiB are read.
 const ZEROS: Time = Time::ns(750);
-/// What QEMU 7.2 takes until it asks KVM for a log of 30 GiB, 0.75 ms, and KVM of Linux 6.18 for its slots and bitmaps if nothing has to be
-/// protected, 0.22 ms: on a cloud computer of two CPUs.
+/// What QEMU 7.2 takes until it asks KVM for a log of 30 GiB, 0.75 ms, and KVM of Linux 6.18 for
+/// its slots and bitmaps if nothing has to be protected, 0.22 ms: on a cloud computer of two CPUs.
 const START: Time = Time::us(970);
-/// There a look at the log of 30 GiB, of which nothing was written, takes QEMU 2.65 ms: for each word of its bitmap.
+/// There a look at the log of 30 GiB, of which nothing was written, takes QEMU 2.65 ms: for each
+/// word of its bitmap.
 const LOOK: Time = Time::ps(21_600);
 /// Bytes of the guest's memory that hold something when it has booted.
 const USED: u64 = 4 << 30;
@@ -56,8 +60,8 @@ impl Case {
     pub const ALL: [Self; 2] = [Self::Booted, Self::Written];
 }
 
-/// Which of the figures of which case a published row is, if it is one: the rate of dirty pages in pages each second, the
-/// total time and the time until the log is started in milliseconds.
+/// Which of the figures of which case a published row is, if it is one: the rate of dirty pages in
+/// pages each second, the total time and the time until the log is started in milliseconds.
 pub fn metric(row: &published::Row) -> Option<(Case, usize)> {
     let case = match row.configuration.get(..8)? {
         "Case 2.1" => Case::Booted,
@@ -73,7 +77,8 @@ pub fn metric(row: &published::Row) -> Option<(Case, usize)> {
     Some((case, metric))
 }
 
-/// The figures of a case, before and after. All is done with one such part of the memory, and in such a part of the time.
+/// The figures of a case, before and after. All is done with one such part of the memory, and in
+/// such a part of the time.
 pub fn figures(
     profile: &Profile,
     case: Case,

@@ -1,7 +1,7 @@
 //! `reproduce`: every published figure, and beside it what the lab measures for the same row.
 //!
-//! An experiment fills in the rows that it can run. The others are listed all the same: what is missing is part of the
-//! result.
+//! An experiment fills in the rows that it can run. The others are listed all the same: what is
+//! missing is part of the result.
 
 mod count;
 mod dirty_log;
@@ -165,7 +165,8 @@ struct Runs<'r> {
 pub struct Problem {
     /// What takes so long.
     pub what: &'static str,
-    /// As they are shown, in this order: published before and after, here before and after, Tablewright.
+    /// As they are shown, in this order: published before and after, here before and after,
+    /// Tablewright.
     pub figures: [String; 5],
 }
 
@@ -286,7 +287,8 @@ fn text(report: &Report<Parameters, Row>) -> String {
     for rows in report.rows.chunk_by(|a, b| a.experiment == b.experiment) {
         text += &format!("{}\n", rows[0].experiment);
         for system in rows.chunk_by(|a, b| a.system == b.system) {
-            // Steps to one figure in one table; figures of several kinds in one for each configuration.
+            // Steps to one figure in one table; figures of several kinds in one for each
+            // configuration.
             if system.iter().all(|row| row.metric == system[0].metric) {
                 text += &steps_text(system);
             } else {
@@ -437,7 +439,8 @@ mod tests {
             assert!(text.contains(name), "{name}");
         }
         assert!(text.contains("Ampere Altra Metal, 512G"));
-        // Bins of a histogram in which there is nothing, here and as published, have no relative error.
+        // Bins of a histogram in which there is nothing, here and as published, have no relative
+        // error.
         assert!(!text.contains("NaN"), "{text}");
         assert!(text.contains("1.23 s") || text.contains("8.99 s"), "{text}");
     }

@@ -7,7 +7,8 @@ use crate::page::{self, Bar, Group, Of, Table, escaped};
 use crate::report::Report;
 use crate::report::percent;
 
-/// Of a table; the second is left out where all rows have the same figure, which the picture above them names.
+/// Of a table; the second is left out where all rows have the same figure, which the picture above
+/// them names.
 const COLUMNS: [&str; 9] = [
     "configuration",
     "figure",
@@ -182,8 +183,9 @@ mod tests {
             .map(|(name, _)| *name)
             .collect();
         assert_eq!(sections, names);
-        // One for each system of the linear map, the first of which is now two, one for stage 2, one for flushes, one for
-        // the end of a log, and one for each of the three units of its start.
+        // One for each system of the linear map, the first of which is now two, one for stage 2,
+        // one for flushes, one for the end of a log, and one for each of the three units of its
+        // start.
         assert_eq!(named("figure").count(), 16);
         let rows = named("tr").filter(|row| row.attribute("class") != Some("about"));
         let rows = rows.count() - named("table").count();

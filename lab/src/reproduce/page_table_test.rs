@@ -13,8 +13,8 @@ use crate::page_table_test::published::Case;
 use crate::published;
 use crate::report::error_percent;
 
-/// With so much memory the runs are made, or with one page of the backing if that is more: every page takes as long as any
-/// other, and times are multiplied.
+/// With so much memory the runs are made, or with one page of the backing if that is more: every
+/// page takes as long as any other, and times are multiplied.
 const fn enough(source: Source) -> u64 {
     match source {
         Source::Anonymous => 8 << 20,
@@ -168,7 +168,8 @@ mod tests {
     use super::*;
     use crate::runs::{Threads, software};
 
-    /// The published improvements within 15 %, but for what the profile says that it cannot explain.
+    /// The published improvements within 15 %, but for what the profile says that it cannot
+    /// explain.
     #[test]
     fn published_improvements_come_out_or_are_explained_away() {
         // A page of 1 GiB is 262,144 entries, which 20 to 80 vCPUs change one by one.

@@ -1,4 +1,5 @@
-//! Starting a dirty log, and a migration with it: the published cases on the machine of their system's profile.
+//! Starting a dirty log, and a migration with it: the published cases on the machine of their
+//! system's profile.
 
 use tablewright::Level;
 use tablewright_experiments::migrate as migrations;
@@ -15,15 +16,15 @@ use crate::write_protect::{metric, nanoseconds, sound};
 
 const HOWS: [How; 3] = [How::Slow, How::Fast, How::Tablewright];
 
-/// The writes, and the migration, are run with one such part of the memory, and their time is multiplied: a page takes as long
-/// as any other.
+/// The writes, and the migration, are run with one such part of the memory, and their time is
+/// multiplied: a page takes as long as any other.
 const PART: u64 = 16;
 
-/// QEMU starts a log slot by slot. A PC of 3 GiB has eight when it has booted, seven parts of its RAM and its firmware: by QEMU 7.2's
-/// trace of `KVM_SET_USER_MEMORY_REGION`.
+/// QEMU starts a log slot by slot. A PC of 3 GiB has eight when it has booted, seven parts of its
+/// RAM and its firmware: by QEMU 7.2's trace of `KVM_SET_USER_MEMORY_REGION`.
 const SLOTS: u64 = 8;
-/// What such a call takes where nothing has to be protected, whatever the size of its slot: by the median of 41 calls of Linux 6.18 on a cloud
-/// computer of two CPUs.
+/// What such a call takes where nothing has to be protected, whatever the size of its slot: by the
+/// median of 41 calls of Linux 6.18 on a cloud computer of two CPUs.
 const CALL: Time = Time::us(9);
 /// And more for the bitmaps of 3 GiB.
 const BITMAPS: Time = Time::us(22);

@@ -1,5 +1,5 @@
-//! What a guest has measured, beside the machine's prediction: the same threads do as much on as many vCPUs and physical CPUs, and
-//! what is counted is compared.
+//! What a guest has measured, beside the machine's prediction: the same threads do as much on as
+//! many vCPUs and physical CPUs, and what is counted is compared.
 //!
 //! A file is what `cargo xtask tlb-flush --json` writes: one run a line.
 

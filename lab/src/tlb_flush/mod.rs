@@ -52,13 +52,16 @@ pub struct Arguments {
     /// What a thread computes between two cycles, in microseconds, on average
     #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     work: u64,
-    /// How long a thread that waits for the lock of the address space tries to take it before it sleeps, in microseconds on a CPU
+    /// How long a thread that waits for the lock of the address space tries to take it before it
+    /// sleeps, in microseconds on a CPU
     #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     spin: u64,
-    /// An idle loop that is told of a flush keeps the space, and is told of the next; otherwise it leaves, as Linux's does
+    /// An idle loop that is told of a flush keeps the space, and is told of the next; otherwise it
+    /// leaves, as Linux's does
     #[arg(long)]
     stays: bool,
-    /// After so long a vCPU gives its physical CPU to one that waits, in microseconds [default: 4000]
+    /// After so long a vCPU gives its physical CPU to one that waits, in microseconds [default:
+    /// 4000]
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     slice: Option<u64>,
     /// Ranges in one hypercall, at most [default: 16]
@@ -70,7 +73,8 @@ pub struct Arguments {
     /// On the software machine, or by real threads on this computer
     #[arg(long, value_enum, default_value = "machine")]
     on: On,
-    /// The file that is mapped on this computer, of at least as many pages; made and removed if none is given
+    /// The file that is mapped on this computer, of at least as many pages; made and removed if
+    /// none is given
     #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     file: Option<PathBuf>,
     /// The profile of a machine, by name or as a file [default: hyperv-16-vcpus]
@@ -78,8 +82,8 @@ pub struct Arguments {
     machine: Option<String>,
     #[command(flatten)]
     threads: Threads,
-    /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts for as many threads, cycles, pages
-    /// and CPUs
+    /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts
+    /// for as many threads, cycles, pages and CPUs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work", "spin", "stays", "slice", "ranges", "how", "on", "file"])]
     from: Option<PathBuf>,
     /// Print JSON
@@ -132,7 +136,8 @@ struct Row {
 
 /// The machine, if none is named.
 const MACHINE: &str = "hyperv-16-vcpus";
-/// What is run, if nothing is said: the vCPUs of the published guest, and Linux's time slice and list.
+/// What is run, if nothing is said: the vCPUs of the published guest, and Linux's time slice and
+/// list.
 const VCPUS: u16 = 16;
 const SLICE_US: u64 = 4000;
 const RANGES: u16 = 16;

@@ -1,6 +1,8 @@
-//! The published program's own cycle on this computer: a file is mapped by parts, touched and unmapped, by threads.
+//! The published program's own cycle on this computer: a file is mapped by parts, touched and
+//! unmapped, by threads.
 //!
-//! What the kernel does in it is the reference for the figures of the machine: on a computer of few CPUs that is little.
+//! What the kernel does in it is the reference for the figures of the machine: on a computer of few
+//! CPUs that is little.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -123,7 +125,8 @@ fn refused(path: &Path, error: std::io::Error) -> Error {
     Error::Usage(format!("--file {}: {error}", path.display()))
 }
 
-/// A file of zeros that takes no room, and has no name any more: it is gone with the process, however that ends.
+/// A file of zeros that takes no room, and has no name any more: it is gone with the process,
+/// however that ends.
 fn make(bytes: u64) -> Result<(PathBuf, File), Error> {
     let name = format!("tablewright-tlb-flush-{}", std::process::id());
     let path = std::env::temp_dir().join(name);
@@ -137,7 +140,8 @@ fn make(bytes: u64) -> Result<(PathBuf, File), Error> {
     Ok((path, file))
 }
 
-/// Runs all threads, and gives when each was done. What is measured is theirs: this one sleeps, and moves the bar.
+/// Runs all threads, and gives when each was done. What is measured is theirs: this one sleeps, and
+/// moves the bar.
 fn run_threads(
     program: &Program,
     file: &File,
@@ -201,8 +205,9 @@ fn cycles(program: &Program, file: &File, shared: &Shared) -> Result<Instant, st
         for part in 0..program.chunks {
             let mut options = MmapOptions::new();
             options.offset(u64::from(part) * PAGE).len(length);
-            // SAFETY: `map`: 1. the file is the user's, or ours; what others write to it meanwhile changes a byte that is
-            // read and thrown away, through `black_box`, and one that is cut short ends the program.
+            // SAFETY: `map`: 1. the file is the user's, or ours; what others write to it meanwhile
+            // changes a byte that is read and thrown away, through `black_box`, and one that is cut
+            // short ends the program.
             let map = unsafe { options.map(file) }?;
             std::hint::black_box(map[0]);
         }

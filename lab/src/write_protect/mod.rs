@@ -33,10 +33,12 @@ Examples:
   tablewright write-protect --on kvm                  on the KVM of this computer
   tablewright write-protect --on kvm -s anonymous_thp -b 1G -v 2")]
 pub struct Arguments {
-    /// How much memory the guest has, in pages of 4 KiB [default: 3G; on kvm 256M for each vCPU, and at most half of what is free]
+    /// How much memory the guest has, in pages of 4 KiB [default: 3G; on kvm 256M for each vCPU,
+    /// and at most half of what is free]
     #[arg(short, long, value_name = "SIZE")]
     bytes: Option<Size>,
-    /// How many vCPUs; each writes its own part of the memory [default: 12; on kvm as many as there are CPUs, at most 12]
+    /// How many vCPUs; each writes its own part of the memory [default: 12; on kvm as many as there
+    /// are CPUs, at most 12]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     vcpus: Option<u16>,
     /// What backs the guest's memory, on kvm alone [default: anonymous]
@@ -45,21 +47,24 @@ pub struct Arguments {
     /// The format of the tables [default: ept]
     #[arg(long, value_enum)]
     format: Option<Stage2>,
-    /// The profile of a machine, by name or as a file [default: x86-12-vcpus, or kunpeng-920 for arm64]
+    /// The profile of a machine, by name or as a file [default: x86-12-vcpus, or kunpeng-920 for
+    /// arm64]
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
     /// How the log is started [default: each way in turn]
     #[arg(long, value_enum)]
     how: Option<How>,
-    /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer [default: 1G to 16T]
+    /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer
+    /// [default: 1G to 16T]
     #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',', conflicts_with = "bytes")]
     sizes: Option<Vec<Size>>,
-    /// Have a part of the memory written and read, and as much again for each further part: the Nth part, and two of them, say how
-    /// long a part takes [default: 1, or so many that a part is at most 768 MiB, above 3 GiB]
+    /// Have a part of the memory written and read, and as much again for each further part: the Nth
+    /// part, and two of them, say how long a part takes [default: 1, or so many that a part is at
+    /// most 768 MiB, above 3 GiB]
     #[arg(long, value_name = "N", conflicts_with = "sizes", value_parser = clap::value_parser!(u64).range(1..))]
     scale: Option<u64>,
-    /// One table alone: protecting it by a bitmap of the entries that may be writable, and by looking at all, where so many are
-    /// [default: 1, 16 and 512]
+    /// One table alone: protecting it by a bitmap of the entries that may be writable, and by
+    /// looking at all, where so many are [default: 1, 16 and 512]
     #[arg(long, value_name = "N", num_args = 0.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=512),
           conflicts_with_all = ["bytes", "sizes", "vcpus", "how", "scale"])]
     tables: Option<Vec<u16>>,
@@ -101,8 +106,8 @@ impl Room {
     }
 }
 
-/// As much of the published case as fits: a vCPU for each CPU, with the memory that it has there, in all at most half of what is
-/// free. What is asked for is not changed.
+/// As much of the published case as fits: a vCPU for each CPU, with the memory that it has there,
+/// in all at most half of what is free. What is asked for is not changed.
 fn fitting(bytes: Option<u64>, vcpus: Option<u16>, backing: Backing, room: &Room) -> (u64, u16) {
     let most = room.cpus.clamp(1, VCPUS);
     let divides = |vcpus: u16| bytes.is_none_or(|it| it.is_multiple_of(4096 * u64::from(vcpus)));
@@ -127,7 +132,8 @@ const SIZES: [u64; 8] = [
     4 << 40,
     16 << 40,
 ];
-/// What `-b` takes, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the user to wait for them.
+/// What `-b` takes, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the
+/// user to wait for them.
 const MOST_PAGES: u64 = 1 << 23;
 /// Up to so many, as in the published case, all are written and read.
 const WHOLE_PAGES: u64 = BYTES / 4096;
@@ -289,8 +295,9 @@ fn scale(asked: Option<u64>, pages: u64, vcpus: u16) -> Result<u64, Error> {
     }
 }
 
-/// What is to be run, in the order of the rows, and how many runs are for one: the start with the writes, and with the reads; or the
-/// start, and the writes and the reads of one part and of two; or the start alone.
+/// What is to be run, in the order of the rows, and how many runs are for one: the start with the
+/// writes, and with the reads; or the start, and the writes and the reads of one part and of two;
+/// or the start alone.
 fn jobs(arguments: &Arguments, profile: &Profile) -> Result<(Vec<Job>, usize, u64), Error> {
     let vcpus = arguments.vcpus.unwrap_or(VCPUS);
     let of = |how, bytes, leaf, then| Job {
@@ -362,8 +369,8 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<(Vec<Job>, usize, u6
     Ok((jobs, 1, 1))
 }
 
-/// What the whole takes, by one part of it and by two: the first part has what is at the beginning, and each further part takes as long as
-/// the second.
+/// What the whole takes, by one part of it and by two: the first part has what is at the beginning,
+/// and each further part takes as long as the second.
 fn whole(one: &Ran, two: &Ran, scale: u64) -> Ran {
     let more = |one: u64, two: u64| one + two.saturating_sub(one) * (scale - 1);
     let retries = more(one.retries, two.retries);

@@ -1,7 +1,8 @@
-//! One table: what it takes to protect it by a bitmap of the entries that may be writable, and by looking at all 512.
+//! One table: what it takes to protect it by a bitmap of the entries that may be writable, and by
+//! looking at all 512.
 //!
-//! On the machine in virtual time, one CPU, with every line in its cache; and on this computer, in turn, over tables that are in its
-//! cache and over more than fit.
+//! On the machine in virtual time, one CPU, with every line in its cache; and on this computer, in
+//! turn, over tables that are in its cache and over more than fit.
 
 use std::ptr::NonNull;
 use std::time::Instant;

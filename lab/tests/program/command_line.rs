@@ -226,7 +226,8 @@ fn memory_maps_that_are_none() {
     assert_refused(&["map-mem", "--iomem", "a\nb"], "a\\nb: No such file");
 }
 
-/// Runs `map-mem --json`, which must succeed, and checks the shape that every report of it has. Returns the row.
+/// Runs `map-mem --json`, which must succeed, and checks the shape that every report of it has.
+/// Returns the row.
 fn mapped(arguments: &[&str]) -> serde_json::Value {
     let mut all = vec!["map-mem", "--rounds", "3", "--json"];
     all.extend(arguments);
@@ -255,7 +256,8 @@ fn mapped(arguments: &[&str]) -> serde_json::Value {
 
 #[test]
 fn every_format_maps_its_memory_and_is_checked() {
-    // 512 MiB: with the largest leaves, then with pages; the tables are one path down, and those of the pages.
+    // 512 MiB: with the largest leaves, then with pages; the tables are one path down, and those of
+    // the pages.
     for (format, granule, bits, largest, pages) in [
         ("x86-64", "4K", "48", (256, 3), (131_072, 3 + 256)),
         ("x86-64", "4K", "57", (256, 4), (131_072, 4 + 256)),

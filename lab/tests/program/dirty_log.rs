@@ -317,7 +317,8 @@ fn blocks_of_2_mib() {
     assert_eq!(number(ours, "flushes") * 64.0, number(after, "flushes"));
 }
 
-/// 4,096 pages of each of 4 vCPUs: hardware's log is full with 512, and seven times before the last of a pass is.
+/// 4,096 pages of each of 4 vCPUs: hardware's log is full with 512, and seven times before the last
+/// of a pass is.
 #[test]
 fn hardware_logs_what_is_written() {
     let guest = ["-v", "4", "-b", "16M", "--how", "tablewright"];
@@ -327,7 +328,8 @@ fn hardware_logs_what_is_written() {
     assert_eq!(number(faults, "log_full_exits"), 0.0);
     assert_eq!(number(logged, "log_full_exits"), 2.0 * 4.0 * 7.0);
     let dirty = |row: &Value| row["dirty_s"][1].as_f64().expect("seconds");
-    // Each page was a fault, and now each 512 are an exit. The line that a write fetches is fetched all the same.
+    // Each page was a fault, and now each 512 are an exit. The line that a write fetches is fetched
+    // all the same.
     assert!(dirty(faults) > 4.0 * dirty(logged), "{faults} {logged}");
     // With huge pages under it, and read, cleared and disabled in one.
     let huge = [

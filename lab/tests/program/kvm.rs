@@ -1,4 +1,5 @@
-//! The experiments on the KVM of this computer, as a user runs them; without one they have to be refused.
+//! The experiments on the KVM of this computer, as a user runs them; without one they have to be
+//! refused.
 
 use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
@@ -59,8 +60,8 @@ fn the_log_has_what_the_guest_wrote_by_each_way() {
             let dirty = phase(&report, "dirty 2");
             assert_eq!(dirty["pages"], 8192);
             assert!(dirty["stall_longest_ns"].as_f64() > Some(0.0));
-            // Each page that was logged faults, whatever else does; but what is written during a call, for its stalls to be seen,
-            // does not fault again in the pass after it.
+            // Each page that was logged faults, whatever else does; but what is written during a
+            // call, for its stalls to be seen, does not fault again in the pass after it.
             let at_rest = way != ["--stalls"];
             if at_rest && let Some(faults) = dirty["counts"]["pf_taken"].as_i64() {
                 let logged_by_hardware = report["parameters"]["host"]["modification_log"] == true;
@@ -283,7 +284,8 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
         let ours = |name: &std::ffi::OsString| name.to_string_lossy().contains("tablewright");
         names.filter(ours).collect()
     };
-    // In its start, in what it does natively, and among its guests: somewhere else each time. A failure names the delay.
+    // In its start, in what it does natively, and among its guests: somewhere else each time. A
+    // failure names the delay.
     let mut random = SystemTime::UNIX_EPOCH
         .elapsed()
         .map_or(1, |time| u64::from(time.subsec_nanos()));
@@ -306,13 +308,15 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
             .expect("the program runs");
         std::thread::sleep(Duration::from_micros(delay));
         let id = doctor.id();
-        // Without guests it may be through: then its page is there, as a whole, and its end is no signal's.
+        // Without guests it may be through: then its page is there, as a whole, and its end is no
+        // signal's.
         if doctor.try_wait().expect("its state").is_some() {
             fs::remove_dir_all(directory.join("results")).expect("a page");
             continue;
         }
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        // SAFETY: `kill`: the process is a child that was not waited for, so that the number is still its own.
+        // SAFETY: `kill`: the process is a child that was not waited for, so that the number is
+        // still its own.
         unsafe { libc::kill(id as libc::pid_t, signal) };
         let status = doctor.wait().expect("its end");
         let what = format!("signal {signal} after {delay} us");
@@ -328,8 +332,8 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
     fs::remove_dir(&directory).expect("it is empty");
 }
 
-/// Runs the program after `first`, which is done in the child: as another user, or where devices are others. Nothing where that
-/// cannot be had.
+/// Runs the program after `first`, which is done in the child: as another user, or where devices
+/// are others. Nothing where that cannot be had.
 #[cfg(target_os = "linux")]
 fn refused_after(
     first: impl Fn() -> std::io::Result<()> + Send + Sync + 'static,
@@ -411,7 +415,8 @@ fn over(
 ) -> std::io::Result<()> {
     let flags = if kind.is_empty() { libc::MS_BIND } else { 0 };
     let none: *const libc::c_char = std::ptr::null();
-    // SAFETY: `unshare`, `mount`: of this process alone, which runs another program next; the strings end with zeros.
+    // SAFETY: `unshare`, `mount`: of this process alone, which runs another program next; the
+    // strings end with zeros.
     let done = unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(

@@ -207,7 +207,8 @@ fn the_same_arguments_give_the_same_bytes_and_a_picture() {
     assert!(svg.starts_with("<svg") && svg.contains("protect-all"));
 }
 
-/// A run of 16,384 pages as `dirty-log --on kvm --json` prints it, as far as it is read: nanoseconds for a page in each phase.
+/// A run of 16,384 pages as `dirty-log --on kvm --json` prints it, as far as it is read:
+/// nanoseconds for a page in each phase.
 fn run_on_kvm(source: &str, phases: &[(&str, f64)]) -> String {
     let pages = 16_384;
     let phases: Vec<_> = phases
@@ -253,7 +254,8 @@ fn a_migration_on_the_computer_at_hand_has_its_rates() {
     let report = from(&[&both, &["--logging", "manual", "--set", "8M"]]);
     let parameters = &report["parameters"];
     assert_eq!(parameters["machine"], "here");
-    // The pass after a log of small pages is one of faults there: it is not taken for a plain write.
+    // The pass after a log of small pages is one of faults there: it is not taken for a plain
+    // write.
     assert_eq!(parameters["work_ns"], 32);
     let rate = parameters["measured"]["dirty_pages_per_second"].as_f64();
     assert!((rate.expect("a rate") - 1e9 / 2400.0).abs() < 1.0);
@@ -352,7 +354,8 @@ fn numbers_that_no_run_has_are_refused_by_file_and_field() {
     ] {
         refused(was, is, says);
     }
-    // Of several runs in a document it is said of the run what is wrong with it, and not that the document is none.
+    // Of several runs in a document it is said of the run what is wrong with it, and not that the
+    // document is none.
     let several = format!("{{\"runs\":[{}]}}", good.replace("\"source\"", "\"sauce\""));
     let file = Scratch::new("several.json", several);
     assert_refused(&["fit", "--from", file.path()], "missing field `source`");

@@ -87,7 +87,8 @@ fn x86(more: &str) -> String {
     )
 }
 
-/// The machine judges every way on EPT, too; nothing has to be cleaned there, and a flush is an interrupt to each.
+/// The machine judges every way on EPT, too; nothing has to be cleaned there, and a flush is an
+/// interrupt to each.
 #[test]
 fn a_machine_of_x86_runs_it() {
     let marks = "hardware_access = false\nhardware_dirty = false\n";
@@ -134,25 +135,29 @@ fn faults_in_parallel_do_once_what_was_done_by_each() {
         number(parallel, "invalidations_issued") * 2.0 < number(before, "invalidations_issued")
     );
     assert!(number(parallel, "create_s") < number(before, "create_s"));
-    // Zeros, and the page in their place, each when it is mapped and when it is taken back: slower writers take back the new one.
+    // Zeros, and the page in their place, each when it is mapped and when it is taken back: slower
+    // writers take back the new one.
     assert!(number(parallel, "cleaned_bytes") <= 4.0 * f64::from(1 << 20));
 }
 
-/// What replaces zeros is mapped at once, read-only: each vCPU that writes takes a fault of permissions, and has its translation
-/// forgotten; a vCPU that reads takes no second fault for that.
+/// What replaces zeros is mapped at once, read-only: each vCPU that writes takes a fault of
+/// permissions, and has its translation forgotten; a vCPU that reads takes no second fault for
+/// that.
 #[test]
 fn a_page_that_replaces_zeros_is_asked_for_by_each_writer() {
     let (vcpus, pages) = (8.0, 256.0);
     let report = json(&["-b", "1M", "-v", "8", "--how", "cmo-in-handler"]);
     let row = row(&report, "cmo-in-handler");
     let flushes = number(row, "invalidations_issued");
-    // Those of writers when pages are created, and of all when they are updated; and a page of zeros is taken back.
+    // Those of writers when pages are created, and of all when they are updated; and a page of
+    // zeros is taken back.
     let asked = pages * (vcpus / 2.0 + vcpus);
     assert!(
         flushes >= asked && flushes <= asked + 2.0 * pages + 1.0,
         "{flushes}"
     );
-    // Zeros are cleaned when they are mapped and when they are taken back, and the page in their place once.
+    // Zeros are cleaned when they are mapped and when they are taken back, and the page in their
+    // place once.
     assert_eq!(number(row, "cleaned_bytes"), 3.0 * f64::from(1 << 20));
 }
 
@@ -164,8 +169,9 @@ fn plain_shows_what_it_is_about() {
     assert!(before > 9.0 * engine);
 }
 
-/// The published change that leaves the cleaning out shows a guest what was not cleaned, if not every page was mapped
-/// before: the machine sees it. The same order with the cleaning, and the engine, show nothing.
+/// The published change that leaves the cleaning out shows a guest what was not cleaned, if not
+/// every page was mapped before: the machine sees it. The same order with the cleaning, and the
+/// engine, show nothing.
 #[test]
 fn a_block_that_was_not_cleaned_is_caught() {
     for backing in [
@@ -205,7 +211,8 @@ fn a_block_that_was_not_cleaned_is_caught() {
 fn what_is_cleaned_is_what_the_change_says() {
     let report = json(&["-s", "anonymous_hugetlb_2mb", "-b", "8M", "-v", "8"]);
     let cleaned = |how| number(row(&report, how), "cleaned_bytes") / f64::from(8 << 20);
-    // One pass by each vCPU to create; half a pass, page by page, to update; and one by each to rebuild.
+    // One pass by each vCPU to create; half a pass, page by page, to update; and one by each to
+    // rebuild.
     assert!(
         cleaned("before") > 8.0 + 4.0 + 8.0 - 0.5,
         "{}",

@@ -88,7 +88,8 @@ fn threads_that_try_before_they_sleep_burn_and_are_waited_for() {
     // No more than so long for each of three times that the lock is taken in a cycle.
     let briefly = &run("4", "1")[0];
     assert!(busy(briefly) < 1.3, "{briefly}");
-    // Trying, they take all CPUs that there are; where these are too few, what waits for an answer waits for slices.
+    // Trying, they take all CPUs that there are; where these are too few, what waits for an answer
+    // waits for slices.
     let (few, all) = (run("4", "100000"), run("32", "100000"));
     assert!(busy(&few[0]) > 3.5 && busy(&all[0]) > 16.0);
     assert!(number(&few[0], "longest_wait_ns") > 4e6, "{}", few[0]);

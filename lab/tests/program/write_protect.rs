@@ -77,8 +77,8 @@ fn bad_input_is_one_line() {
     );
 }
 
-/// The measure of the issue: the same for 1 GiB and for 16 TiB within 1 % where tables carry permissions, and where they do
-/// not, growing with the root's entries alone.
+/// The measure of the issue: the same for 1 GiB and for 16 TiB within 1 % where tables carry
+/// permissions, and where they do not, growing with the root's entries alone.
 #[test]
 fn the_start_does_not_depend_on_how_much_memory_there_is() {
     for format in ["ept", "npt", "arm64"] {
@@ -134,7 +134,8 @@ fn every_page_is_written_by_one_fault_and_logged() {
     }
 }
 
-/// The published case: what the machine was fitted on comes out, and the start takes no longer than was published.
+/// The published case: what the machine was fitted on comes out, and the start takes no longer than
+/// was published.
 #[test]
 fn the_published_case() {
     let report = json(&["--how", "slow"]);
@@ -204,7 +205,8 @@ fn the_same_arguments_give_the_same_bytes() {
     }
 }
 
-/// A table by itself: by the bitmap only what may be written is looked at, on the machine to the nanosecond.
+/// A table by itself: by the bitmap only what may be written is looked at, on the machine to the
+/// nanosecond.
 #[test]
 fn a_table_by_a_bitmap_and_by_looking_at_all() {
     let report = json(&["--tables", "--rounds", "1"]);
@@ -213,7 +215,8 @@ fn a_table_by_a_bitmap_and_by_looking_at_all() {
     assert_eq!(of("writable"), [1.0, 16.0, 512.0]);
     // 512 loads of 1 ns and a store of 6 for each that is writable.
     assert_eq!(of("machine_scan_ns"), [518.0, 608.0, 3584.0]);
-    // A load of the count, of each word up to the last that has a bit, and of each entry, and its store.
+    // A load of the count, of each word up to the last that has a bit, and of each entry, and its
+    // store.
     assert_eq!(of("machine_bitmap_ns"), [9.0, 121.0, 3593.0]);
     // Its word, and the count.
     assert_eq!(of("machine_mark_ns"), [14.0; 3]);

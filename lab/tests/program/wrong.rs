@@ -1,4 +1,5 @@
-//! What may be typed wrong, and what the program says of it: one line that names what and where, exit status 2, and nothing done.
+//! What may be typed wrong, and what the program says of it: one line that names what and where,
+//! exit status 2, and nothing done.
 
 use std::collections::BTreeSet;
 use std::fs;

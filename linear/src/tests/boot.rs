@@ -1,9 +1,11 @@
-//! A computer that boots: tables can be reached through windows alone, and what is wrong with a window shows.
+//! A computer that boots: tables can be reached through windows alone, and what is wrong with a
+//! window shows.
 //!
-//! It is as unkind as the architecture allows. A table walker sees the store to a slot's entry only when it has been
-//! published, remembers what it saw at once, and forgets it only when an invalidation that was issued after the entry was
-//! seen to be clear is complete. An access through a slot goes where the walker remembers; where that is not the frame
-//! that the slot was opened for, it is an error. New frames hold rubbish that reads as valid descriptors.
+//! It is as unkind as the architecture allows. A table walker sees the store to a slot's entry only
+//! when it has been published, remembers what it saw at once, and forgets it only when an
+//! invalidation that was issued after the entry was seen to be clear is complete. An access through
+//! a slot goes where the walker remembers; where that is not the frame that the slot was opened
+//! for, it is an error. New frames hold rubbish that reads as valid descriptors.
 
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
@@ -80,7 +82,8 @@ pub struct Boot<F> {
     slots: RefCell<[Slot; SLOTS]>,
     /// Frames written since stores were last published.
     unpublished: RefCell<HashSet<Pa>>,
-    /// A table may be linked only when what was stored to it is published. The engine's links are releases, and need not.
+    /// A table may be linked only when what was stored to it is published. The engine's links are
+    /// releases, and need not.
     pub links_need_barrier: Cell<bool>,
     /// Frames may be reached without a slot, by code that shows that they are mapped.
     mapped: Cell<bool>,
@@ -104,7 +107,8 @@ impl<F: Judged> Boot<F> {
     /// The fixmap. There is one at a time.
     pub fn fixmap(&self) -> Fixmap<&Self> {
         let entries = NonNull::from(&self.entries[0]);
-        // SAFETY: there are so many entries, zero before and after each use, and they live as long as `self`.
+        // SAFETY: there are so many entries, zero before and after each use, and they live as long
+        // as `self`.
         unsafe { Fixmap::new(Va::new(SLOT_BASE), entries, self) }
     }
 
@@ -157,7 +161,8 @@ impl<F: Judged> Boot<F> {
         (frame, unsafe { table.byte_add(offset % page) })
     }
 
-    /// The frame that an access through a slot goes to. It has to be the one that it was opened for.
+    /// The frame that an access through a slot goes to. It has to be the one that it was opened
+    /// for.
     fn shown(&self, number: usize) -> Pa {
         let slot = &mut self.slots.borrow_mut()[number];
         let frame = slot.remembered.unwrap_or_else(|| {
@@ -189,7 +194,8 @@ impl<F: Judged> Boot<F> {
         entry
     }
 
-    /// What the tables hold: of each leaf its address and its descriptor, and how many tables there are.
+    /// What the tables hold: of each leaf its address and its descriptor, and how many tables there
+    /// are.
     pub fn found(&self, root: Pa) -> (Vec<(u64, u64)>, u64) {
         found::<F>(&self.memory, root)
     }
@@ -344,7 +350,8 @@ unsafe impl<F: Judged> SlotMemory for Boot<F> {
     }
 }
 
-/// A map that is loaded: a frame can be reached if it translates `base` and the frame's address to the frame.
+/// A map that is loaded: a frame can be reached if it translates `base` and the frame's address to
+/// the frame.
 pub struct Loaded<'b, F> {
     pub boot: &'b Boot<F>,
     pub root: Cell<Option<Pa>>,

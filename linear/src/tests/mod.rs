@@ -1,4 +1,5 @@
-//! Each technique, alone and with every other, on a computer that notices what is wrong with a window.
+//! Each technique, alone and with every other, on a computer that notices what is wrong with a
+//! window.
 
 mod boot;
 mod spy;
@@ -77,8 +78,8 @@ fn run<F: Judged>(boot: &Boot<F>, techniques: Techniques, goal: &Goal<'_>) -> Co
     counted.counts()
 }
 
-/// Memory with all that is special: ranges that touch, that end inside of a run, of a table and far away; text and
-/// constants; reserved memory inside, across and at an edge.
+/// Memory with all that is special: ranges that touch, that end inside of a run, of a table and far
+/// away; text and constants; reserved memory inside, across and at an edge.
 fn some_memory<F: Judged>(check: impl FnOnce(&MemoryMap<'_>)) {
     let table = 1 << F::INDEX_BITS;
     let ram = [
@@ -200,8 +201,8 @@ fn what_it_takes_is_what_the_techniques_say<F: Judged>() {
     }
 }
 
-/// The published table: for each last-level table how often it is shown, the invalidations, the waits for 16 tables, and
-/// the barriers after entries.
+/// The published table: for each last-level table how often it is shown, the invalidations, the
+/// waits for 16 tables, and the barriers after entries.
 #[test]
 fn a_last_level_table_takes_what_was_published() {
     let published = [
@@ -228,8 +229,8 @@ fn a_last_level_table_takes_what_was_published() {
             assert_eq!(Technique::ALL[before].name(), name);
             techniques = techniques.with(Technique::ALL[before]);
         }
-        // Without no-cont-remap, what is above the tables is the same for all that are in one run of 16; with lazy-unmap
-        // the slots are cleared every 16 tables. In between, both are good.
+        // Without no-cont-remap, what is above the tables is the same for all that are in one run
+        // of 16; with lazy-unmap the slots are cleared every 16 tables. In between, both are good.
         let (few, many) = if number == 0 { (1, 16) } else { (16, 32) };
         let (few, many, more) = (took(techniques, few), took(techniques, many), many - few);
         let each: Vec<u64> = many.iter().zip(few).map(|(many, few)| many - few).collect();
@@ -237,7 +238,8 @@ fn a_last_level_table_takes_what_was_published() {
     }
 }
 
-/// The same with larger pages: their runs are of 128 and of 32, their tables of 2048 and 8192 entries.
+/// The same with larger pages: their runs are of 128 and of 32, their tables of 2048 and 8192
+/// entries.
 #[test]
 fn larger_pages_have_longer_tables_and_other_runs() {
     let base = Techniques::default();
@@ -250,7 +252,8 @@ fn larger_pages_have_longer_tables_and_other_runs() {
     assert_eq!(shown(arithmetic::<X86_64<4>>), 2);
 }
 
-/// The levels above are filled in one piece, although the format has runs there: a run of them translates 16 GiB.
+/// The levels above are filled in one piece, although the format has runs there: a run of them
+/// translates 16 GiB.
 #[test]
 fn runs_are_those_of_the_last_two_levels() {
     let techniques: Techniques = [
@@ -349,7 +352,8 @@ fn the_engine_maps_the_same_and_waits_as_often_for_any_size<F: Judged>() {
         let counted = Counted::new(&boot, &fixmap);
         let map = Loaded::new(&boot, None, 0);
         let mut switched = Vec::new();
-        // SAFETY: the root and its tables are frames of this computer, without another editor, and `switch` unloads.
+        // SAFETY: the root and its tables are frames of this computer, without another editor, and
+        // `switch` unloads.
         unsafe {
             coarse::<F, _, _, _>(&counted, &fixmap, &goal::<F>(root, memory), &map, |to| {
                 match to {

@@ -1,4 +1,5 @@
-//! A platform that writes down which of its functions are called, so that one that is not passed on is missed.
+//! A platform that writes down which of its functions are called, so that one that is not passed on
+//! is missed.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;

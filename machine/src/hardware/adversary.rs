@@ -5,9 +5,9 @@ use crate::memory::State;
 use super::{CpuState, Early, Fault, Hardware, Look, Request, Translated, Want};
 
 impl Hardware {
-    /// Something that the hardware is free to do at any time happens, if the dice say so: a walk of some CPU for an
-    /// address close to what is being edited, all of it or a part, an eviction, a store that leaves its buffer, a
-    /// translation ahead of time.
+    /// Something that the hardware is free to do at any time happens, if the dice say so: a walk of
+    /// some CPU for an address close to what is being edited, all of it or a part, an eviction, a
+    /// store that leaves its buffer, a translation ahead of time.
     #[inline(always)]
     pub(crate) fn disturb(&self, cpu: usize, near: Option<u64>) {
         if self.dice.is_on() {

@@ -110,9 +110,10 @@ impl Hardware {
         }
     }
 
-    /// An entry of a table that was detached links a table no more. What walkers remember of the ways above does not lead to that
-    /// one: it is out of their reach when the addresses of this entry are forgotten, though the larger cut is not complete. That
-    /// need not be done, since the larger cut covers it.
+    /// An entry of a table that was detached links a table no more. What walkers remember of the
+    /// ways above does not lead to that one: it is out of their reach when the addresses of this
+    /// entry are forgotten, though the larger cut is not complete. That need not be done, since the
+    /// larger cut covers it.
     pub(super) fn changed_below_a_cut(
         &self,
         cpu: usize,
@@ -188,8 +189,8 @@ impl Hardware {
         if harmless && self.says_the_same(was, is) {
             return;
         }
-        // A CPU that uses the old copy may do no more than the new one allows, which the comparison of the two says
-        // without a list, and what becomes of the new one concerns both.
+        // A CPU that uses the old copy may do no more than the new one allows, which the comparison
+        // of the two says without a list, and what becomes of the new one concerns both.
         let rights_grow = |was: &Leaf, is: &Leaf| !was.contiguous && is_harmless(was, is);
         if let (Descriptor::Leaf(was), Descriptor::Leaf(is_leaf)) = (was, is)
             && rights_grow(was, is_leaf)
@@ -324,7 +325,8 @@ impl Hardware {
             // A leaf as it would be if it began where this entry does.
             let old = match old {
                 Descriptor::Leaf(leaf) => Descriptor::Leaf(Leaf {
-                    // Not that of the descriptor, which is the first of those that were one obligation.
+                    // Not that of the descriptor, which is the first of those that were one
+                    // obligation.
                     pa: obligation
                         .pa
                         .wrapping_add(span.0.wrapping_sub(obligation.span.0)),
@@ -369,8 +371,8 @@ impl Hardware {
         }
     }
 
-    /// Whether a table and a leaf translate alike. Of a hole in a table nothing is remembered: a leaf in its place may
-    /// translate it.
+    /// Whether a table and a leaf translate alike. Of a hole in a table nothing is remembered: a
+    /// leaf in its place may translate it.
     pub(super) fn translate_alike(
         &self,
         cpu: usize,
@@ -420,7 +422,8 @@ impl Hardware {
     }
 }
 
-/// Whether an old copy of an entry, made below tables that take `above` away, allows nothing that the new one forbids.
+/// Whether an old copy of an entry, made below tables that take `above` away, allows nothing that
+/// the new one forbids.
 fn allows_no_more(was: &Descriptor, is: &Descriptor, above: Denied) -> bool {
     match (was, is) {
         (Descriptor::Leaf(was), Descriptor::Leaf(is)) => is_harmless(was, is),

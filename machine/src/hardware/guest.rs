@@ -1,23 +1,28 @@
-//! Guests that have a stage 1: from a virtual address of the guest over what it takes for a physical one to memory.
+//! Guests that have a stage 1: from a virtual address of the guest over what it takes for a
+//! physical one to memory.
 //!
-//! The guest's tables stand in its memory. Each of their descriptors has an address that stage 2 translates, like that of
-//! what they lead to in the end, and each of these translations may fault by itself: the host has to hear of it with the
-//! address that the guest takes for physical, and whether it is that of a descriptor ([`Fault::Second`]).
+//! The guest's tables stand in its memory. Each of their descriptors has an address that stage 2
+//! translates, like that of what they lead to in the end, and each of these translations may fault
+//! by itself: the host has to hear of it with the address that the guest takes for physical, and
+//! whether it is that of a descriptor ([`Fault::Second`]).
 //!
-//! * On x86, an access to a descriptor of the guest counts as a write if hardware sets flags in the tables of stage 2:
-//!   with EPT if its accessed and dirty flags are on (SDM vol. 3C 29.3.5), in nested paging always (APM vol. 2 15.25.5).
+//! * On x86, an access to a descriptor of the guest counts as a write if hardware sets flags in the
+//!   tables of stage 2: with EPT if its accessed and dirty flags are on (SDM vol. 3C 29.3.5), in
+//!   nested paging always (APM vol. 2 15.25.5).
 //! * To set a flag in a descriptor of the guest is a write for stage 2 everywhere.
 //!
-//! What is remembered is of two kinds, which are invalidated apart ([`Stages`](crate::Stages)): what stage 2 says alone is in
-//! the TLB and the walk cache that a machine without guests has too; what both say *combined* is here. A combined entry
-//! leads from a virtual address of the guest to memory, and is of the smaller of the two sizes; a table of the guest is
-//! remembered with the memory that it was found in. Both are made of what is remembered of stage 2, so that what is
+//! What is remembered is of two kinds, which are invalidated apart ([`Stages`](crate::Stages)):
+//! what stage 2 says alone is in the TLB and the walk cache that a machine without guests has too;
+//! what both say *combined* is here. A combined entry leads from a virtual address of the guest to
+//! memory, and is of the smaller of the two sizes; a table of the guest is remembered with the
+//! memory that it was found in. Both are made of what is remembered of stage 2, so that what is
 //! forgotten here and not there comes back.
 //!
-//! With its stage 1 off, a guest uses what it takes for physical addresses, and what is remembered is combined all the same.
+//! With its stage 1 off, a guest uses what it takes for physical addresses, and what is remembered
+//! is combined all the same.
 //!
-//! What a guest does with its own tables is its own affair: the rules are for the host. One half of addresses is modelled,
-//! and the descriptors of tables have no flags.
+//! What a guest does with its own tables is its own affair: the rules are for the host. One half of
+//! addresses is modelled, and the descriptors of tables have no flags.
 
 mod explored;
 
@@ -232,7 +237,8 @@ impl Hardware {
             return GuestLook::Fault(fault);
         }
         if request.want == Want::Write && entry.rights & CLEAN != 0 {
-            // The dirty state has to be set in memory, in the tables of one stage or both: a walk does it.
+            // The dirty state has to be set in memory, in the tables of one stage or both: a walk
+            // does it.
             self.drop_combined(cpu, found);
             return self.guest_start(cpu, request, root);
         }
@@ -390,7 +396,8 @@ impl Hardware {
             && matches!(fault, Fault::Permission { .. })
             && let Some(root) = self.cores[cpu].roots[0].get()
         {
-            // What an EPT violation was found with goes (SDM vol. 3C 29.4.3.1): of stage 2, and what is combined.
+            // What an EPT violation was found with goes (SDM vol. 3C 29.4.3.1): of stage 2, and
+            // what is combined.
             let core = &self.cores[cpu];
             if let Some(entry) = core.tlb.find(cpu, walk.ipa, root.id, &self.invalidations) {
                 core.tlb.drop_entry(&entry);
@@ -404,7 +411,8 @@ impl Hardware {
         GuestLook::Fault(second_fault(walk.ipa, request.want, on_walk, fault))
     }
 
-    /// Stage 2 has translated the address. What is read there takes a step of its own; the rest is done at once.
+    /// Stage 2 has translated the address. What is read there takes a step of its own; the rest is
+    /// done at once.
     fn reached(&self, cpu: usize, walk: GuestWalk, translated: Translated) -> GuestLook {
         if let (Goal::Descriptor, Some(step)) = (walk.goal, walk.walk) {
             self.know(cpu, &walk, &step, translated.entry);
@@ -631,7 +639,8 @@ impl Hardware {
         entry
     }
 
-    /// What a CPU has combined, or knows of a guest's tables, that leads to memory, and that memory does not say any more.
+    /// What a CPU has combined, or knows of a guest's tables, that leads to memory, and that memory
+    /// does not say any more.
     pub(super) fn combined_with(&self, cpu: usize, first: u64, end: u64) -> Option<Cached> {
         let guest = &self.cores[cpu].guest;
         let leads = |e: &Cached| e.pa < end && first < e.pa + (1 << e.bits);
@@ -651,8 +660,8 @@ impl Hardware {
             .or(known.map(|known| known.page))
     }
 
-    /// Something that the hardware is free to do at any time happens to a guest. `near` is an address of stage 2 that is
-    /// being worked on.
+    /// Something that the hardware is free to do at any time happens to a guest. `near` is an
+    /// address of stage 2 that is being worked on.
     pub(super) fn disturb_guest(&self, cpu: usize, other: usize, near: u64) {
         let guest = &self.cores[other].guest;
         let user = self.dice.once_in(2);

@@ -1,9 +1,10 @@
-//! The state of the hardware as a value, for the explorer of [litmus tests](crate::litmus), which goes back and forth
-//! between states.
+//! The state of the hardware as a value, for the explorer of [litmus tests](crate::litmus), which
+//! goes back and forth between states.
 //!
-//! An image is *normal*: two states that behave alike from here on have equal images. What an invalidation has covered
-//! is left out, and everything that is left counts as remembered now: the number of the last invalidation does not
-//! matter. Stores are numbered by the order of their groups alone.
+//! An image is *normal*: two states that behave alike from here on have equal images. What an
+//! invalidation has covered is left out, and everything that is left counts as remembered now: the
+//! number of the last invalidation does not matter. Stores are numbered by the order of their
+//! groups alone.
 
 use std::hash::{Hash, Hasher};
 
@@ -82,8 +83,8 @@ impl Image {
             .collect()
     }
 
-    /// Takes in what the TLB and the walk cache held `before`, where this image has the same tag or none: a walk need
-    /// not have displaced anything.
+    /// Takes in what the TLB and the walk cache held `before`, where this image has the same tag or
+    /// none: a walk need not have displaced anything.
     pub fn keep(&mut self, before: &Self) {
         for old in &before.tlb {
             self.tlb.retain(|new| {
@@ -111,8 +112,9 @@ impl Image {
         self.combined.clone_from(&before.combined);
     }
 
-    /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`, by the virtual address
-    /// or, where a guest has a stage 1, the one that stage 2 translates.
+    /// Forgets what no access will ask for: translations and tables of addresses that are not
+    /// `wanted`, by the virtual address or, where a guest has a stage 1, the one that stage 2
+    /// translates.
     pub fn forget(
         &mut self,
         hardware: &Hardware,
@@ -255,7 +257,8 @@ impl Hardware {
         });
     }
 
-    /// A walk that was under way when it was saved goes on from here, unless it was overtaken meanwhile.
+    /// A walk that was under way when it was saved goes on from here, unless it was overtaken
+    /// meanwhile.
     pub(crate) fn revive(&self, walking: Walking) -> Walking {
         let stamp = self.invalidations.now();
         Walking { stamp, ..walking }
@@ -277,8 +280,8 @@ impl Hardware {
         }
     }
 
-    /// Starts a walk at the root, or where the walk cache knows the table with so many levels below it, whatever the
-    /// TLB holds.
+    /// Starts a walk at the root, or where the walk cache knows the table with so many levels below
+    /// it, whatever the TLB holds.
     pub(crate) fn start_at(&self, cpu: usize, request: Request, depth: Option<u8>) -> Option<Look> {
         let root = self.cores[cpu].roots[self.half(request.va)].get()?;
         let stamp = self.invalidations.now();
@@ -333,8 +336,8 @@ impl Hardware {
         Some(self.use_entry(cpu, request, entry))
     }
 
-    /// What a walk has found of another member of a run, for an access to `va` in it. `None` if it has found no run, or one
-    /// elsewhere.
+    /// What a walk has found of another member of a run, for an access to `va` in it. `None` if it
+    /// has found no run, or one elsewhere.
     pub(crate) fn through_run(&self, found: Translated, va: u64) -> Option<Translated> {
         let Translated { request, entry, .. } = found;
         let (first, last) = entry.span();
@@ -347,7 +350,8 @@ impl Hardware {
         self.alone.set(alone);
     }
 
-    /// Walks until the next descriptor is one that may change and one that may change has been read.
+    /// Walks until the next descriptor is one that may change and one that may change has been
+    /// read.
     pub(crate) fn stride(&self, cpu: usize, look: Look, changes: impl Fn(u64) -> bool) -> Look {
         let mut look = look;
         let mut read = false;
@@ -361,7 +365,8 @@ impl Hardware {
         look
     }
 
-    /// What is pending and local to this CPU is complete; what is broadcast only has taken effect here.
+    /// What is pending and local to this CPU is complete; what is broadcast only has taken effect
+    /// here.
     pub(crate) fn complete_here(&self, cpu: usize) {
         let broadcast: Vec<_> = {
             let pending = self.cores[cpu].pending.borrow();
@@ -397,7 +402,8 @@ impl Hardware {
 }
 
 impl Cached {
-    /// Like any other that translates alike: of a run it does not matter which member it was made of.
+    /// Like any other that translates alike: of a run it does not matter which member it was made
+    /// of.
     pub(super) fn normalised(self) -> Self {
         let (raw, at) = match self.contiguous {
             // With 4 KiB pages, which all tests have.

@@ -68,7 +68,8 @@ impl Hardware {
         }
     }
 
-    /// Whether accesses by other CPUs are under way that a completion has to wait for, and until when.
+    /// Whether accesses by other CPUs are under way that a completion has to wait for, and until
+    /// when.
     pub(crate) fn under_way(&self, cpu: usize) -> Option<Time> {
         let pending = self.cores[cpu].pending.borrow();
         let others = self.cores.iter().enumerate().filter(|&(c, _)| c != cpu);
@@ -91,7 +92,8 @@ impl Hardware {
     pub(crate) fn take_effect(&self, cpu: usize) {
         self.drain(cpu);
         if self.is_nested() && self.dice.is_on() && self.cores[cpu].pending.borrow().len() > 1 {
-            // In any order, with anything in between: what is combined need not go after what it is made of.
+            // In any order, with anything in between: what is combined need not go after what it is
+            // made of.
             let open = || {
                 let pending = self.cores[cpu].pending.borrow();
                 let open = (0..pending.len()).filter(|&at| !pending[at].1);
@@ -118,7 +120,8 @@ impl Hardware {
         self.complete_of(cpu, true);
     }
 
-    /// The same, for the whole machine or for this CPU alone: then others need not see what it has stored.
+    /// The same, for the whole machine or for this CPU alone: then others need not see what it has
+    /// stored.
     pub(super) fn complete_of(&self, cpu: usize, publishes: bool) {
         self.trace(cpu, || Event::Complete);
         self.take_effect(cpu);
@@ -129,8 +132,8 @@ impl Hardware {
             if !tlbi.broadcast {
                 continue;
             }
-            // Accesses of others through the old translation are over, or will be made anew. Our own may have been
-            // translated early: that is what the context synchronisation is for.
+            // Accesses of others through the old translation are over, or will be made anew. Our
+            // own may have been translated early: that is what the context synchronisation is for.
             for (other, its) in self.cores.iter().enumerate() {
                 if other != cpu && !its.early.borrow().is_empty() {
                     let spared = |e: &Early| e.result.is_ok_and(|t| !t.is_covered(&tlbi));
@@ -153,8 +156,8 @@ impl Hardware {
                 let has = |&c: &u16| space.has(c) || o.global && loaded[usize::from(c)];
                 let holders = || (0..self.cores.len() as u16).filter(has);
                 if space.tracked {
-                    // The CPUs that have it loaded, and use it, change all the time: it is those that do when all is said to
-                    // be told.
+                    // The CPUs that have it loaded, and use it, change all the time: it is those
+                    // that do when all is said to be told.
                     let uses = |&c: &u16| {
                         let c = usize::from(c);
                         let leaf = || self.uses_leaf(c, o.space, o.global);
@@ -167,7 +170,8 @@ impl Hardware {
                     let mut using = holders().filter(uses);
                     return o.is_claimed_by(cpu) && using.all(|c| told.contains(&(c, true)));
                 }
-                // No CPU is told twice. With many CPUs, each of which completes for itself, most are not told yet.
+                // No CPU is told twice. With many CPUs, each of which completes for itself, most
+                // are not told yet.
                 !told.is_empty()
                     && told.len() >= holders().count()
                     && holders().all(|c| told.contains(&(c, true)))
@@ -213,7 +217,8 @@ impl Hardware {
         (va & !low, va | low)
     }
 
-    /// Members of a run were changed, and that is visible or complete: what is left of the run has to be whole.
+    /// Members of a run were changed, and that is visible or complete: what is left of the run has
+    /// to be whole.
     pub(super) fn check_run(&self, cpu: usize, space: u16, (first, last): (u64, u64), depth: u8) {
         let size = 1usize << self.shift(depth);
         let found: Vec<_> = (first..=last)

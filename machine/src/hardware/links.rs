@@ -1,12 +1,14 @@
 //! What is reachable: tables that are linked and detached, and memory that must not be mapped.
 //!
-//! A table may be linked by several entries: at two addresses of a space, or below several roots, as the kernel's half is. Each
-//! frame has the entry that linked it first; the others are kept apart, so that a table with one parent costs one word. Where a
-//! table translates is found from below: every way up to a root is a *place*, a space and a first address. Only a change
-//! of what may be remembered asks for them, and only if any table is linked twice.
+//! A table may be linked by several entries: at two addresses of a space, or below several roots,
+//! as the kernel's half is. Each frame has the entry that linked it first; the others are kept
+//! apart, so that a table with one parent costs one word. Where a table translates is found from
+//! below: every way up to a root is a *place*, a space and a first address. Only a change of what
+//! may be remembered asks for them, and only if any table is linked twice.
 //!
-//! A table of which one link is detached stays reachable, and may be remembered at the place that it has lost. So it keeps the number
-//! of each cut until the invalidation of that is complete; a cut below it is none the less remembered there.
+//! A table of which one link is detached stays reachable, and may be remembered at the place that
+//! it has lost. So it keeps the number of each cut until the invalidation of that is complete; a
+//! cut below it is none the less remembered there.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -157,7 +159,8 @@ impl Hardware {
         } else {
             self.memory.entries()
         };
-        // SAFETY: the entries of a frame; there is one thread, and they are not written while this slice lives.
+        // SAFETY: the entries of a frame; there is one thread, and they are not written while this
+        // slice lives.
         let all = unsafe { std::slice::from_raw_parts(self.memory.entry(frame, 0), entries) };
         // Most tables are empty when they are linked: there is nothing to look at.
         if all.iter().fold(0, |any, &entry| any | entry) == 0 {
@@ -182,7 +185,8 @@ impl Hardware {
         }
         let shift = self.shift(depth);
         for index in 0..entries {
-            // SAFETY: an entry of the frame. Read one by one: deeper levels may report, nothing writes.
+            // SAFETY: an entry of the frame. Read one by one: deeper levels may report, nothing
+            // writes.
             let entry = unsafe { self.memory.entry(frame, index).read() };
             if entry == POISON || !self.is_valid(entry) {
                 continue;
@@ -221,7 +225,8 @@ impl Hardware {
 
     /// A table that is reachable is linked once more.
     fn link_again(&self, table: u64, meta: &Meta, parent: u64, (space, depth): (u16, u8)) {
-        // One that is a table of two levels at once, as where a root links itself, is judged at the first.
+        // One that is a table of two levels at once, as where a root links itself, is judged at the
+        // first.
         if meta.depth.get() != depth {
             return;
         }
@@ -403,8 +408,8 @@ impl Hardware {
             .for_each(|&parent| add(parent));
     }
 
-    /// An entry, or a register, leads to a table no more, which may be remembered. If no other does, it is not reachable, nor is all
-    /// below it.
+    /// An entry, or a register, leads to a table no more, which may be remembered. If no other
+    /// does, it is not reachable, nor is all below it.
     pub(super) fn make_detached(
         &self,
         table: u64,
@@ -485,7 +490,8 @@ impl Hardware {
         leaf & global != 0 || not_global != 0 && leaf & not_global == 0
     }
 
-    /// A table is linked, with all below it, in one that was detached; or was linked just before, and is seen there now.
+    /// A table is linked, with all below it, in one that was detached; or was linked just before,
+    /// and is seen there now.
     pub(super) fn make_known(&self, table: u64, parent: u64, first: u64, depth: u8, above: &Meta) {
         let Some(frame) = self.memory.frame_at(table) else {
             return;

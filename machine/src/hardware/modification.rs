@@ -1,8 +1,10 @@
-//! Page-modification logging: hardware writes down which pages of a guest it makes dirty (SDM vol. 3C 29.3.6).
+//! Page-modification logging: hardware writes down which pages of a guest it makes dirty (SDM vol.
+//! 3C 29.3.6).
 //!
-//! A CPU that sets the dirty flag of a leaf of EPT writes the guest's address, without its low twelve bits, to the entry of its log
-//! that an index says, and counts the index down. If the index is not one of the 512 entries, the CPU leaves its guest instead: the
-//! access is not made, and no flag is set. Accesses through a translation whose leaf is dirty already, and is remembered so,
+//! A CPU that sets the dirty flag of a leaf of EPT writes the guest's address, without its low
+//! twelve bits, to the entry of its log that an index says, and counts the index down. If the index
+//! is not one of the 512 entries, the CPU leaves its guest instead: the access is not made, and no
+//! flag is set. Accesses through a translation whose leaf is dirty already, and is remembered so,
 //! write nothing down.
 
 use std::cell::Cell;
@@ -16,7 +18,8 @@ use crate::machine::Machine;
 /// Entries of a log.
 const ENTRIES: u16 = 512;
 
-/// The log of a CPU: its page, and the index of the next entry. It counts down, and over zero, in 16 bits.
+/// The log of a CPU: its page, and the index of the next entry. It counts down, and over zero, in
+/// 16 bits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Modifications {
     page: Option<u64>,
@@ -50,8 +53,9 @@ impl Hardware {
 }
 
 impl Machine {
-    /// The running CPU logs in this page, from entry `index` down, which pages of its guest it makes dirty; or logs nothing any
-    /// more. Only where tables are EPT, and hardware sets dirty flags.
+    /// The running CPU logs in this page, from entry `index` down, which pages of its guest it
+    /// makes dirty; or logs nothing any more. Only where tables are EPT, and hardware sets dirty
+    /// flags.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Half, Ipa, Mapping, Pa, Span, format::Ept};

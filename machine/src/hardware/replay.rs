@@ -1,21 +1,27 @@
-//! A checker of real runs: what a hypervisor on arm64 did to the tables of its guests, instruction by instruction, held against the
-//! rules.
+//! A checker of real runs: what a hypervisor on arm64 did to the tables of its guests, instruction
+//! by instruction, held against the rules.
 //!
-//! The machine and the litmus explorer run a program on this hardware. Here the program has run elsewhere, on a processor or an
-//! emulator, and was watched: every store to a table, barrier, invalidation and load of a root, of all CPUs, in the order in which they
-//! happened. They are done again here, and nothing else: no walk is made, because a rule does not ask what a CPU remembers, but
-//! what it may remember. Whatever is reachable from a root that is loaded anywhere may be in every TLB and every walk cache,
-//! with stage 1 combined and without, under the identifier of that root; so it is told by the order of the instructions alone
-//! whether it may be there still, and neither the emulator's luck nor ours has a part in it.
+//! The machine and the litmus explorer run a program on this hardware. Here the program has run
+//! elsewhere, on a processor or an emulator, and was watched: every store to a table, barrier,
+//! invalidation and load of a root, of all CPUs, in the order in which they happened. They are done
+//! again here, and nothing else: no walk is made, because a rule does not ask what a CPU remembers,
+//! but what it may remember. Whatever is reachable from a root that is loaded anywhere may be in
+//! every TLB and every walk cache, with stage 1 combined and without, under the identifier of that
+//! root; so it is told by the order of the instructions alone whether it may be there still, and
+//! neither the emulator's luck nor ours has a part in it.
 //!
-//! What is checked beside the rules of the machine is what only a program itself knows, and a run shows:
+//! What is checked beside the rules of the machine is what only a program itself knows, and a run
+//! shows:
 //!
-//! * *Frames are taken and given back* ([`taken`](Replay::taken), [`given`](Replay::given)). A table that was detached is given back when
-//!   all CPUs have forgotten the way to it, and when walks of software are over: since the cut, the CPU that gives it back has
-//!   looked at the announcement of each CPU, and found no walk or one made later.
-//! * *Pages are used* ([`touched`](Replay::touched)). A CPU that takes a page away from the guest, or the permission to write it, and then
-//!   reads or writes it relies on that to be forgotten everywhere.
-//! * *The guest goes on* ([`returned`](Replay::returned)). A CPU that goes back to the guest owes nothing.
+//! * *Frames are taken and given back* ([`taken`](Replay::taken), [`given`](Replay::given)). A
+//!   table that was detached is given back when all CPUs have forgotten the way to it, and when
+//!   walks of software are over: since the cut, the CPU that gives it back has looked at the
+//!   announcement of each CPU, and found no walk or one made later.
+//! * *Pages are used* ([`touched`](Replay::touched)). A CPU that takes a page away from the guest,
+//!   or the permission to write it, and then reads or writes it relies on that to be forgotten
+//!   everywhere.
+//! * *The guest goes on* ([`returned`](Replay::returned)). A CPU that goes back to the guest owes
+//!   nothing.
 
 use tablewright_walker::Descriptor;
 
@@ -135,7 +141,8 @@ pub struct Replay {
     step: u64,
     /// Of each announcement, the number of the last change before it was made.
     announced: Vec<u64>,
-    /// Of each CPU, and each announcement that it has looked at, up to which change no walk is left.
+    /// Of each CPU, and each announcement that it has looked at, up to which change no walk is
+    /// left.
     passed: Vec<Vec<u64>>,
     /// What each CPU's VTTBR_EL2 holds.
     vttbr: Vec<Option<u64>>,
@@ -145,7 +152,8 @@ pub struct Replay {
     spaces: Vec<(u64, u16)>,
     /// What each CPU may remember: of which root, under which identifier.
     held: Vec<Held>,
-    /// Roots in which nothing is, ever: loaded under an identifier, they have nothing remembered under it.
+    /// Roots in which nothing is, ever: loaded under an identifier, they have nothing remembered
+    /// under it.
     empty: Vec<u64>,
 }
 
@@ -158,7 +166,8 @@ struct Held {
     cpu: usize,
     id: u16,
     root: u64,
-    /// The root has had another identifier since, or none: what was changed since may be remembered.
+    /// The root has had another identifier since, or none: what was changed since may be
+    /// remembered.
     old: bool,
 }
 
@@ -201,8 +210,8 @@ impl Replay {
         }
     }
 
-    /// The number of the change up to which this CPU has seen that no walk is left of which `of` announces; nothing for CPUs that
-    /// there are not.
+    /// The number of the change up to which this CPU has seen that no walk is left of which `of`
+    /// announces; nothing for CPUs that there are not.
     pub fn passed(&self, cpu: usize, of: usize) -> Option<u64> {
         self.passed.get(cpu)?.get(of).copied()
     }
@@ -326,8 +335,8 @@ impl Replay {
         });
     }
 
-    /// A CPU executes a barrier or a TLBI. An instruction that is neither does nothing; of a TLBI whose operand is needed it has to
-    /// be known.
+    /// A CPU executes a barrier or a TLBI. An instruction that is neither does nothing; of a TLBI
+    /// whose operand is needed it has to be known.
     pub fn executed(&mut self, cpu: usize, instruction: u32, operand: Option<u64>) {
         self.happen(cpu, |this| {
             match decode(instruction) {
@@ -386,8 +395,9 @@ impl Replay {
         }
     }
 
-    /// Nothing is in this root, and nothing will be. A CPU loads it to have none, or under the identifier that its next invalidations are
-    /// about: of what is not mapped nothing is remembered.
+    /// Nothing is in this root, and nothing will be. A CPU loads it to have none, or under the
+    /// identifier that its next invalidations are about: of what is not mapped nothing is
+    /// remembered.
     pub fn empty(&mut self, cpu: usize, root: u64) {
         self.happen(cpu, |this| {
             this.empty.push(root);
@@ -444,8 +454,8 @@ impl Replay {
         });
     }
 
-    /// A CPU may remember something of a root from here on. Whether it may still of another, under the same identifier; and
-    /// no other CPU has that under it now.
+    /// A CPU may remember something of a root from here on. Whether it may still of another, under
+    /// the same identifier; and no other CPU has that under it now.
     fn hold(&mut self, held: Held) {
         let Held { cpu, id, root, .. } = held;
         let is_other = |other: &&Held| other.id == id && other.root != root;
@@ -501,7 +511,8 @@ impl Replay {
         self.vttbr[held.cpu].map(parts) == Some((held.root, held.id))
     }
 
-    /// What a CPU has told to be forgotten of whole identifiers is forgotten, but by what is loaded.
+    /// What a CPU has told to be forgotten of whole identifiers is forgotten, but by what is
+    /// loaded.
     fn forget(&mut self, cpu: usize) {
         let pending = self.hardware.cores[cpu].pending.borrow();
         let whole: Vec<_> = (pending.iter().map(|(tlbi, _)| *tlbi))
@@ -528,7 +539,8 @@ impl Replay {
             if !self.held.iter().any(|held| held.root == root) {
                 self.hardware.obligations.borrow_mut().drop_of(space as u16);
             } else if id == NONE {
-                // What was changed visibly is remembered under none that is used: it gets another when it is loaded.
+                // What was changed visibly is remembered under none that is used: it gets another
+                // when it is loaded.
                 self.hardware.rename(0, space as u16, NONE);
             }
         }
@@ -633,8 +645,9 @@ impl Hardware {
     }
 }
 
-/// Two invalidations with nothing between them, if they differ in their addresses alone, and these adjoin: all of it is invalidated, as
-/// by one. What is remembered of a table goes when all that is below it does.
+/// Two invalidations with nothing between them, if they differ in their addresses alone, and these
+/// adjoin: all of it is invalidated, as by one. What is remembered of a table goes when all that is
+/// below it does.
 fn together(last: &Tlbi, tlbi: &Tlbi) -> Tlbi {
     let (Some((first, end)), Some((next, to))) = (last.range, tlbi.range) else {
         return *tlbi;
@@ -651,8 +664,8 @@ fn together(last: &Tlbi, tlbi: &Tlbi) -> Tlbi {
 /// What an instruction is, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decoded {
-    /// `DSB`: whether it is about all CPUs, and whether about loads as well as stores. One that is about loads alone is no barrier
-    /// here.
+    /// `DSB`: whether it is about all CPUs, and whether about loads as well as stores. One that is
+    /// about loads alone is no barrier here.
     Dsb {
         reaches_all: bool,
         loads: bool,
@@ -694,8 +707,9 @@ fn decode(instruction: u32) -> Decoded {
 }
 
 impl Op {
-    /// As it is of the guest's translations, whose identifier is loaded. One of EL2's own is none of these, and covers nothing.
-    /// `None`: its operand is needed, and not known; or there is no such TLBI.
+    /// As it is of the guest's translations, whose identifier is loaded. One of EL2's own is none
+    /// of these, and covers nothing. `None`: its operand is needed, and not known; or there is no
+    /// such TLBI.
     fn tlbi(self, operand: Option<u64>, vmid: u16) -> Option<Tlbi> {
         let broadcast = Tlbi {
             id: Some(vmid),
@@ -752,7 +766,8 @@ impl Op {
                 asid: Some((operand? >> 48) as u16),
                 ..first
             }),
-            // By an address of the guest's own: less than all of what is combined with a page, whatever it is.
+            // By an address of the guest's own: less than all of what is combined with a page,
+            // whatever it is.
             (0, 1 | 3 | 5 | 7, _) => Some(Tlbi {
                 range: Some((0, 0)),
                 ..first
@@ -772,7 +787,8 @@ impl Op {
 /// Addresses, first and last, and the levels below the leaf, if that is said.
 type Named = ((u64, u64), Option<u8>);
 
-/// The operand of a TLBI by address (C5.5, TLBI IPAS2E1): bits 51 to 12 of it; the hint is a granule and a level.
+/// The operand of a TLBI by address (C5.5, TLBI IPAS2E1): bits 51 to 12 of it; the hint is a
+/// granule and a level.
 fn page(operand: u64) -> Named {
     let first = (operand & ((1 << 40) - 1)) << 12;
     let hint = operand >> 44 & 0xf;

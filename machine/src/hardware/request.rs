@@ -65,7 +65,8 @@ impl Bits {
                 ..x86
             },
             Regime::Npt { .. } => x86,
-            // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is set.
+            // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is
+            // set.
             Regime::Ept { mode_based, .. } => Self {
                 valid: 7 | u64::from(mode_based) << 10,
                 accessed: u64::from(architecture.hardware_access) << 8,
@@ -166,13 +167,16 @@ pub enum Fault {
     },
     /// No address of a space that is loaded.
     Address,
-    /// The [modification log](crate::Machine::log_modifications) of the CPU is full. Nothing was written, and no flag was set.
+    /// The [modification log](crate::Machine::log_modifications) of the CPU is full. Nothing was
+    /// written, and no flag was set.
     LogFull,
-    /// Of a guest that has a stage 1: stage 2 does not let it go on. A fault of the host's; the others are the guest's.
+    /// Of a guest that has a stage 1: stage 2 does not let it go on. A fault of the host's; the
+    /// others are the guest's.
     Second {
         /// The address that the guest takes for physical.
         ipa: u64,
-        /// What was wanted there: of a table of the guest perhaps something else than of what it leads to.
+        /// What was wanted there: of a table of the guest perhaps something else than of what it
+        /// leads to.
         want: Want,
         /// It is that of a descriptor of the guest.
         on_walk: bool,

@@ -85,7 +85,8 @@ impl Hardware {
         }
         let meta = self.memory.meta(frame);
         if meta.state.get() == State::Private {
-            // Another CPU's step has freed and taken it again: only a program that is wrong gets here.
+            // Another CPU's step has freed and taken it again: only a program that is wrong gets
+            // here.
             self.memory.write(pa, value);
             return;
         }
@@ -144,8 +145,8 @@ impl Hardware {
         self.look_around();
     }
 
-    /// On x86 an entry that is not present names no memory: a processor with the L1 terminal fault reads the cache through its
-    /// address.
+    /// On x86 an entry that is not present names no memory: a processor with the L1 terminal fault
+    /// reads the cache through its address.
     fn check_absent(&self, cpu: usize, pa: u64, value: u64) {
         const ADDRESS: u64 = (1 << 52) - (1 << 12);
         if !self.architecture.is_x86() || value == 0 || self.is_valid(value) {
@@ -160,8 +161,8 @@ impl Hardware {
         }
     }
 
-    /// What an entry links is reached by the walkers that reach its table: by all, or, if that was detached, by those that still
-    /// know the way.
+    /// What an entry links is reached by the walkers that reach its table: by all, or, if that was
+    /// detached, by those that still know the way.
     fn linked(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
         let meta = self.memory.meta(frame);
         let (depth, state) = (meta.depth.get(), meta.state.get());
@@ -186,7 +187,8 @@ impl Hardware {
         }
     }
 
-    /// Software overwrites an entry: flags that hardware has set there are lost if they were not seen.
+    /// Software overwrites an entry: flags that hardware has set there are lost if they were not
+    /// seen.
     pub(super) fn check_flags(&self, cpu: usize, pa: u64, value: u64) {
         if self.unseen.borrow().is_empty() {
             return;
@@ -348,7 +350,8 @@ impl Hardware {
         Ok(())
     }
 
-    /// Stores to `count` entries of a private table from `first` on: `value`, `value + step`, and so on.
+    /// Stores to `count` entries of a private table from `first` on: `value`, `value + step`, and
+    /// so on.
     ///
     /// # Safety
     /// 1. The entries are valid for writes, and the first lies at `spot`.
@@ -401,7 +404,8 @@ impl Hardware {
         }
     }
 
-    /// What another CPU has stored between the store and now is overwritten: that is the change that walkers see.
+    /// What another CPU has stored between the store and now is overwritten: that is the change
+    /// that walkers see.
     pub(super) fn check_race(&self, cpu: usize, stored: &Buffered) {
         let now = self.memory.read(stored.pa);
         let flags = self.bits.accessed | self.bits.dirty;
@@ -425,8 +429,8 @@ impl Hardware {
         !self.cores[cpu].buffer.borrow().is_empty()
     }
 
-    /// Whether a fault now would be that of a walk which did not see what this CPU stored before, where the
-    /// architecture rules that out.
+    /// Whether a fault now would be that of a walk which did not see what this CPU stored before,
+    /// where the architecture rules that out.
     pub(crate) fn fault_is_early(&self, cpu: usize) -> bool {
         self.architecture.ordering != Ordering::Base && self.has_buffered(cpu)
     }
@@ -472,7 +476,8 @@ impl Hardware {
         self.disturb(cpu, None);
     }
 
-    /// Runs a handler on this CPU: runs that are being changed under it have to be whole at a barrier after it.
+    /// Runs a handler on this CPU: runs that are being changed under it have to be whole at a
+    /// barrier after it.
     pub(crate) fn handle<T>(&self, cpu: usize, handler: impl FnOnce() -> T) -> T {
         let runs = &self.cores[cpu].runs;
         let mut begun = runs.take();

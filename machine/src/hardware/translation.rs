@@ -62,7 +62,8 @@ impl Hardware {
             return Look::Fault(fault);
         }
         if request.want == Want::Write && entry.rights & CLEAN != 0 {
-            // The dirty state has to be set in memory, where the descriptor may have changed: a walk does it.
+            // The dirty state has to be set in memory, where the descriptor may have changed: a
+            // walk does it.
             self.cores[cpu].tlb.drop_entry(&entry);
             return match self.cores[cpu].roots[self.half(request.va)].get() {
                 Some(root) => self.start(cpu, request, root),
@@ -73,7 +74,8 @@ impl Hardware {
         Look::Found(self.translated(request, entry))
     }
 
-    /// What a fault was found with goes, the tables on the way included (SDM vol. 3A 5.10.4.1, vol. 3C 29.4.3.1).
+    /// What a fault was found with goes, the tables on the way included (SDM vol. 3A 5.10.4.1, vol.
+    /// 3C 29.4.3.1).
     pub(super) fn drop_path(&self, cpu: usize, va: u64) {
         for depth in 0..self.top {
             let bits = self.shift(depth) + self.index_bits;
@@ -116,7 +118,8 @@ impl Hardware {
             }
             _ => false,
         };
-        // What is remembered of one member of a run may have been made of another, which is being broken.
+        // What is remembered of one member of a run may have been made of another, which is being
+        // broken.
         let span = match &was {
             Descriptor::Leaf(leaf) if leaf.contiguous => self.run_around(entry.first, entry.depth),
             _ => entry.span(),
@@ -140,7 +143,8 @@ impl Hardware {
         }
     }
 
-    /// What differs are flags of a contiguous run, which hardware may have set in another member (DDI 0487 D8.5.5).
+    /// What differs are flags of a contiguous run, which hardware may have set in another member
+    /// (DDI 0487 D8.5.5).
     pub(super) fn is_in_the_run(&self, entry: &Cached, is: &Leaf) -> bool {
         if !is.contiguous || (entry.raw ^ is.raw) & !HARDWARE_FLAGS != 0 {
             return false;
@@ -404,7 +408,8 @@ impl Hardware {
         of(leaf.access.privileged) | of(leaf.access.user) << USER | (u8::from(clean) * CLEAN)
     }
 
-    /// Hardware sets a flag in a leaf, atomically with the look at it. Gives the descriptor as it is then.
+    /// Hardware sets a flag in a leaf, atomically with the look at it. Gives the descriptor as it
+    /// is then.
     #[inline(never)]
     pub(super) fn set_flag(
         &self,
@@ -481,7 +486,8 @@ impl Hardware {
         {
             self.check_conflict(cpu, walking.request.va, &other, &entry);
         }
-        // A TLB has several levels, and what one of them has of an address need not be what another has.
+        // A TLB has several levels, and what one of them has of an address need not be what another
+        // has.
         if !(self.dice.is_on() && self.dice.once_in(4)) {
             core.tlb.insert(entry);
         }

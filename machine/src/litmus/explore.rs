@@ -2,39 +2,46 @@
 //!
 //! # What an execution is
 //!
-//! A CPU executes out of order. Each instruction of a test takes one or a few steps; an access to a virtual address takes
-//! two: it is **translated** (a look into the TLB, or a walk, one descriptor that may change at a time) and it is
-//! **performed** (a load reads, a store enters the buffer). Between any two steps, anything may happen that the
-//! hardware is free to do. The explorer tries every order of all steps, depth first, and goes on from each state once.
-//! The rules, with the sections of DDI 0487 and SDM that they are from, are in `docs/litmus.md`; in short:
+//! A CPU executes out of order. Each instruction of a test takes one or a few steps; an access to a
+//! virtual address takes two: it is **translated** (a look into the TLB, or a walk, one descriptor
+//! that may change at a time) and it is **performed** (a load reads, a store enters the buffer).
+//! Between any two steps, anything may happen that the hardware is free to do. The explorer tries
+//! every order of all steps, depth first, and goes on from each state once. The rules, with the
+//! sections of DDI 0487 and SDM that they are from, are in `docs/litmus.md`; in short:
 //!
-//! * A translation may be made at any time after the last context synchronisation event. No barrier holds it back; with
-//!   FEAT_ETS2 a DSB does.
-//! * An access is performed after its translation, after what barriers and dependencies say, and so that one physical
-//!   location is read and written in the order of the program.
-//! * A store is performed when it is certain to be executed: all before it is translated and all branches are decided.
-//!   The same holds for a translation that sets the dirty state.
-//! * A fault is taken when everything before it is done; what comes after it starts anew, barriers that did not have to
-//!   wait for it among it. With FEAT_ETS2, and on x86, the walk that faults is made then, and not before.
-//! * A DSB that completes a broadcast invalidation finds no access of another CPU that is under way through what was
-//!   invalidated: it was performed, and its store is visible, or it is translated anew. Nor a fault that was taken while
-//!   a store that orders it was not visible.
+//! * A translation may be made at any time after the last context synchronisation event. No barrier
+//!   holds it back; with FEAT_ETS2 a DSB does.
+//! * An access is performed after its translation, after what barriers and dependencies say, and so
+//!   that one physical location is read and written in the order of the program.
+//! * A store is performed when it is certain to be executed: all before it is translated and all
+//!   branches are decided. The same holds for a translation that sets the dirty state.
+//! * A fault is taken when everything before it is done; what comes after it starts anew, barriers
+//!   that did not have to wait for it among it. With FEAT_ETS2, and on x86, the walk that faults is
+//!   made then, and not before.
+//! * A DSB that completes a broadcast invalidation finds no access of another CPU that is under way
+//!   through what was invalidated: it was performed, and its store is visible, or it is translated
+//!   anew. Nor a fault that was taken while a store that orders it was not visible.
 //!
 //! # What need not be tried
 //!
 //! The set of outcomes is the same without the following, which would only multiply the states.
 //!
-//! * *Evictions.* A CPU may ignore what its TLB or its walk cache holds; that is as if it were gone. It may do so for one
-//!   access and not for the next, as CPUs with several levels of TLBs do.
-//! * *Translations that are thrown away.* One that a context synchronisation event or a fault discards has left nothing
-//!   but what a speculative fill leaves, and those are tried. So a translation waits for such an event, and a fault is
-//!   found only where nothing after it has begun.
-//! * *Fills that are not used*: of an address that the CPU does not access any more, unless they set an access flag.
-//! * *What an access's own walk remembers of a run of contiguous entries.* It uses the member that it has read; the run, or
-//!   a member, is remembered by fills, which come at the same points. What stage 1 of a guest says is found the same way.
-//! * *Walks of an access through another member of its run*, unless they set the dirty state there: a fill finds the same.
-//! * *Waiting for nothing*: a step that only its own CPU sees, and after which that CPU may do all that it might before,
-//!   is taken at once.
+//! * *Evictions.* A CPU may ignore what its TLB or its walk cache holds; that is as if it were
+//!   gone. It may do so for one access and not for the next, as CPUs with several levels of TLBs
+//!   do.
+//! * *Translations that are thrown away.* One that a context synchronisation event or a fault
+//!   discards has left nothing but what a speculative fill leaves, and those are tried. So a
+//!   translation waits for such an event, and a fault is found only where nothing after it has
+//!   begun.
+//! * *Fills that are not used*: of an address that the CPU does not access any more, unless they
+//!   set an access flag.
+//! * *What an access's own walk remembers of a run of contiguous entries.* It uses the member that
+//!   it has read; the run, or a member, is remembered by fills, which come at the same points. What
+//!   stage 1 of a guest says is found the same way.
+//! * *Walks of an access through another member of its run*, unless they set the dirty state there:
+//!   a fill finds the same.
+//! * *Waiting for nothing*: a step that only its own CPU sees, and after which that CPU may do all
+//!   that it might before, is taken at once.
 
 mod memory;
 mod order;

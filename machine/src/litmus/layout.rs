@@ -39,7 +39,8 @@ pub(crate) struct Layout {
     first: BTreeMap<(u8, u64), u64>,
     /// There are contiguous entries.
     pub runs: bool,
-    /// One address in each contiguous run that the test does not name, if there is one: but for flags its entry stays as it is.
+    /// One address in each contiguous run that the test does not name, if there is one: but for
+    /// flags its entry stays as it is.
     pub unnamed: Vec<u64>,
     /// Where their entries stand.
     unnamed_entries: Vec<u64>,
@@ -101,7 +102,8 @@ fn in_run(test: &Test, page: usize) -> bool {
     test.data[page].behind.is_none() && (test.data.iter().any(behind) || values(test).any(leads))
 }
 
-/// Bits of an address below those that the tables with `depth` levels below them, entry and all, translate.
+/// Bits of an address below those that the tables with `depth` levels below them, entry and all,
+/// translate.
 fn shift(depth: u8) -> u32 {
     12 + 9 * u32::from(depth)
 }
@@ -206,8 +208,8 @@ impl Layout {
         Some(layout)
     }
 
-    /// Builds the tables of the guests' stage 1, which are where the guests think they are: of the memory of the machine,
-    /// stage 2 is the identity, in one block.
+    /// Builds the tables of the guests' stage 1, which are where the guests think they are: of the
+    /// memory of the machine, stage 2 is the identity, in one block.
     fn build_first(&mut self, test: &Test, memory: &Memory) -> Option<()> {
         for (address, _) in &test.stage1 {
             let va = test.addresses[*address].va;
@@ -275,8 +277,8 @@ impl Layout {
                 hardware.attach(0, on_machine, root, false, space.id);
             }
         }
-        // Loose tables, and those that are detached at first, are in the sight of every CPU: one that links them early
-        // does so in front of all walkers.
+        // Loose tables, and those that are detached at first, are in the sight of every CPU: one
+        // that links them early does so in front of all walkers.
         let loose = test.tables.iter().zip(&self.tables).enumerate();
         for (number, (table, &pa)) in loose {
             let above = |address: &usize| {

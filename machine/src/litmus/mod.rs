@@ -1,14 +1,17 @@
-//! Litmus tests: small programs around page tables, and what the architecture says of their outcomes.
+//! Litmus tests: small programs around page tables, and what the architecture says of their
+//! outcomes.
 //!
-//! A test sets up a few mappings, runs a few instructions on each of a few CPUs, and asks whether an execution can end in
-//! a certain way. It is tried twice: [`explore`] goes through **all** executions of CPUs that run out of order;
-//! [`simulate`] runs it on the [machine in virtual time](crate::Machine), whose CPUs run in order, with many seeds. Both
-//! are drivers of the same model of the hardware. An outcome that the architecture forbids must come
-//! of neither; one that it allows, and that is a stale translation or a fault that need not be, is a bug to be found,
+//! A test sets up a few mappings, runs a few instructions on each of a few CPUs, and asks whether
+//! an execution can end in a certain way. It is tried twice: [`explore`] goes through **all**
+//! executions of CPUs that run out of order; [`simulate`] runs it on the [machine in virtual
+//! time](crate::Machine), whose CPUs run in order, with many seeds. Both are drivers of the same
+//! model of the hardware. An outcome that the architecture forbids must come of neither; one that
+//! it allows, and that is a stale translation or a fault that need not be, is a bug to be found,
 //! and the machine has to be able to show it.
 //!
-//! The tests that come with the crate are re-derived from the published ones of the Cambridge group (ESOP 2022) and of
-//! Arm's own catalogue, and from the manuals: [`built_in`]. The format of a test is described in `docs/litmus.md`.
+//! The tests that come with the crate are re-derived from the published ones of the Cambridge group
+//! (ESOP 2022) and of Arm's own catalogue, and from the manuals: [`built_in`]. The format of a test
+//! is described in `docs/litmus.md`.
 
 mod explore;
 mod layout;

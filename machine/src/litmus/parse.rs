@@ -1,7 +1,8 @@
 //! From text to tests.
 //!
-//! One statement a line; a `#` starts a comment. Names are declared before they are used, so that one pass resolves
-//! them and a misspelt one is an error. The format is described in `docs/litmus.md`.
+//! One statement a line; a `#` starts a comment. Names are declared before they are used, so that
+//! one pass resolves them and a misspelt one is an error. The format is described in
+//! `docs/litmus.md`.
 
 mod declarations;
 mod instructions;

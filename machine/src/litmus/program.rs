@@ -89,7 +89,8 @@ pub struct Test {
     /// See `file`.
     pub line: usize,
     pub(crate) x86: bool,
-    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity, or what `stage1` says.
+    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity, or what
+    /// `stage1` says.
     pub(crate) guest: bool,
     pub(crate) hardware_access: bool,
     pub(crate) hardware_dirty: bool,
@@ -138,12 +139,14 @@ impl Test {
         given.map(|&(_, verdict)| verdict)
     }
 
-    /// Why the machine in virtual time does not show outcome number `ask`, which is allowed, if the test says so.
+    /// Why the machine in virtual time does not show outcome number `ask`, which is allowed, if the
+    /// test says so.
     pub fn only_explored(&self, ask: usize) -> Option<&str> {
         self.asks.get(ask)?.only_explored.as_deref()
     }
 
-    /// Why no execution of the model shows outcome number `ask`, which is allowed, if the test says so.
+    /// Why no execution of the model shows outcome number `ask`, which is allowed, if the test says
+    /// so.
     pub fn never_shown(&self, ask: usize) -> Option<&str> {
         self.asks.get(ask)?.never_shown.as_deref()
     }

@@ -1,4 +1,5 @@
-//! A test on the machine in virtual time: CPUs that execute in order, and hardware that is free by seed.
+//! A test on the machine in virtual time: CPUs that execute in order, and hardware that is free by
+//! seed.
 
 use std::cell::{Cell, RefCell};
 
@@ -20,7 +21,8 @@ use crate::time::Time;
 pub struct Simulated {
     /// How many runs there were.
     pub runs: u64,
-    /// For each outcome that the test asks about: the first seed that came to it, and whether all did.
+    /// For each outcome that the test asks about: the first seed that came to it, and whether all
+    /// did.
     pub outcomes: Vec<(Option<u64>, bool)>,
 }
 
@@ -230,8 +232,9 @@ impl Run<'_> {
         }
     }
 
-    /// What comes after a DMB, or is a release, or an acquire after a release, comes after what is before it: loads are
-    /// done, stores have to be. So does its fault: they are, before it is translated.
+    /// What comes after a DMB, or is a release, or an acquire after a release, comes after what is
+    /// before it: loads are done, stores have to be. So does its fault: they are, before it is
+    /// translated.
     fn pass_fence(&self, thread: usize, op: &Op) {
         let (acquire, release) = op.acquires_releases();
         let translated = matches!(op.place(), Some(Place::Virtual(_)));
@@ -260,7 +263,8 @@ impl Run<'_> {
             hardware.visible_to(cpu, pa) != hardware.memory.read(pa)
         };
         match found {
-            // It may be about any data with the same offset in a page, and comes after stores to such.
+            // It may be about any data with the same offset in a page, and comes after stores to
+            // such.
             Err(
                 Fault::Translation { .. }
                 | Fault::Address

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The accessors. What others can see is accessed in its turn, when the CPU has the line; what is private, at once. What
-/// is not in the memory of the machine belongs to the program.
+/// The accessors. What others can see is accessed in its turn, when the CPU has the line; what is
+/// private, at once. What is not in the memory of the machine belongs to the program.
 ///
 /// # Safety
 /// For all: 1. the entry, or entries, are valid for what is done to them.

@@ -1,4 +1,5 @@
-//! What the engine is handed: the platform that is a space of the machine's, its windows, its locks.
+//! What the engine is handed: the platform that is a space of the machine's, its windows, its
+//! locks.
 
 use super::*;
 
@@ -54,8 +55,8 @@ impl<'m> Mapper<'m> {
         self.machine
     }
 
-    /// The tables under `root` are those of this space, and its identifier (ASID, PCID) is `id`. On x86 the half does
-    /// not matter.
+    /// The tables under `root` are those of this space, and its identifier (ASID, PCID) is `id`. On
+    /// x86 the half does not matter.
     pub fn attach(&self, root: Pa, half: tablewright::Half, id: u16) {
         let cpu = self.machine.cpu();
         cpu.order();
@@ -72,9 +73,10 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.detach(cpu.id(), self.space);
     }
 
-    /// The same for a space whose program knows which CPUs have it loaded, and under which identifier, which is said by
-    /// [`load_as`](Mapper::load_as). A CPU that has loaded another and has [left](Mapper::leave) it need not be told what has
-    /// changed: it forgets that before it loads the space again, or breaks a rule when it uses it.
+    /// The same for a space whose program knows which CPUs have it loaded, and under which
+    /// identifier, which is said by [`load_as`](Mapper::load_as). A CPU that has loaded another and
+    /// has [left](Mapper::leave) it need not be told what has changed: it forgets that before it
+    /// loads the space again, or breaks a rule when it uses it.
     pub fn track(&self, root: Pa, half: tablewright::Half) {
         self.machine.hardware.track(self.space);
         self.attach(root, half, 0);
@@ -101,10 +103,11 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.load_root(cpu.id(), self.space);
     }
 
-    /// A range of an invalidation as the hardware is told; without one, all of the space. With guests that have a stage 1 it
-    /// may be the first of two steps: see [`then`](Mapper::then).
+    /// A range of an invalidation as the hardware is told; without one, all of the space. With
+    /// guests that have a stage 1 it may be the first of two steps: see [`then`](Mapper::then).
     ///
-    /// What is global is forgotten if the invalidation means it. On arm64 an address takes it in any case.
+    /// What is global is forgotten if the invalidation means it. On arm64 an address takes it in
+    /// any case.
     pub fn tlbi_of(&self, what: &Invalidation<'_>, range: Option<&Stale>) -> Tlbi {
         let x86 = self.machine.architecture().is_x86();
         let nested = self.machine.hardware.is_nested();
@@ -133,10 +136,12 @@ impl<'m> Mapper<'m> {
                 level,
                 tables,
             }) => Tlbi {
-                // INVLPGB with its bit 3 and without a PCID: what is cached of tables that lead to what is global goes too.
+                // INVLPGB with its bit 3 and without a PCID: what is cached of tables that lead to
+                // what is global goes too.
                 id: (!x86 || !what.global).then_some(what.id),
                 range: Some((first, last)),
-                // The embedder of x86 that takes all that is said at its word: INVLPGB, an address for each leaf.
+                // The embedder of x86 that takes all that is said at its word: INVLPGB, an address
+                // for each leaf.
                 stride: level.filter(|_| x86).map(|level| self.leaf_bits(level)),
                 depth: level.filter(|_| !x86).map(Level::height),
                 leaves_only: !tables,
@@ -156,7 +161,8 @@ impl<'m> Mapper<'m> {
         (page + (page - 3) * u32::from(level.height())) as u8
     }
 
-    /// All that the hardware is told for an invalidation, one for each range; one for all where it knows no ranges.
+    /// All that the hardware is told for an invalidation, one for each range; one for all where it
+    /// knows no ranges.
     pub fn tlbis<'w>(&self, what: &Invalidation<'w>) -> impl Iterator<Item = Tlbi> + use<'w, 'm> {
         let (mapper, what) = (*self, *what);
         let ranges = match what.what {
@@ -168,8 +174,8 @@ impl<'m> Mapper<'m> {
         std::iter::once(first).chain(others.map(move |range| mapper.tlbi_of(&what, Some(range))))
     }
 
-    /// What has to follow invalidations of stage 2 alone, of which this is one, when they are complete: TLBI VMALLE1IS, for
-    /// what was combined with the guest's stage 1.
+    /// What has to follow invalidations of stage 2 alone, of which this is one, when they are
+    /// complete: TLBI VMALLE1IS, for what was combined with the guest's stage 1.
     pub fn then(&self, first: &Tlbi) -> Option<Tlbi> {
         (first.stages == Stages::Second).then_some(Tlbi {
             id: first.id,
@@ -179,8 +185,9 @@ impl<'m> Mapper<'m> {
         })
     }
 
-    /// The running CPU says that what it has issued does what an invalidation asks for, once it is complete. What that is
-    /// not true of is reported at the completion. [`invalidate`](Platform::invalidate) does it.
+    /// The running CPU says that what it has issued does what an invalidation asks for, once it is
+    /// complete. What that is not true of is reported at the completion.
+    /// [`invalidate`](Platform::invalidate) does it.
     pub fn claim(&self, what: &Invalidation<'_>) {
         match what.what {
             What::Everything => self.claim_as((0, u64::MAX), &self.tlbi_of(what, None)),
@@ -193,8 +200,9 @@ impl<'m> Mapper<'m> {
         }
     }
 
-    /// The running CPU says that all that use the space have forgotten what an invalidation asks for, each by whatever it was told
-    /// and has waited for. What that is not true of is reported. It takes no time.
+    /// The running CPU says that all that use the space have forgotten what an invalidation asks
+    /// for, each by whatever it was told and has waited for. What that is not true of is reported.
+    /// It takes no time.
     pub fn claim_complete(&self, what: &Invalidation<'_>) {
         let cpu = self.machine.cpu();
         cpu.order();
@@ -202,8 +210,8 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.complete(cpu.id());
     }
 
-    /// The same of a range, which `tlbi` would be the one instruction for, if it is broadcast; it may as well be made by each CPU
-    /// for itself, or in parts.
+    /// The same of a range, which `tlbi` would be the one instruction for, if it is broadcast; it
+    /// may as well be made by each CPU for itself, or in parts.
     pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {
         let cpu = self.machine.cpu().id();
         self.machine.hardware.claim(cpu, self.space, range, tlbi);
@@ -215,9 +223,9 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.look_at()
     }
 
-    /// The running CPU relies on whatever was changed in a range, and visible, before a [look](Mapper::look): no CPU
-    /// remembers what was there. What is not true of that is reported, whichever CPU has changed it and has yet to have
-    /// it forgotten.
+    /// The running CPU relies on whatever was changed in a range, and visible, before a
+    /// [look](Mapper::look): no CPU remembers what was there. What is not true of that is reported,
+    /// whichever CPU has changed it and has yet to have it forgotten.
     pub fn rely(&self, range: (u64, u64), look: u64) {
         self.rely_on(range, look, false);
     }
@@ -234,7 +242,8 @@ impl<'m> Mapper<'m> {
         hardware.rely(cpu.id(), self.space, range, look, own);
     }
 
-    /// Where a window shows frames: slots of one page each from `first` on, which this space translates.
+    /// Where a window shows frames: slots of one page each from `first` on, which this space
+    /// translates.
     pub fn slots(&self, first: u64) -> MachineSlots<'m> {
         MachineSlots {
             machine: self.machine,
@@ -242,7 +251,8 @@ impl<'m> Mapper<'m> {
         }
     }
 
-    /// Where a [coarse map](tablewright::linear::Coarse) that this space holds shows frames: at their own addresses.
+    /// Where a [coarse map](tablewright::linear::Coarse) that this space holds shows frames: at
+    /// their own addresses.
     pub fn identity(&self) -> MachineIdentity<'m> {
         MachineIdentity {
             machine: self.machine,
@@ -256,8 +266,8 @@ impl<'m> Mapper<'m> {
     }
 }
 
-/// Slots of a [window](tablewright::linear::Slots) on a machine. Each use goes through the TLB of the running CPU, so
-/// that a slot that was moved too early shows what it showed before.
+/// Slots of a [window](tablewright::linear::Slots) on a machine. Each use goes through the TLB of
+/// the running CPU, so that a slot that was moved too early shows what it showed before.
 #[derive(Clone, Copy)]
 pub struct MachineSlots<'m> {
     machine: &'m Machine,
@@ -340,7 +350,8 @@ impl Machine {
 // 1. A frame is handed out once until it is given back, and is aligned as the memory is.
 // 2. The pointer is into memory that lives as long as the machine, which the handle borrows.
 // 3. A link for each frame.
-// 4. to 6. The rules of the machine are those of the hardware: `publish`, `issue` and `complete` do what they say.
+// 4. to 6. The rules of the machine are those of the hardware: `publish`, `issue` and `complete` do
+//    what they say.
 // 7. A copy is the same machine and space.
 unsafe impl Platform for Mapper<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
@@ -438,7 +449,8 @@ unsafe impl Platform for Mapper<'_> {
     }
 }
 
-// SAFETY: on one thread of the host each does what the default does; with buffered stores, what this CPU would load (1.).
+// SAFETY: on one thread of the host each does what the default does; with buffered stores, what
+// this CPU would load (1.).
 unsafe impl Hooks for Mapper<'_> {
     #[inline(always)]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {

@@ -214,8 +214,9 @@ impl Visitor<'_> for NanosecondsVisitor {
         if !(0.0..=most).contains(&value) {
             return Err(Nanoseconds::refuse(value));
         }
-        // The number in the file has fewer digits than tell neighbouring binary numbers apart, so its picoseconds are
-        // the nearest whole number; one that differs after three decimals differs here.
+        // The number in the file has fewer digits than tell neighbouring binary numbers apart, so
+        // its picoseconds are the nearest whole number; one that differs after three decimals
+        // differs here.
         let ps = (value * 1e3).round();
         if ps / 1e3 != value {
             return Err(Nanoseconds::refuse(value));

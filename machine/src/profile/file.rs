@@ -52,7 +52,8 @@ enum OrderingToml {
 
 macro_rules! capabilities {
     ($($name:ident: $type:ty,)*) => {
-        /// The architecture of the file. What is left out is as in [`Architecture::arm64`] or [`Architecture::x86_64`].
+        /// The architecture of the file. What is left out is as in [`Architecture::arm64`] or
+        /// [`Architecture::x86_64`].
         #[derive(Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         struct ArchitectureToml {

@@ -1,4 +1,5 @@
-//! What is planted into invalidations by identity, and caught where CPUs go from space to space with few identifiers.
+//! What is planted into invalidations by identity, and caught where CPUs go from space to space
+//! with few identifiers.
 
 use super::Bug;
 

@@ -1,16 +1,17 @@
-//! Bugs, planted one at a time into the engine itself: each is caught by random programs, by the right rule, within a number
-//! of seeds, and again when its seed is run again.
+//! Bugs, planted one at a time into the engine itself: each is caught by random programs, by the
+//! right rule, within a number of seeds, and again when its seed is run again.
 //!
-//! The engine's own source knows nothing of them. A copy of it is made, each place is switched there between what it says
-//! and what it must not say, and the random programs are built with it, once for all bugs; an environment variable says
-//! which is on. It takes minutes, most of them to build:
+//! The engine's own source knows nothing of them. A copy of it is made, each place is switched
+//! there between what it says and what it must not say, and the random programs are built with it,
+//! once for all bugs; an environment variable says which is on. It takes minutes, most of them to
+//! build:
 //!
 //! ```text
 //! cargo test --release -p tablewright-machine --test engine_bugs -- --ignored --nocapture
 //! ```
 //!
-//! `ENGINE_BUGS` names one workload of those below whose bugs alone are tried, or `sequences`; `ENGINE_BUG` a part of the
-//! name of those that are.
+//! `ENGINE_BUGS` names one workload of those below whose bugs alone are tried, or `sequences`;
+//! `ENGINE_BUG` a part of the name of those that are.
 
 mod bugs;
 mod identity;
@@ -30,7 +31,8 @@ pub struct Bug {
     file: &'static str,
     /// What is there, once in the file; what is switched stands between « and ».
     find: &'static str,
-    /// What stands there instead. If it says `PLANTED`, it stands there always, and that is whether the bug is on.
+    /// What stands there instead. If it says `PLANTED`, it stands there always, and that is whether
+    /// the bug is on.
     with: &'static str,
     /// The rules that may be the first to be broken.
     rules: &'static [&'static str],

@@ -11,7 +11,8 @@ const HERE: &str = "shootdown/here.rs";
 const HYPERCALL: &str = "shootdown/hypercall.rs";
 const IDENTIFIERS: &str = "shootdown/identifiers.rs";
 
-/// A processor uses what it should have forgotten, or is said to have forgotten, or what was given back.
+/// A processor uses what it should have forgotten, or is said to have forgotten, or what was given
+/// back.
 const STALE: &[&str] = &[
     "invalidation",
     "stale use",

@@ -1,7 +1,8 @@
-//! Bugs, planted one at a time into programs that are right: each is caught, by the right rule, within a number of seeds,
-//! and each time that the seed is run again.
+//! Bugs, planted one at a time into programs that are right: each is caught, by the right rule,
+//! within a number of seeds, and each time that the seed is run again.
 //!
-//! The list is also the answer to whether a rule can fire at all: each does, and is the first to do so, for some bug.
+//! The list is also the answer to whether a rule can fire at all: each does, and is the first to do
+//! so, for some bug.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +14,8 @@ use tablewright_workloads::random::{Run, run};
 /// So many seeds are tried.
 const SEEDS: u64 = 20_000;
 
-/// A bug, where it is planted, and the rules that it breaks. More than one where it depends on the seed what is
-/// done next with what the bug has left behind.
+/// A bug, where it is planted, and the rules that it breaks. More than one where it depends on the
+/// seed what is done next with what the bug has left behind.
 const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     // The platform under the engine.
     (NoBarrier, Edits, &[LinkedEarly, Invalidation]),
@@ -179,7 +180,8 @@ fn each_planted_bug_is_caught_by_the_right_rule() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Which rule comes first depends on the seed where several are broken, so all that a bug may break are looked for.
+/// Which rule comes first depends on the seed where several are broken, so all that a bug may break
+/// are looked for.
 #[test]
 fn each_rule_is_the_first_that_some_bug_breaks() {
     let mut fired = BTreeSet::new();

@@ -1,6 +1,7 @@
 //! Random programs: what the machine's tests and examples run by the thousand.
 //!
-//! A crate of its own, because they are built for every format, and every test and example needs them.
+//! A crate of its own, because they are built for every format, and every test and example needs
+//! them.
 
 pub mod random;
 pub mod sequences;

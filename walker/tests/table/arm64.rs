@@ -204,7 +204,8 @@ pub const ROWS: &[Row] = &[
     (A64W, 1, 0x4000_0000_0003_1003, "table 0x1000000030000 -w-/-w-"),
     (A64W, 1, 0x0001_0000_0003_0003, RES0_TABLE),
 
-    // EL2 by itself, 4 KiB, 48 bits: XN (54), AP[2] (7); AP[1] (6) is one, PXN (53) and nG (11) are zero.
+    // EL2 by itself, 4 KiB, 48 bits: XN (54), AP[2] (7); AP[1] (6) is one, PXN (53) and nG (11) are
+    // zero.
     (H4, 3, 0x0000_0000_4000_0743, "0x40000000 4K rwx/--- G m0 s3 A - sw0 k0"),
     (H4, 3, 0x0000_0000_4000_07c3, "0x40000000 4K r-x/--- G m0 s3 A ro sw0 k0"),
     (H4, 3, 0x0040_0000_4000_0743, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0"),
@@ -224,7 +225,8 @@ pub const ROWS: &[Row] = &[
     (H4, 1, 0x0050_0004_0000_0741, "0x400000000 1Gx16 rw-/--- G m0 s3 A - sw0 k0"),
     (H4, 1, 0x0040_0001_6000_0741, RES0_LEAF),
     (H4, 0, 0x0040_0080_0000_0741, NO_BLOCK),
-    // XNTable (60), APTable[1] (62); PXNTable (59) and APTable[0] (61) are zero; 58:51 and 11:2 are ignored.
+    // XNTable (60), APTable[1] (62); PXNTable (59) and APTable[0] (61) are zero; 58:51 and 11:2 are
+    // ignored.
     (H4, 2, 0x0000_0000_8765_4003, "table 0x87654000"),
     (H4, 2, 0x07f8_0000_8765_4fff, "table 0x87654000"),
     (H4, 2, 0x1000_0000_8765_4003, "table 0x87654000 --x/---"),

@@ -1,9 +1,11 @@
 //! The table: descriptors worked out from the manuals by hand, and what each must mean.
 //!
-//! Two crates read it. `descriptors.rs` holds the walker to it, and the engine's `formats.rs` the engine: so two decoders
-//! that share no code are measured against a third opinion, and neither against the other.
+//! Two crates read it. `descriptors.rs` holds the walker to it, and the engine's `formats.rs` the
+//! engine: so two decoders that share no code are measured against a third opinion, and neither
+//! against the other.
 //!
-//! A [row](rows) stands alone in its table; the tables above it restrict nothing. Its meaning is one line:
+//! A [row](rows) stands alone in its table; the tables above it restrict nothing. Its meaning is
+//! one line:
 //!
 //! ```text
 //! PA  SIZE[xRUN]  privileged/user  G|n  mMEMORY  sSH  A|-  DIRTY  swSOFTWARE  kKEY  [gp] [ns] [xs] [ipat] [sve]
@@ -12,14 +14,16 @@
 //! reserved: the start of the rule broken
 //! ```
 //!
-//! The fields are those of the walker's `Leaf`. DIRTY is, on arm64, `dbm` and `ro` (in stage 2 a clear S2AP\[1\]) as they
-//! stand; elsewhere `D`; `-` for nothing. The rest are bits of a leaf that concern neither address nor permissions: `gp`
-//! and `ns` bits 50 and 5 of arm64, `xs` bit 11 of its stage 2, `ipat` and `sve` bits 6 and 63 of EPT.
+//! The fields are those of the walker's `Leaf`. DIRTY is, on arm64, `dbm` and `ro` (in stage 2 a
+//! clear S2AP\[1\]) as they stand; elsewhere `D`; `-` for nothing. The rest are bits of a leaf that
+//! concern neither address nor permissions: `gp` and `ns` bits 50 and 5 of arm64, `xs` bit 11 of
+//! its stage 2, `ipat` and `sve` bits 6 and 63 of EPT.
 //!
-//! Sources: DDI 0487 D8.3.1 for the fields, D8.7.1 for runs, D8.4.1 for permissions, D8.5 for the flags that hardware
-//! writes; SDM vol. 3A 5.5.4 for the fields, 5.6.1 for permissions, 5.8 for the flags, 5.9.2 for PAT. Stage 2: DDI 0487
-//! D8.6.5 and D8.6.6 for memory types, D8.4.3 for XN; SDM vol. 3C 29.3.2 for EPT, 29.3.3.1 for its misconfigurations,
-//! 29.3.5 for its flags; APM vol. 2 15.25 for nested paging.
+//! Sources: DDI 0487 D8.3.1 for the fields, D8.7.1 for runs, D8.4.1 for permissions, D8.5 for the
+//! flags that hardware writes; SDM vol. 3A 5.5.4 for the fields, 5.6.1 for permissions, 5.8 for the
+//! flags, 5.9.2 for PAT. Stage 2: DDI 0487 D8.6.5 and D8.6.6 for memory types, D8.4.3 for XN; SDM
+//! vol. 3C 29.3.2 for EPT, 29.3.3.1 for its misconfigurations, 29.3.5 for its flags; APM vol. 2
+//! 15.25 for nested paging.
 
 #![allow(dead_code)] // Each test reads a part.
 
@@ -115,8 +119,8 @@ pub const REGIMES: [Regime; 28] = [
     S4W, S16, S16W, S64, S64W, E4, E5, N4, N5,
 ];
 
-/// The regime whose rows hold for this one as well, at the levels that it has: descriptors of stage 1 do not know how large
-/// the input space is, but for a run that is larger.
+/// The regime whose rows hold for this one as well, at the levels that it has: descriptors of stage
+/// 1 do not know how large the input space is, but for a run that is larger.
 pub const fn rows_of(regime: Regime) -> Regime {
     match regime {
         Regime::Arm64Stage1Sized { granule, wide, .. } => stage1(granule, wide),
@@ -162,7 +166,8 @@ pub fn rows() -> impl Iterator<Item = &'static Row> {
         .flatten()
 }
 
-/// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the leaf, what it permits.
+/// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the
+/// leaf, what it permits.
 pub type Under = (Regime, &'static [u64], i8, u64, &'static str);
 
 #[rustfmt::skip]
@@ -173,7 +178,8 @@ pub const UNDER: &[Under] = &[
     (A4, &[0x0800_0000_0000_1003], 3, 0x0000_0000_4000_04c3, "r--/r-x"),
     (A4, &[0x1000_0000_0000_1003], 3, 0x0000_0000_4000_04c3, "r-x/r--"),
     (A4, &[0x0000_0000_0000_1003], 3, 0x0060_0000_4000_0483, "r--/---"),
-    // APTable[0]: EL0 does not write the page any more, so that EL1 may execute it. APTable[1]: likewise.
+    // APTable[0]: EL0 does not write the page any more, so that EL1 may execute it. APTable[1]:
+    // likewise.
     (A4, &[0x2000_0000_0000_1003], 3, 0x0000_0000_4000_0443, "rwx/--x"),
     (A4, &[0x4000_0000_0000_1003], 3, 0x0000_0000_4000_0443, "r-x/r-x"),
     (A4, &[0x4000_0000_0000_1003], 3, 0x0008_0000_4000_0443, "r-x/r-x"),
@@ -227,8 +233,8 @@ pub const UNDER: &[Under] = &[
     (N5, &[0x8000_0000_0000_1007, 0x2007, 0x3005, 0x4007], 1, 0x0000_0000_4000_0007, "r--/r--"),
 ];
 
-/// The regime, the level, a descriptor; what hardware writes back for an access, where it manages the access flag, and
-/// for a write, where it manages the dirty state.
+/// The regime, the level, a descriptor; what hardware writes back for an access, where it manages
+/// the access flag, and for a write, where it manages the dirty state.
 pub type Written = (Regime, i8, u64, Option<u64>, Option<u64>);
 
 #[rustfmt::skip]

@@ -57,7 +57,8 @@ pub const ROWS: &[Row] = &[
     (X4, 3, 0x0000_0000_4020_0083, LARGE),
     (X4, 3, 0x000f_ffff_c000_0083, "0xfffffc0000000 1G rwx/--- n m0 s- - - sw0 k0"),
     (X4, 4, 0x0000_0000_0001_0083, PS),
-    // Tables: D, G, and bits 62:52 of a table entry are ignored, PWT and PCD concern the table, 51:12 is address.
+    // Tables: D, G, and bits 62:52 of a table entry are ignored, PWT and PCD concern the table,
+    // 51:12 is address.
     (X4, 4, 0x0000_0000_0001_0167, "table 0x10000"),
     (X4, 4, 0x7ff0_0000_0001_001f, "table 0x10000"),
     (X4, 3, 0x0000_0000_0001_1027, "table 0x11000"),
@@ -145,7 +146,8 @@ pub const ROWS: &[Row] = &[
     (E4, 2, 0x0000_0000_0001_0001, "table 0x10000 -wx/-wx"),
     (E4, 2, 0x0000_0000_0001_0004, "table 0x10000 rw-/rw-"),
 
-    // EPT, 5 levels, mode-based: bit 10 lets user-mode addresses execute, and makes an entry present.
+    // EPT, 5 levels, mode-based: bit 10 lets user-mode addresses execute, and makes an entry
+    // present.
     (E5, 1, 0x0000_0000_0040_0437, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
     (E5, 1, 0x0000_0000_0040_0037, "0x400000 4K rwx/rw- n m6 s- - - sw0 k0"),
     (E5, 1, 0x0000_0000_0040_0433, "0x400000 4K rw-/rwx n m6 s- - - sw0 k0"),

@@ -1,19 +1,24 @@
 //! A plugin for QEMU: counts barriers and TLB invalidations of arm64 as the emulator executes them.
 //!
-//! The program that is watched says where it is by *marks*, `movz xzr, #N`: an instruction that does nothing, and that no
-//! compiler writes. With each mark, what was executed since the mark before it is said on QEMU's log (`-d plugin`), in one
-//! line: `counted N`, where `N` is the number of the mark *before*, and behind it each kind of instruction and how often.
+//! The program that is watched says where it is by *marks*, `movz xzr, #N`: an instruction that
+//! does nothing, and that no compiler writes. With each mark, what was executed since the mark
+//! before it is said on QEMU's log (`-d plugin`), in one line: `counted N`, where `N` is the number
+//! of the mark *before*, and behind it each kind of instruction and how often.
 //!
-//! With the argument `order=on` it says one by one, in order, what was executed: `ordered N`, and behind it each instruction.
+//! With the argument `order=on` it says one by one, in order, what was executed: `ordered N`, and
+//! behind it each instruction.
 //!
-//! With the argument `instructions=on` it counts as well how many instructions the kernel has executed, at addresses of the upper
-//! half but for marks, on the CPU that makes the mark: `counted N, M instructions`, and then the others. From a mark `0x8000` to a mark `0x8001`
-//! of the same CPU they are not counted, and nothing is said.
+//! With the argument `instructions=on` it counts as well how many instructions the kernel has
+//! executed, at addresses of the upper half but for marks, on the CPU that makes the mark: `counted
+//! N, M instructions`, and then the others. From a mark `0x8000` to a mark `0x8001` of the same CPU
+//! they are not counted, and nothing is said.
 //!
-//! With the argument `record=FILE` it does something else: it writes down what a hypervisor does to the tables of its guest (`record.rs`).
+//! With the argument `record=FILE` it does something else: it writes down what a hypervisor does to
+//! the tables of its guest (`record.rs`).
 //!
-//! When a block of code is translated, each instruction in it is decoded by its bits (DDI 0487 C4.1), and those of interest
-//! call back when they are executed. What is never called back costs nothing.
+//! When a block of code is translated, each instruction in it is decoded by its bits (DDI 0487
+//! C4.1), and those of interest call back when they are executed. What is never called back costs
+//! nothing.
 //!
 //! The interface is QEMU's, in version 1 of it; the few functions that are used are declared here.
 
@@ -71,7 +76,8 @@ unsafe extern "C" {
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: c_int = 1;
 
-/// QEMU calls this when it has loaded the plugin. 0: it may stay; an argument that it does not know makes it go.
+/// QEMU calls this when it has loaded the plugin. 0: it may stay; an argument that it does not know
+/// makes it go.
 ///
 /// # Safety
 /// 1. `arguments` points to `count` pointers to strings that end with a zero.
@@ -135,7 +141,8 @@ static INSTRUCTIONS: AtomicBool = AtomicBool::new(false);
 /// The order is said, too.
 static ORDER: AtomicBool = AtomicBool::new(false);
 
-/// Those of one CPU since the last mark, and whether they are not counted. Used by that CPU's thread alone.
+/// Those of one CPU since the last mark, and whether they are not counted. Used by that CPU's
+/// thread alone.
 struct Executed {
     count: AtomicU64,
     paused: AtomicBool,
@@ -171,7 +178,8 @@ fn mark(instruction: u32) -> Option<u32> {
 const BARRIERS: u32 = 0xd503_3000;
 const TLBI: u32 = 0xd508_8000;
 
-/// An instruction that is counted, without what may differ from one to the next: the register of an invalidation.
+/// An instruction that is counted, without what may differ from one to the next: the register of an
+/// invalidation.
 fn alike(instruction: u32) -> Option<u32> {
     let is_barrier = instruction & 0xffff_f01f == BARRIERS | 0x1f
         && matches!(instruction >> 5 & 7, 0b100..=0b110);
@@ -247,8 +255,8 @@ fn name(alike: u32) -> String {
 }
 
 extern "C" fn translated(_: u64, block: *mut Opaque) {
-    // SAFETY: a block while it is translated, and the instructions in it; an instruction's bytes are as many as it says.
-    // What is passed is a number and no pointer.
+    // SAFETY: a block while it is translated, and the instructions in it; an instruction's bytes
+    // are as many as it says. What is passed is a number and no pointer.
     unsafe {
         let counts = INSTRUCTIONS.load(Ordering::Relaxed);
         for index in 0..qemu_plugin_tb_n_insns(block) {

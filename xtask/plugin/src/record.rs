@@ -1,13 +1,16 @@
-//! Writes down what a hypervisor does to the tables of its guest, in the order in which it happens: each store to them, each
-//! barrier and invalidation, each load of a root. `xtask/src/check.rs` reads it.
+//! Writes down what a hypervisor does to the tables of its guest, in the order in which it happens:
+//! each store to them, each barrier and invalidation, each load of a root. `xtask/src/check.rs`
+//! reads it.
 //!
-//! Of the hypervisor's program each instruction that reads or writes memory calls back when it was executed, and each barrier,
-//! invalidation and such before. What a store has stored is read from the guest's memory, which lies in this process: nothing else can
-//! have changed it, because one thread executes all processors in turn (`-accel tcg,thread=single`). Operands of instructions are in
-//! registers, which this interface does not show; the hypervisor says them in a word of memory first ([`Report`]).
+//! Of the hypervisor's program each instruction that reads or writes memory calls back when it was
+//! executed, and each barrier, invalidation and such before. What a store has stored is read from
+//! the guest's memory, which lies in this process: nothing else can have changed it, because one
+//! thread executes all processors in turn (`-accel tcg,thread=single`). Operands of instructions
+//! are in registers, which this interface does not show; the hypervisor says them in a word of
+//! memory first ([`Report`]).
 //!
-//! A record is 24 bytes: what it is, the processor, two bytes of nothing, an instruction or a number, an address, and a value; the last
-//! three little-endian.
+//! A record is 24 bytes: what it is, the processor, two bytes of nothing, an instruction or a
+//! number, an address, and a value; the last three little-endian.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -88,8 +91,8 @@ struct Recorder {
     uses: Vec<Use>,
     /// What processors have said and not used.
     said: Vec<[Option<u64>; REPORTS]>,
-    /// The last pages that were touched since anything else was recorded, and by which processors: one that is copied, another that is
-    /// compared, are said once.
+    /// The last pages that were touched since anything else was recorded, and by which processors:
+    /// one that is copied, another that is compared, are said once.
     touched: VecDeque<(u32, u64)>,
 }
 
@@ -126,8 +129,8 @@ pub fn is_on() -> bool {
     with(|_| ()).is_some()
 }
 
-/// An instruction of interest by itself: barriers; invalidations; a load of `VTTBR_EL2`; the return to a guest; a call of
-/// firmware.
+/// An instruction of interest by itself: barriers; invalidations; a load of `VTTBR_EL2`; the return
+/// to a guest; a call of firmware.
 fn is_watched(instruction: u32) -> bool {
     const MSR_VTTBR: u32 = 0xd51c_2100;
     const ERET: u32 = 0xd69f_03e0;
@@ -149,8 +152,8 @@ pub unsafe fn translated(at: *mut Opaque, instruction: u32) {
         if !recorder.options.text.contains(&address) || here.is_null() {
             return;
         }
-        // The first of them is the hypervisor's, which is there before any guest. A guest's own program may be at its addresses, and is
-        // elsewhere in memory.
+        // The first of them is the hypervisor's, which is there before any guest. A guest's own
+        // program may be at its addresses, and is elsewhere in memory.
         let base = here
             .cast::<u8>()
             .wrapping_sub((address - MEMORY) as usize)
@@ -233,7 +236,8 @@ impl Recorder {
     }
 
     fn executed(&mut self, cpu: u32, instruction: u32) {
-        // System instructions with op1, CRn and the rest, and the register: a TLBI, or the load of a root.
+        // System instructions with op1, CRn and the rest, and the register: a TLBI, or the load of
+        // a root.
         let said = match instruction >> 19 & 0x1fff {
             0b1_1010_1010_0001 => self.said(cpu)[Report::Operand as usize].take(),
             0b1_1010_1010_0011 => self.said(cpu)[Report::Root as usize].take(),

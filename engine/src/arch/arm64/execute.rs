@@ -5,7 +5,8 @@ use core::arch::asm;
 use super::{Domain, Ids};
 use crate::shootdown::arm64::{Instruction, Op};
 
-/// An instruction that makes stores visible, or discards what was fetched. It is a compiler barrier as well: no `nomem`.
+/// An instruction that makes stores visible, or discards what was fetched. It is a compiler barrier
+/// as well: no `nomem`.
 macro_rules! barrier {
     ($(#[$doc:meta])* $name:ident, $text:literal) => {
         $(#[$doc])*
@@ -26,7 +27,8 @@ barrier!(isb, "isb");
 /// Executes one instruction of a flush.
 #[inline]
 pub fn execute(instruction: Instruction, domain: Domain) {
-    // By its word: an assembler knows the forms with ranges only if it is told that the processor has them.
+    // By its word: an assembler knows the forms with ranges only if it is told that the processor
+    // has them.
     macro_rules! tlbi {
         ($tlbi:ident: $($op:ident)*) => {
             match ($tlbi.op, domain) {
@@ -39,8 +41,8 @@ pub fn execute(instruction: Instruction, domain: Domain) {
         (@ $tlbi:ident, $op:path, $word:ident) => {{
             // Where everything is meant, the register that is named is the zero register (C5.5).
             const REGISTER: u8 = if $op.is_everything() { 31 } else { 0 };
-            // SAFETY: what is forgotten is found again in the tables, which it is always allowed to be. It is a compiler
-            // barrier as well: no `nomem`.
+            // SAFETY: what is forgotten is found again in the tables, which it is always allowed to
+            // be. It is a compiler barrier as well: no `nomem`.
             unsafe {
                 asm!(
                     ".inst {}", const $op.$word(REGISTER), in("x0") $tlbi.operand,
@@ -86,16 +88,17 @@ macro_rules! load {
     ($(#[$doc:meta])* $name:ident, $register:literal) => {
         $(#[$doc])*
         ///
-        /// What was written to the tables before is published; an `ISB` follows, so that what comes next is translated by
-        /// them.
+        /// What was written to the tables before is published; an `ISB` follows, so that what comes
+        /// next is translated by them.
         ///
         /// # Safety
-        /// 1. The value is [`ttbr`](super::ttbr) of the root of tables that translate everything that this processor uses
-        ///    through them, as it uses it, and that stay while they are loaded.
-        /// 2. Under the identifier nothing else was loaded since all that is remembered of it was invalidated: it is the
-        ///    space's for good, or root and identifier are what
-        ///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last. Or the tables map
-        ///    nothing, and nothing is remembered of them.
+        /// 1. The value is [`ttbr`](super::ttbr) of the root of tables that translate everything
+        ///    that this processor uses through them, as it uses it, and that stay while they are
+        ///    loaded.
+        /// 2. Under the identifier nothing else was loaded since all that is remembered of it was
+        ///    invalidated: it is the space's for good, or root and identifier are what
+        ///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this
+        ///    processor last. Or the tables map nothing, and nothing is remembered of them.
         #[inline]
         pub unsafe fn $name(value: u64) {
             // SAFETY: what is translated from now on is what the caller vouches for (1., 2.).
@@ -131,8 +134,9 @@ macro_rules! set_up {
         $(#[$doc])*
         ///
         /// # Safety
-        /// 1. The values are right for the tables that are loaded: what the tables describe is translated as it is used,
-        ///    before and after. They are written one after the other, so best while the tables are not in use yet.
+        /// 1. The values are right for the tables that are loaded: what the tables describe is
+        ///    translated as it is used, before and after. They are written one after the other, so
+        ///    best while the tables are not in use yet.
         /// 2. What was remembered under other values is invalidated before it is used.
         #[inline]
         pub unsafe fn $name($($argument: u64),*) {
@@ -148,12 +152,13 @@ macro_rules! set_up {
 }
 
 set_up!(
-    /// Says how tables of EL1 are read: [`MAIR`](super::Translation::MAIR), and [`tcr_el1`](super::tcr_el1).
+    /// Says how tables of EL1 are read: [`MAIR`](super::Translation::MAIR), and
+    /// [`tcr_el1`](super::tcr_el1).
     set_up_el1, mair "mair_el1", tcr "tcr_el1"
 );
 set_up!(
-    /// Says how tables of EL2 are read: [`MAIR`](super::Translation::MAIR), and [`tcr_el2`](super::tcr_el2), or with
-    /// `HCR_EL2.E2H` set [`tcr_el1`](super::tcr_el1).
+    /// Says how tables of EL2 are read: [`MAIR`](super::Translation::MAIR), and
+    /// [`tcr_el2`](super::tcr_el2), or with `HCR_EL2.E2H` set [`tcr_el1`](super::tcr_el1).
     set_up_el2, mair "mair_el2", tcr "tcr_el2"
 );
 set_up!(

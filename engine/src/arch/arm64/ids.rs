@@ -53,7 +53,8 @@ const fn field(register: u64, low: u32) -> u64 {
     register >> low & 0xf
 }
 
-/// Of two registers whose fields are the greater the more there is, the lesser of each of the fields that are listed.
+/// Of two registers whose fields are the greater the more there is, the lesser of each of the
+/// fields that are listed.
 const fn least(a: u64, b: u64, fields: &[u32]) -> u64 {
     let (mut result, mut at) = (0, 0);
     while at < fields.len() {
@@ -65,7 +66,8 @@ const fn least(a: u64, b: u64, fields: &[u32]) -> u64 {
 }
 
 impl Ids {
-    /// The features that both processors have, field by field. Fields that nothing here asks for are zero.
+    /// The features that both processors have, field by field. Fields that nothing here asks for
+    /// are zero.
     pub const fn and(self, other: Self) -> Self {
         let mut mmfr0 = least(self.mmfr0, other.mmfr0, &[PA_RANGE, ASID_BITS]);
         let mut shift = 12;
@@ -100,7 +102,8 @@ impl Ids {
         }
     }
 
-    /// PARange as it stands, which is what `TCR_EL1.IPS` and `VTCR_EL2.PS` hold; no more than `most`.
+    /// PARange as it stands, which is what `TCR_EL1.IPS` and `VTCR_EL2.PS` hold; no more than
+    /// `most`.
     pub(super) const fn output_size(self, most: u64) -> u64 {
         let range = field(self.mmfr0, PA_RANGE);
         if range < most { range } else { most }
@@ -124,7 +127,8 @@ impl Ids {
         }
     }
 
-    /// How much of a granule there is in stage 1: nothing, 48 bits, 52 bits (FEAT_LPA2; of 64 KiB: FEAT_LVA).
+    /// How much of a granule there is in stage 1: nothing, 48 bits, 52 bits (FEAT_LPA2; of 64 KiB:
+    /// FEAT_LVA).
     pub(super) const fn stage1(self, page_shift: u32) -> u8 {
         let (low, _) = granule_fields(page_shift);
         match (page_shift, field(self.mmfr0, low)) {
@@ -193,16 +197,16 @@ impl Ids {
 
     /// What the engine has to know.
     ///
-    /// *Flags that hardware sets* are on where it can; what the registers say follows ([`tcr_el1`](super::tcr_el1)), so that
-    /// an embedder that wants them off says so here:
-    /// `Caps { hardware_access: false, hardware_dirty: false, ..ids.caps() }`.
+    /// *Flags that hardware sets* are on where it can; what the registers say follows
+    /// ([`tcr_el1`](super::tcr_el1)), so that an embedder that wants them off says so here: `Caps {
+    /// hardware_access: false, hardware_dirty: false, ..ids.caps() }`.
     ///
-    /// *Break-before-make* is level 3 or 0. Levels 1 and 2 allow more, and then an access while it goes on may end in a TLB
-    /// conflict abort (D8.17.2), for which the embedder needs a handler that invalidates and returns. With one, say
-    /// `Caps { bbm: ids.bbm(), ..ids.caps() }`.
+    /// *Break-before-make* is level 3 or 0. Levels 1 and 2 allow more, and then an access while it
+    /// goes on may end in a TLB conflict abort (D8.17.2), for which the embedder needs a handler
+    /// that invalidates and returns. With one, say `Caps { bbm: ids.bbm(), ..ids.caps() }`.
     ///
-    /// *Everything instead of pages*: from 65 pages on ([why](Caps::WITHOUT_RANGES)); with range instructions, from more pages
-    /// on than one names.
+    /// *Everything instead of pages*: from 65 pages on ([why](Caps::WITHOUT_RANGES)); with range
+    /// instructions, from more pages on than one names.
     ///
     /// ```
     /// use tablewright::arch::arm64::Ids;
@@ -273,7 +277,8 @@ mod tests {
 
     #[test]
     fn granules_are_those_of_the_manual() {
-        // TGran4: 0 there, 1 with 52 bits, 15 not. TGran16: 0 not, 1 there, 2 with 52 bits. TGran64: 0 there, 15 not.
+        // TGran4: 0 there, 1 with 52 bits, 15 not. TGran16: 0 not, 1 there, 2 with 52 bits.
+        // TGran64: 0 there, 15 not.
         let stage1 = |shift, low: u32, value: u64| {
             let ids = Ids {
                 mmfr0: value << low,
@@ -289,7 +294,8 @@ mod tests {
             ..NONE
         };
         assert_eq!(large.stage1(16), 2);
-        // TGran4_2 and TGran16_2: 0 as in stage 1, 1 not, 2 there, 3 with 52 bits. TGran64_2: 0, 1, 2.
+        // TGran4_2 and TGran16_2: 0 as in stage 1, 1 not, 2 there, 3 with 52 bits. TGran64_2: 0,
+        // 1, 2.
         let stage2 = |shift, low: u32, value: u64, more: u64| {
             let ids = Ids {
                 mmfr0: value << low | more,

@@ -1,4 +1,5 @@
-//! arm64: barriers, TLB invalidations, the values of the translation registers, and what the ID registers say.
+//! arm64: barriers, TLB invalidations, the values of the translation registers, and what the ID
+//! registers say.
 //!
 //! Source: Arm Architecture Reference Manual, DDI 0487; sections are named at the bits.
 //!
@@ -9,8 +10,8 @@
 //! | EL2 (`HCR_EL2.E2H` is clear) | [`Arm64El2`](crate::format::Arm64El2) | `El2` | [`ttbr`] for `TTBR0_EL2`, [`tcr_el2`], [`Translation::MAIR`] |
 //! | a guest | [`Stage2`](crate::format::Stage2) | `Stage2` | [`ttbr`] for `VTTBR_EL2`, [`vtcr_el2`] |
 //!
-//! An embedder keeps a [`Cpu`] for each of the trees that it has, and hands the two functions of its
-//! [`Platform`](crate::Platform) on to it.
+//! An embedder keeps a [`Cpu`] for each of the trees that it has, and hands the two functions of
+//! its [`Platform`](crate::Platform) on to it.
 
 #[cfg(target_arch = "aarch64")]
 mod execute;
@@ -41,7 +42,8 @@ pub enum Domain {
     Inner,
 }
 
-/// The `barrier` and the `invalidate` of a [`Platform`](crate::Platform) whose tables are of one format.
+/// The `barrier` and the `invalidate` of a [`Platform`](crate::Platform) whose tables are of one
+/// format.
 ///
 /// Invalidations are broadcast: every processor hears them, and no list of processors is kept.
 ///
@@ -83,7 +85,8 @@ impl Cpu {
         }
     }
 
-    /// The same where there is one processor, or where it alone uses the tables: nothing is broadcast.
+    /// The same where there is one processor, or where it alone uses the tables: nothing is
+    /// broadcast.
     pub const fn alone(self) -> Self {
         Self {
             domain: Domain::Local,
@@ -91,8 +94,8 @@ impl Cpu {
         }
     }
 
-    /// The same for processors that forget for certain only what they are told twice, with a `DSB` between. Their errata
-    /// say so (of Arm's, those that ask to repeat a TLBI and DSB).
+    /// The same for processors that forget for certain only what they are told twice, with a `DSB`
+    /// between. Their errata say so (of Arm's, those that ask to repeat a TLBI and DSB).
     pub const fn twice(self) -> Self {
         Self {
             twice: true,
@@ -128,9 +131,10 @@ impl Cpu {
 impl Cpu {
     /// What [`Platform::barrier`](crate::Platform::barrier) has to do.
     ///
-    /// A store to a descriptor is visible to the walkers when a `DSB` after it is complete (D8.2.6), and an invalidation is
-    /// complete when a `DSB` after it is, on the processor that issued it (D8.17.5). With the `ISB` this processor discards
-    /// what it has fetched ahead; where what is published is of a guest, the exception return does.
+    /// A store to a descriptor is visible to the walkers when a `DSB` after it is complete
+    /// (D8.2.6), and an invalidation is complete when a `DSB` after it is, on the processor that
+    /// issued it (D8.17.5). With the `ISB` this processor discards what it has fetched ahead; where
+    /// what is published is of a guest, the exception return does.
     #[inline]
     pub fn barrier(&self, barrier: Barrier) {
         let guest = matches!(self.encoder.regime, Regime::Stage2);
@@ -144,18 +148,19 @@ impl Cpu {
         }
     }
 
-    /// What [`Platform::invalidate`](crate::Platform::invalidate) has to do. What is executed for a guest is about the VMID
-    /// that is loaded, which has to be the guest's. Of a guest that is not loaded, load the identifier that the flush
-    /// [names](Invalidation::id) with a root in which nothing is mapped, and afterwards what was loaded before: with the guest's
-    /// own root walks would be remembered under an identifier that this processor was not
+    /// What [`Platform::invalidate`](crate::Platform::invalidate) has to do. What is executed for a
+    /// guest is about the VMID that is loaded, which has to be the guest's. Of a guest that is not
+    /// loaded, load the identifier that the flush [names](Invalidation::id) with a root in which
+    /// nothing is mapped, and afterwards what was loaded before: with the guest's own root walks
+    /// would be remembered under an identifier that this processor was not
     /// [told](crate::shootdown::Identifiers::switch) to load.
     #[inline]
     pub fn invalidate(&self, flush: &Invalidation<'_>) {
         self.instructions(flush, |one| execute(one, self.domain));
     }
 
-    /// What [`SharedPlatform::invalidate_here`](crate::shared::SharedPlatform::invalidate_here) has to do: this processor
-    /// alone forgets, and has forgotten on return.
+    /// What [`SharedPlatform::invalidate_here`](crate::shared::SharedPlatform::invalidate_here) has
+    /// to do: this processor alone forgets, and has forgotten on return.
     #[inline]
     pub fn invalidate_here(&self, flush: &Invalidation<'_>) {
         let here = self.alone();
@@ -163,8 +168,9 @@ impl Cpu {
         here.barrier(Barrier::Complete);
     }
 
-    /// What [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has to have done when it asks for it: this
-    /// processor alone forgets everything of the regime under all identifiers, and has forgotten on return.
+    /// What [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has to have done when it
+    /// asks for it: this processor alone forgets everything of the regime under all identifiers,
+    /// and has forgotten on return.
     pub fn forget_all(&self) {
         let op = match self.encoder.regime {
             Regime::El1 => Op::Vmalle1,

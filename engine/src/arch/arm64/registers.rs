@@ -141,15 +141,16 @@ const fn output_size<F: Translation>(ids: &Ids) -> u64 {
     ids.output_size(if F::OUTPUT_BITS > 48 { 6 } else { 5 })
 }
 
-/// `TCR_EL1` where TTBR0 has tables of format `L` and TTBR1 of format `U` (D24.2 TCR_EL1). With `HCR_EL2.E2H` set,
-/// `TCR_EL2` has the same fields, and this is its value, too; without, it is [`tcr_el2`].
+/// `TCR_EL1` where TTBR0 has tables of format `L` and TTBR1 of format `U` (D24.2 TCR_EL1). With
+/// `HCR_EL2.E2H` set, `TCR_EL2` has the same fields, and this is its value, too; without, it is
+/// [`tcr_el2`].
 ///
-/// Walks are write-back cacheable and inner shareable, the ASID is that in TTBR0, and hardware sets the flags that `caps`
-/// names.
+/// Walks are write-back cacheable and inner shareable, the ASID is that in TTBR0, and hardware sets
+/// the flags that `caps` names.
 ///
 /// # Errors
-/// What the processor lacks; or that one register cannot say two things: with 4 and 16 KiB either both halves are
-/// wide or none, which is DS, and both have their memory types from one `MAIR_EL1`.
+/// What the processor lacks; or that one register cannot say two things: with 4 and 16 KiB either
+/// both halves are wide or none, which is DS, and both have their memory types from one `MAIR_EL1`.
 ///
 /// ```
 /// use tablewright::arch::arm64::{Ids, tcr_el1};
@@ -196,7 +197,8 @@ fn flags(ids: &Ids, caps: &Caps, low: u32) -> u64 {
     u64::from(access) << low | u64::from(dirty) << (low + 1)
 }
 
-/// `TCR_EL2` with `HCR_EL2.E2H` clear, for tables of format `F` (D24.2 TCR_EL2); with it set, it is [`tcr_el1`].
+/// `TCR_EL2` with `HCR_EL2.E2H` clear, for tables of format `F` (D24.2 TCR_EL2); with it set, it is
+/// [`tcr_el1`].
 ///
 /// # Errors
 /// What the processor lacks.
@@ -238,8 +240,8 @@ pub fn vtcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupport
         return Err(Unsupported("VTCR_EL2 is of stage 2"));
     }
     ids.check::<F>()?;
-    // The first table is at the architecture's level 3 less its height. SL0 counts from level 2 with 4 KiB, and from
-    // level 3 with the others.
+    // The first table is at the architecture's level 3 less its height. SL0 counts from level 2
+    // with 4 KiB, and from level 3 with the others.
     let height = u64::from(F::root_level().height());
     let start = if F::PAGE_SHIFT == 12 {
         height - 1
@@ -255,11 +257,12 @@ pub fn vtcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupport
         | u64::from(is_lpa2::<F>()) << 32)
 }
 
-/// What TTBR0, TTBR1, or VTTBR holds (D24.2 TTBR0_EL1): the root, and the ASID or VMID under which it is loaded. That of
-/// EL2 alone has none.
+/// What TTBR0, TTBR1, or VTTBR holds (D24.2 TTBR0_EL1): the root, and the ASID or VMID under which
+/// it is loaded. That of EL2 alone has none.
 ///
-/// `common` is CnP, for processors [that have it](Ids::has_common): all that set it have loaded the same tables under the
-/// same identifiers, and may share what they remember. An identifier must then mean the same on all of them.
+/// `common` is CnP, for processors [that have it](Ids::has_common): all that set it have loaded the
+/// same tables under the same identifiers, and may share what they remember. An identifier must
+/// then mean the same on all of them.
 ///
 /// ```
 /// use tablewright::arch::arm64::ttbr;
@@ -291,7 +294,8 @@ mod tests {
         Arm64K64, Arm64K64Va42, Arm64K64Wide, MAIR,
     };
 
-    /// All granules with 52 bits, 52 bits of physical addresses, 16 of identifiers, both flags, forced write-back.
+    /// All granules with 52 bits, 52 bits of physical addresses, 16 of identifiers, both flags,
+    /// forced write-back.
     const ALL: Ids = Ids {
         isar0: 0,
         mmfr0: 0x1020_0026,
@@ -308,8 +312,8 @@ mod tests {
 
     #[test]
     fn the_control_register_of_el1_has_each_field_where_the_manual_says() {
-        // T0SZ 5:0, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, T1SZ 21:16, IRGN1 25:24, ORGN1 27:26, SH1 29:28,
-        // TG1 31:30, IPS 34:32, AS 36, HA 39, HD 40, DS 59.
+        // T0SZ 5:0, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, T1SZ 21:16, IRGN1 25:24, ORGN1
+        // 27:26, SH1 29:28, TG1 31:30, IPS 34:32, AS 36, HA 39, HD 40, DS 59.
         let none = Caps {
             hardware_access: false,
             hardware_dirty: false,
@@ -392,7 +396,8 @@ mod tests {
 
     #[test]
     fn the_control_register_of_el2_has_each_field_where_the_manual_says() {
-        // T0SZ 5:0, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, PS 18:16, HA 21, HD 22, 23 one, 31 one, DS 32.
+        // T0SZ 5:0, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, PS 18:16, HA 21, HD 22, 23 one,
+        // 31 one, DS 32.
         let all = ALL.caps();
         assert_eq!(
             tcr_el2::<Arm64El2<12, 48>>(&LITTLE, &LITTLE.caps()),
@@ -435,7 +440,8 @@ mod tests {
 
     #[test]
     fn the_control_register_of_stage_2_has_each_field_where_the_manual_says() {
-        // T0SZ 5:0, SL0 7:6, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, PS 18:16, VS 19, HA 21, HD 22, 31 one, DS 32.
+        // T0SZ 5:0, SL0 7:6, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, PS 18:16, VS 19, HA 21,
+        // HD 22, 31 one, DS 32.
         let all = ALL.caps();
         assert_eq!(
             vtcr_el2::<Stage2<12, 40>>(&LITTLE, &LITTLE.caps()),

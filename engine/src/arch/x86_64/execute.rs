@@ -1,4 +1,5 @@
-//! What is executed. All but CPUID is for the most privileged level; elsewhere it ends in an exception.
+//! What is executed. All but CPUID is for the most privileged level; elsewhere it ends in an
+//! exception.
 
 use core::arch::asm;
 
@@ -14,7 +15,8 @@ macro_rules! control_register {
         #[inline(always)]
         fn $read() -> u64 {
             let value: u64;
-            // SAFETY: a register is read. Not `nomem`: it stays where it is among the stores to tables.
+            // SAFETY: a register is read. Not `nomem`: it stays where it is among the stores to
+            // tables.
             unsafe {
                 asm!(concat!("mov {}, ", $name), out(reg) value, options(nostack, preserves_flags))
             };
@@ -22,7 +24,8 @@ macro_rules! control_register {
         }
 
         /// # Safety
-        /// 1. The processor goes on with this value: everything that is used is translated as it is used.
+        /// 1. The processor goes on with this value: everything that is used is translated as it is
+        ///    used.
         #[inline(always)]
         unsafe fn $write(value: u64) {
             // SAFETY: (1.).
@@ -50,8 +53,8 @@ impl Features {
     /// Reads the features of this processor, by CPUID.
     pub fn read() -> Self {
         Self::from_cpuid(|leaf, sub| {
-            // SAFETY: every processor of this architecture has CPUID. A function that is safe from some version of the
-            // compiler on.
+            // SAFETY: every processor of this architecture has CPUID. A function that is safe from
+            // some version of the compiler on.
             #[allow(unused_unsafe)]
             let found = unsafe { core::arch::x86_64::__cpuid_count(leaf, sub) };
             [found.eax, found.ebx, found.ecx, found.edx]
@@ -59,8 +62,8 @@ impl Features {
     }
 }
 
-/// Executes one instruction of a flush, on a processor that has it. What is forgotten is found again in the tables; that is
-/// always allowed.
+/// Executes one instruction of a flush, on a processor that has it. What is forgotten is found
+/// again in the tables; that is always allowed.
 #[inline]
 pub fn execute(instruction: Instruction) {
     match instruction {
@@ -77,7 +80,8 @@ pub fn execute(instruction: Instruction) {
         }
         Instruction::ToggleCr4 => {
             let value = read_cr4();
-            // SAFETY: whether leaves may be global does not change what they translate to, and it is as it was before.
+            // SAFETY: whether leaves may be global does not change what they translate to, and it
+            // is as it was before.
             unsafe {
                 write_cr4(value ^ GLOBALS);
                 write_cr4(value);
@@ -131,44 +135,49 @@ pub fn invept(what: Invept) {
         Invept::Everything => (2, 0),
     };
     let descriptor = [eptp, 0u64];
-    // SAFETY: forgetting is always allowed, and the descriptor is read. It says in the flags whether it was done.
+    // SAFETY: forgetting is always allowed, and the descriptor is read. It says in the flags
+    // whether it was done.
     unsafe { asm!("invept {}, [{}]", in(reg) kind, in(reg) &descriptor, options(nostack)) }
 }
 
 /// Loads CR3.
 ///
 /// # Safety
-/// 1. The value is [`cr3`](super::cr3) of the root of tables that translate everything that this processor uses, as it uses
-///    it, and that stay while they are loaded.
-/// 2. If what is remembered under the identifier is kept, it was remembered of these tables, and all that was changed in
-///    them since has been invalidated here. So it is where INVLPGB tells all processors, or there is one, and root and
-///    identifier are what [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last; and in
-///    [`Here::switch`](crate::shootdown::Here::switch).
+/// 1. The value is [`cr3`](super::cr3) of the root of tables that translate everything that this
+///    processor uses, as it uses it, and that stay while they are loaded.
+/// 2. If what is remembered under the identifier is kept, it was remembered of these tables, and
+///    all that was changed in them since has been invalidated here. So it is where INVLPGB tells
+///    all processors, or there is one, and root and identifier are what
+///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last;
+///    and in [`Here::switch`](crate::shootdown::Here::switch).
 #[inline]
 pub unsafe fn load_cr3(value: u64) {
     // SAFETY: passed on (1., 2.).
     unsafe { write_cr3(value) }
 }
 
-/// Sets this processor up as the format [`X86_64`](crate::format::X86_64) means it, unless it says another PAT
-/// ([`set_up_with`]): `IA32_PAT` holds [`PAT`], `CR0.WP`, `EFER.NXE`, and what there is of `CR4.PGE`, `SMEP`, and, if `identifiers` are wanted, `PCIDE`.
+/// Sets this processor up as the format [`X86_64`](crate::format::X86_64) means it, unless it says
+/// another PAT ([`set_up_with`]): `IA32_PAT` holds [`PAT`], `CR0.WP`, `EFER.NXE`, and what there is
+/// of `CR4.PGE`, `SMEP`, and, if `identifiers` are wanted, `PCIDE`.
 ///
 /// # Safety
-/// 1. The tables that are loaded mean the same by the new registers: none names entry 1, 5 or 7 of the PAT, none has its
-///    bit 63 set where the processor does not have it, the supervisor writes nothing that is read-only and executes no page
-///    of the user.
+/// 1. The tables that are loaded mean the same by the new registers: none names entry 1, 5 or 7 of
+///    the PAT, none has its bit 63 set where the processor does not have it, the supervisor writes
+///    nothing that is read-only and executes no page of the user.
 /// 2. With `identifiers` bits 11:0 of CR3 are zero (SDM vol. 3A 5.10.1).
-/// 3. Processors do this before they use what another has mapped by memory types of the entries that change.
+/// 3. Processors do this before they use what another has mapped by memory types of the entries
+///    that change.
 pub unsafe fn set_up(features: &Features, identifiers: bool) {
     // SAFETY: passed on (1. to 3.).
     unsafe { set_up_with(features, identifiers, PAT) }
 }
 
-/// The same where `IA32_PAT` holds another value, that of the format: [`X86_64::PAT`](crate::format::X86_64::PAT).
+/// The same where `IA32_PAT` holds another value, that of the format:
+/// [`X86_64::PAT`](crate::format::X86_64::PAT).
 ///
 /// # Safety
-/// As of [`set_up`]; for (1.), tables that are loaded name no entry whose type changes. And no byte of `pat` is a type that
-/// there is not, 2, 3, or above 7 (SDM vol. 3A 13.12.2).
+/// As of [`set_up`]; for (1.), tables that are loaded name no entry whose type changes. And no byte
+/// of `pat` is a type that there is not, 2, 3, or above 7 (SDM vol. 3A 13.12.2).
 pub unsafe fn set_up_with(features: &Features, identifiers: bool, pat: u64) {
     const IA32_PAT: u32 = 0x277;
     const EFER: u32 = 0xc000_0080;

@@ -120,8 +120,8 @@ impl Features {
 
     /// What the engine has to know.
     ///
-    /// *Everything instead of pages*: from 34 pages on, which is where Linux was measured to be better off on x86
-    /// (`tlb_single_page_flush_ceiling`, in its documentation of the TLB).
+    /// *Everything instead of pages*: from 34 pages on, which is where Linux was measured to be
+    /// better off on x86 (`tlb_single_page_flush_ceiling`, in its documentation of the TLB).
     pub const fn caps(self) -> Caps {
         Caps {
             largest_leaf: Level::new(if self.gigabyte_pages { 2 } else { 1 }),

@@ -1,10 +1,11 @@
 //! x86-64: TLB invalidations, the values of CR3, EPTP and nCR3, and what CPUID says.
 //!
-//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual (SDM); AMD64 Architecture Programmer's Manual
-//! (APM).
+//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual (SDM); AMD64 Architecture
+//! Programmer's Manual (APM).
 //!
-//! A processor forgets for itself, unless it has INVLPGB. Where there are several without it, the others are told as
-//! [`shootdown`](crate::shootdown) says, and each does what it is told by [`Cpu::forget`].
+//! A processor forgets for itself, unless it has INVLPGB. Where there are several without it, the
+//! others are told as [`shootdown`](crate::shootdown) says, and each does what it is told by
+//! [`Cpu::forget`].
 
 #[cfg(target_arch = "x86_64")]
 mod execute;
@@ -53,14 +54,15 @@ pub enum Invept {
 /// What a flush executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
-    /// INVLPG: an address under the identifier that is loaded, global or not, and all that is cached of tables under that
-    /// identifier (SDM vol. 3A 5.10.4.1).
+    /// INVLPG: an address under the identifier that is loaded, global or not, and all that is
+    /// cached of tables under that identifier (SDM vol. 3A 5.10.4.1).
     Invlpg(u64),
     /// INVPCID.
     Invpcid(Invpcid),
     /// INVLPGB.
     Invlpgb(Invlpgb),
-    /// CR3 is loaded with what it holds, bit 63 clear: all under the identifier that is loaded. Global translations stay.
+    /// CR3 is loaded with what it holds, bit 63 clear: all under the identifier that is loaded.
+    /// Global translations stay.
     LoadCr3,
     /// `CR4.PGE` is changed and changed back: everything.
     ToggleCr4,
@@ -89,10 +91,12 @@ impl Loaded {
 /// The `barrier` and the `invalidate` of a [`Platform`](crate::Platform) with tables of
 /// [`X86_64`](crate::format::X86_64): on a machine with one processor, or with INVLPGB.
 ///
-/// The program stays on its processor, and loads no other space, from the start of an `invalidate` to its end.
+/// The program stays on its processor, and loads no other space, from the start of an `invalidate`
+/// to its end.
 ///
-/// Where global translations are meant, and no tables were detached, INVLPG is relied on. Some Intel processors of 2021 and
-/// later, without a fix of their microcode, keep them if `CR4.PCIDE` is set; leave it clear there.
+/// Where global translations are meant, and no tables were detached, INVLPG is relied on. Some
+/// Intel processors of 2021 and later, without a fix of their microcode, keep them if `CR4.PCIDE`
+/// is set; leave it clear there.
 ///
 /// ```
 /// use tablewright::arch::x86_64::{Cpu, Features, Instruction, Loaded};
@@ -122,7 +126,8 @@ impl Cpu {
         }
     }
 
-    /// Processors that hear INVLPGB. The identifier of a space is the same on all of them. `None` if they do not have it.
+    /// Processors that hear INVLPGB. The identifier of a space is the same on all of them. `None`
+    /// if they do not have it.
     pub const fn broadcast(features: Features) -> Option<Self> {
         match features.invlpgb {
             Some(_) => Some(Self {
@@ -163,7 +168,8 @@ impl Cpu {
         }
         let &Invalidation { id, global, .. } = flush;
         match flush.what {
-            // What is cached of tables that global translations were found in is kept under any identifier.
+            // What is cached of tables that global translations were found in is kept under any
+            // identifier.
             What::Ranges(ranges) if !ranges.iter().any(|range| range.tables) => {
                 for range in ranges {
                     self.range(id, range, global, loaded, &mut each);
@@ -248,8 +254,9 @@ impl Cpu {
 impl Cpu {
     /// What [`Platform::barrier`](crate::Platform::barrier) has to do.
     ///
-    /// Walkers see stores in program order (SDM vol. 3A 9.2.2), so that only the compiler has to be kept from moving them.
-    /// What this processor has forgotten it has forgotten; TLBSYNC waits for others.
+    /// Walkers see stores in program order (SDM vol. 3A 9.2.2), so that only the compiler has to be
+    /// kept from moving them. What this processor has forgotten it has forgotten; TLBSYNC waits for
+    /// others.
     #[inline]
     pub fn barrier(&self, barrier: Barrier) {
         core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
@@ -264,7 +271,8 @@ impl Cpu {
         self.instructions(flush, Loaded::read(), execute);
     }
 
-    /// What [`Actions::forget`](crate::shootdown::Actions::forget) has to do: this processor alone forgets.
+    /// What [`Actions::forget`](crate::shootdown::Actions::forget) has to do: this processor alone
+    /// forgets.
     #[inline]
     pub fn forget(&self, what: &Forget) {
         self.forgetting(what, Loaded::read(), execute);
@@ -293,7 +301,8 @@ mod tests {
 
     const PCIDE: u64 = 1 << 17;
 
-    /// A translation that a processor remembers, or, without an address, what it remembers of tables.
+    /// A translation that a processor remembers, or, without an address, what it remembers of
+    /// tables.
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Remembered {
         pcid: u16,
@@ -390,7 +399,8 @@ mod tests {
                             for one in &memory {
                                 assert!(!is_named(&flush, one), "{flush:x?} {loaded:x?} {one:?}");
                             }
-                            // No more than the space, if nothing global is meant and there are instructions for it.
+                            // No more than the space, if nothing global is meant and there are
+                            // instructions for it.
                             if !global && (invpcid || id == now) {
                                 assert!(memory.iter().any(|one| one.global), "{flush:x?}");
                                 let others = memory.iter().filter(|one| one.pcid != id).count();

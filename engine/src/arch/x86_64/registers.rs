@@ -4,9 +4,9 @@ use crate::addr::Pa;
 use crate::format::{Ept, Format, Npt};
 use crate::platform::Caps;
 
-/// What CR3 is loaded with (SDM vol. 3A 5.5.2 and 5.10.4.1): the root, the identifier under which it is loaded, of which
-/// there are 12 bits (0 with `CR4.PCIDE` clear), and whether what is remembered under it is kept: bit 63, which is not
-/// a bit of the register.
+/// What CR3 is loaded with (SDM vol. 3A 5.5.2 and 5.10.4.1): the root, the identifier under which
+/// it is loaded, of which there are 12 bits (0 with `CR4.PCIDE` clear), and whether what is
+/// remembered under it is kept: bit 63, which is not a bit of the register.
 ///
 /// ```
 /// use tablewright::{Pa, arch::x86_64::cr3};
@@ -21,9 +21,9 @@ pub const fn cr3(root: Pa, pcid: u16, keep: bool) -> u64 {
 pub trait Extended: Format {}
 impl<const LEVELS: u8, const MODE_BASED: bool> Extended for Ept<LEVELS, MODE_BASED> {}
 
-/// The EPTP of a tree (SDM vol. 3C 25.6.11): tables are read write-back, bits 2:0; one less than the levels, bits 5:3; the
-/// flags that hardware sets, bit 6, if `caps` says that it does; and the root. Sub-page permissions and shadow
-/// stacks are off.
+/// The EPTP of a tree (SDM vol. 3C 25.6.11): tables are read write-back, bits 2:0; one less than
+/// the levels, bits 5:3; the flags that hardware sets, bit 6, if `caps` says that it does; and the
+/// root. Sub-page permissions and shadow stacks are off.
 ///
 /// ```
 /// use tablewright::{Caps, Pa, arch::x86_64::{EptFeatures, eptp}, format::Ept};
@@ -36,7 +36,8 @@ pub fn eptp<F: Extended>(root: Pa, caps: &Caps) -> u64 {
     root.get() & 0x000f_ffff_ffff_f000 | 6 | (u64::from(F::LEVELS) - 1) << 3 | u64::from(flags) << 6
 }
 
-/// The `nCR3` field of a VMCB (APM vol. 2 15.25.3): the root. How many levels the tables have is how many the host has.
+/// The `nCR3` field of a VMCB (APM vol. 2 15.25.3): the root. How many levels the tables have is
+/// how many the host has.
 ///
 /// ```
 /// use tablewright::{Pa, arch::x86_64::ncr3, format::Npt};

@@ -1,8 +1,10 @@
-//! Break-before-make against a second table, written as data from the words of the manuals, over every pair of states.
+//! Break-before-make against a second table, written as data from the words of the manuals, over
+//! every pair of states.
 //!
-//! A row says when the manual asks for something and for what. What a change requires is the strictest row that
-//! applies to it. The engine may ask for more only where an [`Excess`] says so and why; less it may ask nowhere, but
-//! for the one [`LENIENT`] row. Each row and each excess is shown to decide something, so that none can rot.
+//! A row says when the manual asks for something and for what. What a change requires is the
+//! strictest row that applies to it. The engine may ask for more only where an [`Excess`] says so
+//! and why; less it may ask nowhere, but for the one [`LENIENT`] row. Each row and each excess is
+//! shown to decide something, so that none can rot.
 
 use crate::{common, for_each_format};
 
@@ -76,9 +78,9 @@ fn hidden_member(state: &State) -> bool {
     leaf(state).is_some_and(|leaf| leaf.contiguous && !leaf.attrs.accessed)
 }
 
-/// Whether a TLB may hold what the entry says. D8.5.1: an entry whose access flag is clear is not held. D8.7.1.1
-/// R_JQQTC: a look-up in a contiguous region may give what any one member says, so that a member is held when another
-/// member has the flag, and nothing is known of the others.
+/// Whether a TLB may hold what the entry says. D8.5.1: an entry whose access flag is clear is not
+/// held. D8.7.1.1 R_JQQTC: a look-up in a contiguous region may give what any one member says, so
+/// that a member is held when another member has the flag, and nothing is known of the others.
 fn held(state: &State) -> bool {
     match state {
         State::Absent => false,
@@ -206,8 +208,9 @@ fn other_table(case: &Case) -> bool {
     }
 }
 
-/// Whether the change is one of bits that the hardware looks at. Of a page that is not writable it knows no dirty
-/// state: the format keeps it in a bit that is left to software (D8.3.1, bits 58:55).
+/// Whether the change is one of bits that the hardware looks at. Of a page that is not writable it
+/// knows no dirty state: the format keeps it in a bit that is left to software (D8.3.1, bits
+/// 58:55).
 fn seen_by_a_walker(case: &Case) -> bool {
     let plain = |state: State| match state {
         State::Leaf {
@@ -251,8 +254,8 @@ const X86: &[Row] = &[
     },
 ];
 
-/// Only the accessed or the dirty flag is set: a cached translation without it has the processor look again
-/// (SDM vol. 3A 5.8), and then it finds the flag.
+/// Only the accessed or the dirty flag is set: a cached translation without it has the processor
+/// look again (SDM vol. 3A 5.8), and then it finds the flag.
 fn sets_bits_only(case: &Case) -> bool {
     case.leaves().is_some_and(|(old, new)| {
         let raised = Attrs {
@@ -346,10 +349,11 @@ const X86_EXCESS: &[Excess] = &[
     },
 ];
 
-/// SDM vol. 3A 13.12.4 (Programming the PAT) removes a cacheable mapping, flushes the TLBs, and only then makes one of
-/// another type, so that no processor ever has both. The engine changes it in place and invalidates: kernels do, and
-/// the caches have to be flushed by the caller in either order. The function answers as it does knowingly; a caller
-/// that wants the sequence of the manual unmaps first.
+/// SDM vol. 3A 13.12.4 (Programming the PAT) removes a cacheable mapping, flushes the TLBs, and
+/// only then makes one of another type, so that no processor ever has both. The engine changes it
+/// in place and invalidates: kernels do, and the caches have to be flushed by the caller in either
+/// order. The function answers as it does knowingly; a caller that wants the sequence of the manual
+/// unmaps first.
 const LENIENT: &str = "x86: the memory type of a mapped page changes in place";
 
 fn states(memory: &[Memory], perms: &[Perms], flags: &[bool]) -> Vec<State> {
@@ -411,7 +415,8 @@ const ALL_MEMORY: [Memory; 6] = [
     Memory::Tagged,
 ];
 
-/// Every case: all permissions and flags with three memory types, all memory types with fewer of the rest.
+/// Every case: all permissions and flags with three memory types, all memory types with fewer of
+/// the rest.
 fn each_case(mut visit: impl FnMut(&Case)) {
     let deep = states(
         &[Memory::Normal, Memory::NonCacheable, Memory::Device],
@@ -448,7 +453,8 @@ fn required(rows: &[Row], case: &Case, used: &mut [u64]) -> Transition {
         }
     }
     for (row, used) in rows.iter().zip(used) {
-        // Counts where it decides alone among the rows of its kind: those are enough to see it matter.
+        // Counts where it decides alone among the rows of its kind: those are enough to see it
+        // matter.
         *used += u64::from(*used == 0 && row.verdict == strictest && (row.applies)(case));
     }
     strictest
@@ -509,8 +515,8 @@ fn arm_asks_for_what_the_manual_asks_for() {
     compare(Rule::Arm, ARM, ARM_EXCESS, plain, true);
 }
 
-/// R_JQQTC: a look-up in a run may give what any member says. The access flag of one member does not keep the TLB from
-/// holding a translation of its address that was made from another member.
+/// R_JQQTC: a look-up in a run may give what any member says. The access flag of one member does
+/// not keep the TLB from holding a translation of its address that was made from another member.
 #[test]
 fn arm_takes_a_member_of_a_run_for_held_though_its_own_access_flag_is_clear() {
     let hidden = |case: &Case| hidden_member(&case.old) || hidden_member(&case.new);
@@ -663,16 +669,16 @@ fn says_what_a_descriptor_says<F: Judged>() {
     }
 }
 
-/// Bits that are left to software stand elsewhere in each format; here from the manuals: arm64 58:56 (D8.3.1; bit 55 is
-/// the format's own), x86-64 11:9 (SDM vol. 3A 5.5.4).
+/// Bits that are left to software stand elsewhere in each format; here from the manuals: arm64
+/// 58:56 (D8.3.1; bit 55 is the format's own), x86-64 11:9 (SDM vol. 3A 5.5.4).
 fn ignores_what_is_left_to_software<F: Judged>() {
     let bits = match F::RULE {
         Rule::Arm => 56..59,
         Rule::X86 => 9..12,
     };
     let level = Level::PAGE;
-    // Clean, because the hardware ignores DBM (bit 51) where AP[2] allows the write already; for the kernel, because
-    // it ignores PXN (bit 53) where the user can write.
+    // Clean, because the hardware ignores DBM (bit 51) where AP[2] allows the write already; for
+    // the kernel, because it ignores PXN (bit 53) where the user can write.
     let attrs = Attrs {
         dirty: false,
         ..Attrs::KERNEL_DATA

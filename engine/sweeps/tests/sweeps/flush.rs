@@ -1,8 +1,9 @@
-//! What an edit changed is invalidated, all of it, with a level that is right: random edits against the record.
+//! What an edit changed is invalidated, all of it, with a level that is right: random edits against
+//! the record.
 //!
-//! The platform looks at the whole tree whenever an invalidation is issued. Each entry that was valid and is another by
-//! then is a debt: its leaf, at its level, or its table has to be forgotten. An invalidation pays what it covers; once
-//! the gather is issued, nothing may be owed.
+//! The platform looks at the whole tree whenever an invalidation is issued. Each entry that was
+//! valid and is another by then is a debt: its leaf, at its level, or its table has to be
+//! forgotten. An invalidation pays what it covers; once the gather is issued, nothing may be owed.
 
 use crate::common;
 
@@ -82,7 +83,8 @@ impl<F: Judged> Ledger<F> {
             let is = now.get(&(height, first)).copied().unwrap_or(0);
             let (old, new) = (State::of::<F>(entry, level), State::of::<F>(is, level));
             let leaf = match old {
-                // What is left to software need not be forgotten; nor a leaf that was never accessed.
+                // What is left to software need not be forgotten; nor a leaf that was never
+                // accessed.
                 _ if old == new => continue,
                 State::Leaf {
                     attrs, contiguous, ..

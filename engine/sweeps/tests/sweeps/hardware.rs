@@ -1,12 +1,15 @@
-//! Where hardware may write accessed and dirty bits, nothing is lost: edits raced by a table walker that writes.
+//! Where hardware may write accessed and dirty bits, nothing is lost: edits raced by a table walker
+//! that writes.
 //!
-//! [`Machine`] is a platform whose table walker acts between any two accesses of the engine. It walks from the root, or
-//! from a table that it remembers until the invalidation which covers it is complete, and does to the descriptors what
-//! the manuals say. What it did is kept as the truth about each page: the leaf that comes out in the end has to say so.
+//! [`Machine`] is a platform whose table walker acts between any two accesses of the engine. It
+//! walks from the root, or from a table that it remembers until the invalidation which covers it is
+//! complete, and does to the descriptors what the manuals say. What it did is kept as the truth
+//! about each page: the leaf that comes out in the end has to say so.
 //!
-//! On the way the machine notices three faults that need no luck to matter: a table that is freed while the walker
-//! remembers it; on arm64, an entry that changes without the break that the level of FEAT_BBM demands, or is made
-//! before the break is complete; in a space that must not be broken, a break.
+//! On the way the machine notices three faults that need no luck to matter: a table that is freed
+//! while the walker remembers it; on arm64, an entry that changes without the break that the level
+//! of FEAT_BBM demands, or is made before the break is complete; in a space that must not be
+//! broken, a break.
 
 use crate::common;
 
@@ -35,7 +38,8 @@ const X86_A: u64 = 1 << 5;
 const X86_D: u64 = 1 << 6;
 const X86_PS: u64 = 1 << 7;
 
-/// What a descriptor is to the walker, and where it points: for the two kinds of format of this test.
+/// What a descriptor is to the walker, and where it points: for the two kinds of format of this
+/// test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Invalid,
@@ -135,8 +139,8 @@ impl<F: Judged> Machine<F> {
     }
 
     fn entry(&self, frame: u64, index: usize) -> NonNull<Entry> {
-        // SAFETY: the walker follows descriptors to frames that are allocated, which it checks; an index of a walk
-        // lies inside a table.
+        // SAFETY: the walker follows descriptors to frames that are allocated, which it checks; an
+        // index of a walk lies inside a table.
         unsafe { self.memory.table(Pa::new(frame), Level::PAGE).add(index) }
     }
 
@@ -163,7 +167,8 @@ impl<F: Judged> Machine<F> {
         }
     }
 
-    /// The height of an entry and the first address that it translates, if the walker has seen its table.
+    /// The height of an entry and the first address that it translates, if the walker has seen its
+    /// table.
     fn place(&self, entry: NonNull<Entry>) -> Option<(u32, u64)> {
         let at = entry.as_ptr().addr();
         let base = at & !(Self::PAGE as usize - 1);
@@ -304,7 +309,8 @@ impl<F: Judged> Machine<F> {
         // An empty table may go: nothing is translated through it.
         let breaks = match was {
             Seen::Leaf(_) => is == Seen::Invalid,
-            // Nor is anything through one of leaves that are parked, which may become a leaf that is.
+            // Nor is anything through one of leaves that are parked, which may become a leaf that
+            // is.
             Seen::Table(_) => {
                 let parked = F::kind(new, Level::new(height as u8)) == Kind::Leaf;
                 is == Seen::Invalid && new != 0 && !parked
@@ -328,7 +334,8 @@ impl<F: Judged> Machine<F> {
         let allowed = |old: u64, new: u64| match (see::<F>(old, height), see::<F>(new, height)) {
             (Seen::Table(_), Seen::Leaf(_)) | (Seen::Leaf(_), Seen::Table(_)) => bbm >= 2,
             (Seen::Leaf(from), Seen::Leaf(to)) => {
-                // AttrIndx 4:2 and SH 9:8 stay, and so does the address; the contiguous bit needs level 1.
+                // AttrIndx 4:2 and SH 9:8 stay, and so does the address; the contiguous bit needs
+                // level 1.
                 from == to
                     && (old ^ new) & 0x31c == 0
                     && (bbm >= 1 || (old ^ new) & ARM_CONTIGUOUS == 0)

@@ -47,7 +47,8 @@ fn call(at: u64) -> u32 {
     result
 }
 
-/// The other processor executes what is changed, until it is told to stop: it finds one number or the other.
+/// The other processor executes what is changed, until it is told to stop: it finds one number or
+/// the other.
 pub fn execute() {
     let at = frame(6);
     while END.load(Ordering::Acquire) == 0 {

@@ -18,8 +18,8 @@ macro_rules! id {
     }};
 }
 
-/// What a feature is tried with: its name, where the register says that it is there (CRm, op2, first bit, version), and
-/// instructions, for which x0 is an address of 64 bytes.
+/// What a feature is tried with: its name, where the register says that it is there (CRm, op2,
+/// first bit, version), and instructions, for which x0 is an address of 64 bytes.
 macro_rules! features {
     ($($name:literal $crm:literal $op2:literal $first:literal $least:literal: $($text:literal),*;)*) => {
         &[$((
@@ -27,8 +27,8 @@ macro_rules! features {
             (|| id!($crm, $op2) >> $first & 0xf) as fn() -> u64,
             $least,
             (|at| {
-                // SAFETY: what is tried changes registers that are named, and those of vectors, that no other uses, and the
-                // memory at the address.
+                // SAFETY: what is tried changes registers that are named, and those of vectors,
+                // that no other uses, and the memory at the address.
                 unsafe {
                     asm!(
                         $($text),*, inout("x0") at => _, out("x1") _, out("x2") _, out("x3") _, out("x8") _,

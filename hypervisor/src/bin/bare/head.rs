@@ -1,4 +1,5 @@
-//! How a processor comes here, and what an exception does: its registers are kept, and it goes on behind what has caused it.
+//! How a processor comes here, and what an exception does: its registers are kept, and it goes on
+//! behind what has caused it.
 
 use core::arch::global_asm;
 use core::fmt::{self, Write as _};
@@ -10,8 +11,9 @@ use crate::payload::console;
 /// The most processors.
 pub const CPUS: usize = 4;
 
-// Each processor has a stack of 32 KiB, and TPIDR_EL1 is its number. MAIR: write-back, Device-nGnRE, not cached. TCR: 39 bits,
-// walks cacheable and inner shareable, 40 bits of output. SCTLR: MMU and caches, what is one where features are missing.
+// Each processor has a stack of 32 KiB, and TPIDR_EL1 is its number. MAIR: write-back,
+// Device-nGnRE, not cached. TCR: 39 bits, walks cacheable and inner shareable, 40 bits of output.
+// SCTLR: MMU and caches, what is one where features are missing.
 global_asm!(
     crate::payload::head!(),
     "start:",
@@ -78,7 +80,8 @@ global_asm!(
     exception = sym exception,
 );
 
-/// SCTLR_EL1: MMU and caches, EL0 may maintain caches, and what is one where features are missing; PAN is set by exceptions.
+/// SCTLR_EL1: MMU and caches, EL0 may maintain caches, and what is one where features are missing;
+/// PAN is set by exceptions.
 pub const SCTLR: u64 = (0x30d0_0800 | 1 | 1 << 2 | 1 << 12 | 1 << 26 | 1 << 15) & !(1 << 23);
 
 unsafe extern "C" {

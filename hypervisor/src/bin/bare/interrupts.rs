@@ -1,4 +1,5 @@
-//! Interrupts: the interrupt controller, the timers, and interrupts that processors send each other.
+//! Interrupts: the interrupt controller, the timers, and interrupts that processors send each
+//! other.
 
 use core::arch::asm;
 use core::hint::spin_loop;
@@ -72,8 +73,8 @@ fn taken(which: u32) -> u32 {
 pub fn prepare() {
     let redistributor = REDISTRIBUTORS + 0x2_0000 * number() as u64;
     let private = redistributor + 0x1_0000;
-    // SAFETY: registers of the interrupt controller (IHI 0069, 12.11): awake; group 1, enabled, of one priority; the distributor
-    // has affinity routing and group 1 enabled.
+    // SAFETY: registers of the interrupt controller (IHI 0069, 12.11): awake; group 1, enabled, of
+    // one priority; the distributor has affinity routing and group 1 enabled.
     unsafe {
         let waker = register(redistributor + 0x14);
         waker.write_volatile(waker.read_volatile() & !2);

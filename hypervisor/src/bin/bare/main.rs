@@ -1,5 +1,6 @@
-//! A kernel without a system, that looks whether a processor under a hypervisor is what it is without: firmware calls,
-//! features, exceptions, timers, caches, code that changes. It is run both ways.
+//! A kernel without a system, that looks whether a processor under a hypervisor is what it is
+//! without: firmware calls, features, exceptions, timers, caches, code that changes. It is run both
+//! ways.
 //!
 //! Each check says a line. At the end it says how many were wrong, and switches the machine off.
 #![no_std]

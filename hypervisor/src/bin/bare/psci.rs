@@ -36,7 +36,8 @@ pub fn find() {
 /// A firmware call.
 pub fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
     let result;
-    // SAFETY: what firmware does is asked for. It changes no more registers than these (DEN0028, 2.6).
+    // SAFETY: what firmware does is asked for. It changes no more registers than these (DEN0028,
+    // 2.6).
     unsafe {
         match BY_HVC.load(Ordering::Relaxed) {
             true => asm!(

@@ -1,4 +1,5 @@
-//! Exceptions: which vector, which syndrome, and the state before and after, also of those that a hypervisor makes.
+//! Exceptions: which vector, which syndrome, and the state before and after, also of those that a
+//! hypervisor makes.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -48,7 +49,8 @@ fn read_with_other_stack(at: u64) {
 
 /// Runs at EL0 what is at this address, until its first exception; x0 is an address for it.
 fn at_el0(entry: u64, argument: u64) {
-    // SAFETY: the exception comes back behind it, on the stack of this program; registers that are the callee's are kept.
+    // SAFETY: the exception comes back behind it, on the stack of this program; registers that are
+    // the callee's are kept.
     unsafe {
         asm!(
             "stp x19, x29, [sp, #-16]!",
@@ -243,7 +245,8 @@ pub fn run() -> u32 {
     report.end()
 }
 
-/// The state after an exception of the hypervisor's is that after one of the processor's, whatever it was before.
+/// The state after an exception of the hypervisor's is that after one of the processor's, whatever
+/// it was before.
 fn states(report: &mut Report, nothing: u64, missing: u64) {
     let features: u64;
     // SAFETY: reads a register that says what the processor is.

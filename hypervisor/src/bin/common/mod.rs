@@ -1,4 +1,5 @@
-//! What the kernels for tests have in common: where their images run, how translation is switched on, and how they end.
+//! What the kernels for tests have in common: where their images run, how translation is switched
+//! on, and how they end.
 
 use core::fmt::{self, Write as _};
 
@@ -12,8 +13,8 @@ pub const PAGE: u64 = 4096;
 /// From where the image was loaded to where it runs.
 pub const OFFSET: u64 = 0xffff_8000_0000_0000;
 
-/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for the upper half), 40 bits of
-/// output, identifiers of 16 bits.
+/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for
+/// the upper half), 40 bits of output, identifiers of 16 bits.
 pub const TCR: u64 = {
     let half = 16 | 1 << 8 | 1 << 10 | 3 << 12;
     half | half << 16 | 1 << 31 | 2 << 32 | 1 << 36
@@ -30,7 +31,8 @@ pub fn physical<T>(at: *const T) -> Pa {
     Pa::new(at.addr() as u64 - OFFSET)
 }
 
-/// An instruction by its name, and an operand if it has one. It is a compiler barrier as well: no `nomem`.
+/// An instruction by its name, and an operand if it has one. It is a compiler barrier as well: no
+/// `nomem`.
 macro_rules! instruct {
     ($text:literal $(, $operand:expr)?) => {
         // SAFETY: a barrier, a mark, or an invalidation: forgetting is always allowed.

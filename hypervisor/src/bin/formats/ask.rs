@@ -1,7 +1,9 @@
-//! The processor: set up for a translation regime, and asked where an address is, and whether it is executed from there.
+//! The processor: set up for a translation regime, and asked where an address is, and whether it is
+//! executed from there.
 //!
-//! Everything is done from EL2, with its MMU off but for the few instructions of a question. Where the regime is that of EL2
-//! itself, these few are translated by the very tables that are asked about, which map the image to itself.
+//! Everything is done from EL2, with its MMU off but for the few instructions of a question. Where
+//! the regime is that of EL2 itself, these few are translated by the very tables that are asked
+//! about, which map the image to itself.
 
 use core::arch::{asm, global_asm};
 
@@ -43,7 +45,8 @@ pub enum Answer {
     Fault { stage: u8, status: u8 },
 }
 
-/// What is not cacheable is outer shareable (D19.2 PAR_EL1, SH), whatever the descriptor says, and QEMU 7.2 repeats.
+/// What is not cacheable is outer shareable (D19.2 PAR_EL1, SH), whatever the descriptor says, and
+/// QEMU 7.2 repeats.
 pub fn share(memory: u8, share: u8) -> u8 {
     match memory {
         0..=0xf | 0x44 => 2,
@@ -58,7 +61,8 @@ const TGE: u64 = 1 << 27;
 const RW: u64 = 1 << 31;
 const E2H: u64 = 1 << 34;
 const FWB: u64 = 1 << 46;
-/// SCTLR_ELx without an MMU: what is one where features are missing, and caches. EL2 with E2H set has it as EL1 has.
+/// SCTLR_ELx without an MMU: what is one where features are missing, and caches. EL2 with E2H set
+/// has it as EL1 has.
 const SCTLR_EL1: u64 = 0x30d0_0800 | 1 << 2 | 1 << 12;
 const SCTLR_EL2: u64 = 0x30c5_0830 | 1 << 2 | 1 << 12;
 const MMU: u64 = 1;
@@ -91,7 +95,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Sets the registers up for tables of a format: under `lower`, and where the regime has two halves under `upper`.
+    /// Sets the registers up for tables of a format: under `lower`, and where the regime has two
+    /// halves under `upper`.
     ///
     /// # Errors
     /// What the processor lacks.
@@ -120,8 +125,8 @@ impl Cpu {
             _ => SCTLR_EL1,
         };
         let [lower, upper] = [lower, upper].map(|root| ttbr::<F>(root, 1, false));
-        // SAFETY: EL2 runs with its MMU off, and nothing else runs. Tables of EL2 map what is executed while they are used.
-        // Everything is forgotten before.
+        // SAFETY: EL2 runs with its MMU off, and nothing else runs. Tables of EL2 map what is
+        // executed while they are used. Everything is forgotten before.
         unsafe {
             asm!(
                 "adr {vectors}, vectors",
@@ -184,8 +189,8 @@ impl Cpu {
         }
     }
 
-    /// Whether it can be asked this in this regime. There is no address translation instruction for a fetch: it is made, and only
-    /// from EL2 and below a stage 2 have its faults a handler here.
+    /// Whether it can be asked this in this regime. There is no address translation instruction for
+    /// a fetch: it is made, and only from EL2 and below a stage 2 have its faults a handler here.
     pub fn can(&self, access: Access, user: bool) -> bool {
         match (self.setting, access) {
             (Setting::El1, Access::Fetch) => false,
@@ -204,7 +209,8 @@ impl Cpu {
         let par: u64;
         macro_rules! at {
             ($operation:literal) => {
-                // SAFETY: a look at a translation. What is executed here is mapped to itself if the MMU is on.
+                // SAFETY: a look at a translation. What is executed here is mapped to itself if the
+                // MMU is on.
                 unsafe {
                     asm!(
                         "msr sctlr_el2, {during}",
@@ -261,7 +267,8 @@ impl Cpu {
             (_, false) => 0x3c9,
         };
         let syndrome: u64;
-        // SAFETY: an exception that is taken at once, by the handler above, which changes these registers and comes back.
+        // SAFETY: an exception that is taken at once, by the handler above, which changes these
+        // registers and comes back.
         unsafe {
             asm!(
                 "adr x30, 2f",

@@ -1,12 +1,14 @@
-//! Every arm64 format of the engine against the processor: it is asked (`AT`) about addresses of small tables, and agrees with the
-//! engine's `query` and with the judge ([`tablewright_walker`]), or not.
+//! Every arm64 format of the engine against the processor: it is asked (`AT`) about addresses of
+//! small tables, and agrees with the engine's `query` and with the judge ([`tablewright_walker`]),
+//! or not.
 //!
-//! The tables have pages with every attribute that the format can hold, blocks of each size, contiguous runs, and holes at each level.
-//! Their registers are set up by [`tablewright::arch`]. An answer is an output address with its memory type and
-//! shareability, or a fault with its stage, kind and level; and of pages in memory, whether they are executed from.
+//! The tables have pages with every attribute that the format can hold, blocks of each size,
+//! contiguous runs, and holes at each level. Their registers are set up by [`tablewright::arch`].
+//! An answer is an output address with its memory type and shareability, or a fault with its stage,
+//! kind and level; and of pages in memory, whether they are executed from.
 //!
-//! So that agreement says something, bits of descriptors are flipped behind the engine's back, one at a time, in tables of each format: the
-//! answers have to change.
+//! So that agreement says something, bits of descriptors are flipped behind the engine's back, one
+//! at a time, in tables of each format: the answers have to change.
 #![no_std]
 #![no_main]
 
@@ -55,8 +57,9 @@ struct Machine {
     caps: Caps,
 }
 
-// SAFETY: a frame is handed out once while it is used, and aligned, the root's to all of them; the pointers are good because
-// the MMU is off; nothing walks the tables while they are edited; a reference is the same platform.
+// SAFETY: a frame is handed out once while it is used, and aligned, the root's to all of them; the
+// pointers are good because the MMU is off; nothing walks the tables while they are edited; a
+// reference is the same platform.
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         self.take(1)
@@ -541,7 +544,8 @@ impl<'m, F: Translation> Laid<'m, F> {
     /// Flips bits of descriptors, one at a time: the answers have to change.
     fn flip(&self, cpu: &Cpu, regime: Regime, tally: &mut Tally) -> Result<(), End> {
         let top = F::put_address(Pa::new(1 << (self.bits - 1))).trailing_zeros();
-        // Valid, AF, the write permission, a bit of the address and its topmost; then what is not where in each.
+        // Valid, AF, the write permission, a bit of the address and its topmost; then what is not
+        // where in each.
         let common = [0, 10, 7, 20, top];
         let more: &[u32] = match (F::Input::SIGNED, cpu.has_user()) {
             (true, true) => &[2, 6],
@@ -754,7 +758,8 @@ const EL2: &[Row] = rows!(Arm64El2, el2:
     (16, 42, false), (16, 48, false), (16, 52, true)
 );
 
-/// Stage 2, and where it forces write-back. 52 bits of 16 KiB would start at level 0, which the emulator takes for not allowed.
+/// Stage 2, and where it forces write-back. 52 bits of 16 KiB would start at level 0, which the
+/// emulator takes for not allowed.
 const STAGE_2: &[Row] = rows!(Stage2, stage_2:
     (12, 36, false), (12, 40, false), (12, 48, false), (12, 52, true),
     (14, 40, false), (14, 47, false), (14, 51, true),

@@ -1,4 +1,5 @@
-//! What bare programs have in common: the head by which a boot loader knows an image, the UART, and firmware calls.
+//! What bare programs have in common: the head by which a boot loader knows an image, the UART, and
+//! firmware calls.
 
 #![allow(dead_code)] // Each uses a part.
 
@@ -8,7 +9,8 @@ use core::ptr;
 
 use smccc::{Smc, psci};
 
-/// The head of an image of Linux (Documentation/arch/arm64/booting.rst), which may be loaded to any 2 MiB. It goes on at `start`.
+/// The head of an image of Linux (Documentation/arch/arm64/booting.rst), which may be loaded to any
+/// 2 MiB. It goes on at `start`.
 macro_rules! head {
     () => {
         concat!(
@@ -52,7 +54,8 @@ impl fmt::Write for Console {
 /// A firmware call.
 pub fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
     let result;
-    // SAFETY: what firmware does is asked for, or is an error. It changes no more registers than these (DEN0028, 2.6).
+    // SAFETY: what firmware does is asked for, or is an error. It changes no more registers than
+    // these (DEN0028, 2.6).
     unsafe {
         asm!("smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _, inout("x3") third => _);
     }

@@ -1,8 +1,9 @@
-//! A small guest, one of several: it writes its memory and reads it again, on two vCPUs, runs code that it writes itself, has a timer,
-//! and says what it has got. Every fourth attacks meanwhile: it reaches for what is not its own.
+//! A small guest, one of several: it writes its memory and reads it again, on two vCPUs, runs code
+//! that it writes itself, has a timer, and says what it has got. Every fourth attacks meanwhile: it
+//! reaches for what is not its own.
 //!
-//! It runs at EL1 with its MMU off. What it writes, its code and what is in its vectors are other for each guest, so that whatever
-//! comes from another is seen.
+//! It runs at EL1 with its MMU off. What it writes, its code and what is in its vectors are other
+//! for each guest, so that whatever comes from another is seen.
 #![no_std]
 #![no_main]
 
@@ -215,7 +216,8 @@ fn place(number: u64, round: u64) -> *mut u64 {
 fn execute(cpu: u64, value: u64) -> u64 {
     let code = at(CODE + cpu * PAGE).cast::<u32>();
     let bits = (value & 0xffff) as u32;
-    // SAFETY: a page of this vCPU's; what is written is `mov x0, #bits; ret`, which changes nothing else.
+    // SAFETY: a page of this vCPU's; what is written is `mov x0, #bits; ret`, which changes nothing
+    // else.
     unsafe {
         code.write_volatile(0xd280_0000 | bits << 5);
         code.add(1).write_volatile(0xd65f_03c0);
@@ -240,12 +242,14 @@ fn attempt(cpu: usize, at: u64, is_write: bool) -> u64 {
     SYNDROMES[cpu].load(Ordering::Relaxed)
 }
 
-/// Reaches for memory that is another's, if it is there at all; floods all with invalidations; and calls what it likes.
+/// Reaches for memory that is another's, if it is there at all; floods all with invalidations; and
+/// calls what it likes.
 fn attack(cpu: usize, round: u64) {
     const ABORT: u64 = 0x25;
     let start = (&raw const head).addr() as u64;
     for target in [
-        // The hypervisor; where other guests' frames are; behind everything; interrupt controller of others.
+        // The hypervisor; where other guests' frames are; behind everything; interrupt controller
+        // of others.
         0x4020_0000 + (round % 512) * PAGE,
         start - PAGE,
         start + (8 << 20),

@@ -1,5 +1,5 @@
-//! What a small guest writes, and what it hashes. The file is part of two programs: the guest, and `xtask`, which knows the right
-//! hash of each.
+//! What a small guest writes, and what it hashes. The file is part of two programs: the guest, and
+//! `xtask`, which knows the right hash of each.
 
 /// Words that are written, one in each page.
 pub const WORDS: u64 = 1280;

@@ -1,4 +1,5 @@
-//! A PCI device that copies memory by itself: QEMU's `edu` (docs/specs/edu.rst of QEMU), at [`SLOT`] of the first bus.
+//! A PCI device that copies memory by itself: QEMU's `edu` (docs/specs/edu.rst of QEMU), at
+//! [`SLOT`] of the first bus.
 
 use core::ptr;
 
@@ -47,7 +48,8 @@ impl Device {
     }
 
     fn copy(&self, from: u64, to: u64, command: u64) {
-        // SAFETY: registers of the device, which `find` has given their place: source, destination, count, command.
+        // SAFETY: registers of the device, which `find` has given their place: source, destination,
+        // count, command.
         unsafe {
             register(0x80).write_volatile(from);
             register(0x88).write_volatile(to);

@@ -1,9 +1,11 @@
-//! A guest's tables that a device goes by, too: through a system MMU (SMMUv3), beside a processor that has them loaded.
+//! A guest's tables that a device goes by, too: through a system MMU (SMMUv3), beside a processor
+//! that has them loaded.
 //!
-//! It runs at EL2 with its MMU off, so that an address is what it is. The guest is two instructions at EL1, with its MMU off as well: a load, or
-//! a store, and a call back. The device reads and writes a word of memory. Both do so through the same tables, which the engine edits; and
-//! each edit has both forget, before a frame is anything else's. What is left out, to show that it is missed, is a word in memory that the
-//! emulator's command line sets ([`PLANT`]).
+//! It runs at EL2 with its MMU off, so that an address is what it is. The guest is two instructions
+//! at EL1, with its MMU off as well: a load, or a store, and a call back. The device reads and
+//! writes a word of memory. Both do so through the same tables, which the engine edits; and each
+//! edit has both forget, before a frame is anything else's. What is left out, to show that it is
+//! missed, is a word in memory that the emulator's command line sets ([`PLANT`]).
 #![no_std]
 #![no_main]
 
@@ -189,8 +191,9 @@ impl Machine {
     }
 }
 
-// SAFETY: frames are given out once and aligned, the root's first; the pointers are good because the MMU is off; barriers and
-// invalidations are those of the processor and of the SMMU, all of them, if none is left out on purpose.
+// SAFETY: frames are given out once and aligned, the root's first; the pointers are good because
+// the MMU is off; barriers and invalidations are those of the processor and of the SMMU, all of
+// them, if none is left out on purpose.
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         self.take(1)
@@ -217,7 +220,8 @@ unsafe impl Platform for Machine {
 
     fn barrier(&self, barrier: Barrier) {
         self.cpu.barrier(barrier);
-        // What was issued to the SMMU is complete when it says so; the processor's own when its barrier is over.
+        // What was issued to the SMMU is complete when it says so; the processor's own when its
+        // barrier is over.
         if let (Barrier::Complete, Some(smmu)) = (barrier, self.smmu.get()) {
             smmu.sync();
         }
@@ -483,7 +487,8 @@ fn run() -> Result<u32, &'static str> {
     let vtcr = vtcr & !(1 << 19);
     space.make_live();
     let root = space.root();
-    // SAFETY: the tables map what is mapped here, all of it memory behind the image (2.), and there is one SMMU (1.).
+    // SAFETY: the tables map what is mapped here, all of it memory behind the image (2.), and there
+    // is one SMMU (1.).
     let smmu = unsafe { Smmu::new(device::STREAM, root.get(), vtcr, VMID) };
     let smmu = &SMMU
         .call_once(|| Only(smmu))
@@ -491,7 +496,8 @@ fn run() -> Result<u32, &'static str> {
         .as_ref()
         .ok_or("the SMMU has no stage 2")?;
     machine.smmu.set(Some(smmu));
-    // SAFETY: VM and RW: stage 2, and EL1 is AArch64. The root is of the tables that the guest is to have, under its VMID.
+    // SAFETY: VM and RW: stage 2, and EL1 is AArch64. The root is of the tables that the guest is
+    // to have, under its VMID.
     unsafe {
         asm!(
             "msr vtcr_el2, {vtcr}",

@@ -1,7 +1,9 @@
-//! A system MMU, SMMUv3, whose one stream is translated by the tables of a guest. Sections are those of its architecture, Arm IHI 0070.
+//! A system MMU, SMMUv3, whose one stream is translated by the tables of a guest. Sections are
+//! those of its architecture, Arm IHI 0070.
 //!
-//! What it remembers is forgotten by commands in a queue: the same ranges as a processor's, by the same VMID. A processor's `TLBI` does
-//! not reach it here: `SMMU_CR2.PTM` is set. That all are carried out is known when `CMD_SYNC` is consumed (4.7.3).
+//! What it remembers is forgotten by commands in a queue: the same ranges as a processor's, by the
+//! same VMID. A processor's `TLBI` does not reach it here: `SMMU_CR2.PTM` is set. That all are
+//! carried out is known when `CMD_SYNC` is consumed (4.7.3).
 
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
@@ -106,11 +108,13 @@ pub struct Smmu {
 }
 
 impl Smmu {
-    /// Switches it on, with one stream that goes by tables of stage 2: this root, `VTCR_EL2` and VMID. Other streams reach nothing.
+    /// Switches it on, with one stream that goes by tables of stage 2: this root, `VTCR_EL2` and
+    /// VMID. Other streams reach nothing.
     ///
     /// # Safety
     /// 1. The MMU is off, on the machine that this is for; nothing else uses the SMMU.
-    /// 2. The tables map what the device may reach, and are edited by what has this SMMU [forget](Self::invalidate).
+    /// 2. The tables map what the device may reach, and are edited by what has this SMMU
+    ///    [forget](Self::invalidate).
     pub unsafe fn new(stream: u32, root: u64, vtcr: u64, vmid: u16) -> Option<Self> {
         // S2P: there is a stage 2.
         if read(IDR0) & 1 == 0 {
@@ -124,8 +128,9 @@ impl Smmu {
         };
         enable(0);
         write(CR2, 1 << 2); // PTM
-        // An entry of the table (5.2): valid, stage 2 alone; shareable as it comes; the guest, with what VTCR_EL2 has in its lower bits,
-        // AArch64, walks through devices fault, faults are said; the root.
+        // An entry of the table (5.2): valid, stage 2 alone; shareable as it comes; the guest, with
+        // what VTCR_EL2 has in its lower bits, AArch64, walks through devices fault, faults are
+        // said; the root.
         let entry = [
             1 | 0b110 << 1,
             1 << 44,
@@ -178,7 +183,8 @@ impl Smmu {
         write(COMMANDS_PRODUCED, next);
     }
 
-    /// Waits until all commands are carried out, and what they have forgotten is in no access any more.
+    /// Waits until all commands are carried out, and what they have forgotten is in no access any
+    /// more.
     pub fn sync(&self) {
         self.command([SYNC, 0]);
         let turns = 2 * ALL_COMMANDS as u32;
@@ -187,7 +193,8 @@ impl Smmu {
         }
     }
 
-    /// Has it forget what a flush says: the half of [`Platform::invalidate`](tablewright::Platform::invalidate) that is the device's.
+    /// Has it forget what a flush says: the half of
+    /// [`Platform::invalidate`](tablewright::Platform::invalidate) that is the device's.
     /// [`sync`](Self::sync) is its half of the barrier.
     pub fn invalidate(&self, flush: &Invalidation<'_>) {
         let guest = u64::from(flush.id) << 32;

@@ -1,5 +1,6 @@
-//! The tables that tell the guest of its processors, its serial port and how to turn it off (ACPI 6.5, chapter 5). The hardware is
-//! the reduced one: there is no timer, no interrupt controller and no embedded controller of the PC's.
+//! The tables that tell the guest of its processors, its serial port and how to turn it off (ACPI
+//! 6.5, chapter 5). The hardware is the reduced one: there is no timer, no interrupt controller and
+//! no embedded controller of the PC's.
 
 use arrayvec::ArrayVec;
 
@@ -11,7 +12,8 @@ pub const START: u64 = 0xe_0000;
 /// The end of the hole.
 pub const END: u64 = 0x10_0000;
 
-/// `\_S5`, and the serial port with neither interrupt nor driver: `Scope (\_SB) { Device (COM1) { ... } }`.
+/// `\_S5`, and the serial port with neither interrupt nor driver: `Scope (\_SB) { Device (COM1) {
+/// ... } }`.
 #[rustfmt::skip]
 const SCRIPT: [u8; 62] = [
     0x08, b'_', b'S', b'5', b'_', 0x12, 0x07, 0x04, 0x0a, 0x05, 0x00, 0x00, 0x00,
@@ -56,7 +58,8 @@ fn port(number: u16) -> [u8; 12] {
     address
 }
 
-/// Writes the tables for so many vCPUs into the guest's memory. Returns where they begin; `None` if there is no room.
+/// Writes the tables for so many vCPUs into the guest's memory. Returns where they begin; `None` if
+/// there is no room.
 pub fn write(vm: &Vm, cpus: u32) -> Option<u64> {
     let mut next = START + 64;
     let mut put = |bytes: &[u8]| {

@@ -1,7 +1,8 @@
-//! The interrupt controller of a vCPU, an x2APIC: it is there from the beginning, in that mode, and has no memory (APM vol. 2 16.9;
-//! SDM vol. 3A 12.12).
+//! The interrupt controller of a vCPU, an x2APIC: it is there from the beginning, in that mode, and
+//! has no memory (APM vol. 2 16.9; SDM vol. 3A 12.12).
 //!
-//! What is requested of a vCPU stands in its [`Vcpu`], where other processors put it; the rest is its own processor's.
+//! What is requested of a vCPU stands in its [`Vcpu`], where other processors put it; the rest is
+//! its own processor's.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -98,7 +99,8 @@ impl Apic {
         }
     }
 
-    /// The vector that is to be delivered, if its class is above the task's and that of what is in service.
+    /// The vector that is to be delivered, if its class is above the task's and that of what is in
+    /// service.
     pub fn pending(&self, vcpu: &Vcpu, task: u64) -> Option<u8> {
         let vector = vcpu.requests.highest()?;
         let served = highest(self.in_service.iter().rev().copied()).unwrap_or(0);

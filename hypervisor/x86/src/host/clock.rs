@@ -1,10 +1,12 @@
 //! Time: the processors' counter, whose rate is measured once, and what is derived of it.
 //!
-//! The guest reads the counter itself. It learns the rate by a register, so that it need not measure; what it is told is
-//! measured with the interval timer that every PC has (channel 2, 1.193182 MHz).
+//! The guest reads the counter itself. It learns the rate by a register, so that it need not
+//! measure; what it is told is measured with the interval timer that every PC has (channel 2,
+//! 1.193182 MHz).
 //!
-//! While the guest stands still its time does not pass: what it reads is set back by so much ([`stood`]), and its timers go by what it
-//! reads. To compare 2 GiB takes an emulator a minute, which a guest's watchdog would take for a fault.
+//! While the guest stands still its time does not pass: what it reads is set back by so much
+//! ([`stood`]), and its timers go by what it reads. To compare 2 GiB takes an emulator a minute,
+//! which a guest's watchdog would take for a fault.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -92,7 +94,8 @@ impl Clock {
         ((u128::from(cycles) * u128::from(self.scale)) >> 64) as u64
     }
 
-    /// The page by which the guest finds the same ("Partition Reference TSC Mechanism"): its sequence, scale and offset.
+    /// The page by which the guest finds the same ("Partition Reference TSC Mechanism"): its
+    /// sequence, scale and offset.
     pub fn reference_page(&self) -> [u64; 3] {
         let offset = ((u128::from(self.start) * u128::from(self.scale)) >> 64) as u64;
         [1, self.scale, offset.wrapping_neg()]

@@ -1,5 +1,6 @@
-//! What the hypervisor counts, behind what all do. The numbers are in memory under the symbol `COUNTERS`, in this order, so that looking costs the
-//! guest nothing. The file is part of two programs: the hypervisor and `xtask`.
+//! What the hypervisor counts, behind what all do. The numbers are in memory under the symbol
+//! `COUNTERS`, in this order, so that looking costs the guest nothing. The file is part of two
+//! programs: the hypervisor and `xtask`.
 
 tablewright_hypervisor_common::counters! {
     Exits "exits",

@@ -1,5 +1,5 @@
-//! What CPUID tells the guest: the processor, without what is not let through, and that it runs on Hyper-V (TLFS, "Feature and
-//! Interface Discovery").
+//! What CPUID tells the guest: the processor, without what is not let through, and that it runs on
+//! Hyper-V (TLFS, "Feature and Interface Discovery").
 
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
 
@@ -23,13 +23,15 @@ const LAST_EXTENDED: u32 = 0x8000_0008;
 const X2APIC: u32 = 1 << 21;
 const DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
-/// MONITOR, VMX, FMA, PCID's neighbour DCA, XSAVE, OSXSAVE, AVX, F16C: what needs state that is not exchanged, or is not emulated.
+/// MONITOR, VMX, FMA, PCID's neighbour DCA, XSAVE, OSXSAVE, AVX, F16C: what needs state that is not
+/// exchanged, or is not emulated.
 const HIDDEN_1_ECX: u32 =
     1 << 3 | 1 << 5 | 1 << 12 | 1 << 18 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29;
 /// Machine checks, MTRRs, thermal control.
 const HIDDEN_1_EDX: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 22 | 1 << 29;
 const THREADS: u32 = 1 << 28;
-/// Leaf 7, EBX: FSGSBASE, BMI1, SMEP, BMI2, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, SHA.
+/// Leaf 7, EBX: FSGSBASE, BMI1, SMEP, BMI2, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB,
+/// SHA.
 const SHOWN_7_EBX: u32 = 1
     | 1 << 3
     | 1 << 7

@@ -1,4 +1,5 @@
-//! What brings a vCPU to the hypervisor. Nothing that a guest does stops it; what it may not do ends with a fault of its own.
+//! What brings a vCPU to the hypervisor. Nothing that a guest does stops it; what it may not do
+//! ends with a fault of its own.
 
 use core::fmt::Write as _;
 
@@ -116,7 +117,8 @@ pub const SLEEP: u16 = 0x600;
 pub const SLEEP_STATUS: u16 = 0x601;
 /// Where it resets the machine, with 1.
 pub const RESET: u16 = 0x602;
-/// Where a program in the guest says that something begins, with 1, or ends, with 2, that is to be counted by itself.
+/// Where a program in the guest says that something begins, with 1, or ends, with 2, that is to be
+/// counted by itself.
 pub const MARK: u16 = 0x610;
 /// Where it rings when its load is at work, by writing, and reads whether it was copied: a digit.
 pub const BELL: u16 = 0x612;
@@ -175,7 +177,8 @@ fn port(context: &mut Context, info: u64, next: u64) {
     context.block.shadow = 0;
 }
 
-/// The guest resets the machine, as kernels do when they cannot go on. What they have said of it may never have come out.
+/// The guest resets the machine, as kernels do when they cannot go on. What they have said of it
+/// may never have come out.
 fn reset(context: &Context, number: u16) -> ! {
     let _ = write!(
         Serial,

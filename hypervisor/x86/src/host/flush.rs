@@ -1,15 +1,18 @@
-//! Flushes of what processors remember of vCPUs, by the engine's [shootdown](tablewright::shootdown).
+//! Flushes of what processors remember of vCPUs, by the engine's
+//! [shootdown](tablewright::shootdown).
 //!
-//! A vCPU is a space of the engine's, and its identifier (ASID) that of the space. A processor has the space loaded while it is in
-//! the guest, and at no other time. So a flush of a vCPU's translations is a flush of that space: the processor that is in the
-//! guest is told, and waited for; any other looks at the space's generation when it enters the vCPU next, and forgets. A vCPU
+//! A vCPU is a space of the engine's, and its identifier (ASID) that of the space. A processor has
+//! the space loaded while it is in the guest, and at no other time. So a flush of a vCPU's
+//! translations is a flush of that space: the processor that is in the guest is told, and waited
+//! for; any other looks at the space's generation when it enters the vCPU next, and forgets. A vCPU
 //! that waits in a queue costs a flush nothing.
 //!
 //! # Several at once
-//! What is flushed of one vCPU is often flushed of others. If one of them runs, its processor is sent a message, and forgets what
-//! the message names. If several run, they are not waited for one after the other: the generation of each is moved on, then all
-//! their processors are interrupted, then it is waited until each has left its guest. A processor that enters the vCPU again sees
-//! the generation, and forgets all of it.
+//! What is flushed of one vCPU is often flushed of others. If one of them runs, its processor is
+//! sent a message, and forgets what the message names. If several run, they are not waited for one
+//! after the other: the generation of each is moved on, then all their processors are interrupted,
+//! then it is waited until each has left its guest. A processor that enters the vCPU again sees the
+//! generation, and forgets all of it.
 //!
 //! | a processor that flushes | a processor in a guest |
 //! |---|---|
@@ -18,8 +21,9 @@
 //! | reads which processors have the spaces loaded | puts itself into the set; reads the generation; enters |
 //! | reads the passage of each; if it is odd, interrupts it and waits for another | leaves; counts its passage: even |
 //!
-//! A processor that is not in the set reads the new generation when it comes there. One that is, and whose passage is even, is out of
-//! the guest, and loads the space anew before it enters again. So two that flush at once do not wait for each other: both have left.
+//! A processor that is not in the set reads the new generation when it comes there. One that is,
+//! and whose passage is even, is out of the guest, and loads the space anew before it enters again.
+//! So two that flush at once do not wait for each other: both have left.
 
 use core::cell::RefCell;
 use core::sync::atomic::Ordering;
@@ -65,8 +69,9 @@ impl<'w> Doing<'w> {
     }
 }
 
-// SAFETY: what stands under an identifier is forgotten before the next guest is entered, which alone would use it (1.); a processor
-// that is told leaves its guest, and receives before it enters again (2.); the allocator is behind a lock (3.).
+// SAFETY: what stands under an identifier is forgotten before the next guest is entered, which
+// alone would use it (1.); a processor that is told leaves its guest, and receives before it enters
+// again (2.); the allocator is behind a lock (3.).
 unsafe impl Actions for Doing<'_> {
     fn forget(&self, what: Forget) {
         if self.entering {
@@ -114,8 +119,8 @@ impl Messenger for Silence {
     }
 }
 
-/// Keeps which processors are to be told. That is done, and waited for, when all spaces have been flushed, before the flush of the
-/// guest is over.
+/// Keeps which processors are to be told. That is done, and waited for, when all spaces have been
+/// flushed, before the flush of the guest is over.
 struct Together(RefCell<Cpus>);
 
 impl Messenger for Together {
@@ -128,8 +133,8 @@ impl Messenger for Together {
     }
 }
 
-/// Has every processor forget what it remembers of these vCPUs. `own` is the one that this processor has loaded, if any. Returns
-/// how many they were.
+/// Has every processor forget what it remembers of these vCPUs. `own` is the one that this
+/// processor has loaded, if any. Returns how many they were.
 pub fn flush<'v>(
     world: &World,
     vcpus: impl Iterator<Item = &'v Vcpu> + Clone,

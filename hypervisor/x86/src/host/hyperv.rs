@@ -51,7 +51,8 @@ impl Partition {
     /// # Errors
     /// There is no memory there.
     pub fn set_page(&self, vm: &Vm, value: u64) -> Result<(), NoRegister> {
-        // As long as it is not known which guest it is, it stays off (TLFS, "Establishing the Hypercall Interface").
+        // As long as it is not known which guest it is, it stays off (TLFS, "Establishing the
+        // Hypercall Interface").
         let value = if self.guest() == 0 {
             value & !ENABLED
         } else {
@@ -207,7 +208,8 @@ const NOWHERE: Stale = Stale {
     tables: false,
 };
 
-/// Addresses that wrap name what is behind the last one; those that no processor could use have nothing to be forgotten.
+/// Addresses that wrap name what is behind the last one; those that no processor could use have
+/// nothing to be forgotten.
 fn stale(pages: &Pages) -> Stale {
     let size = pages.count.saturating_mul(pages.size);
     let level = match pages.size {

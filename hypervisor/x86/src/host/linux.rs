@@ -1,5 +1,6 @@
-//! How a Linux is started: by its 64-bit boot protocol (Documentation/x86/boot.rst). The kernel was put where it wants to be, with
-//! its header before it; what is left is to tell it of its memory, of the first file system and of the tables.
+//! How a Linux is started: by its 64-bit boot protocol (Documentation/x86/boot.rst). The kernel was
+//! put where it wants to be, with its header before it; what is left is to tell it of its memory,
+//! of the first file system and of the tables.
 
 use tablewright::hyperv::PAGE_WORDS;
 
@@ -19,7 +20,8 @@ const PARAMETERS: u64 = 0x7000;
 const TABLES: u64 = 0x9000;
 const COMMAND_LINE: u64 = 0x2_0000;
 const LOW_END: u64 = 0x9_fc00;
-/// Where a processor begins after a reset. A kernel on reduced hardware without EFI jumps there, in real mode, to reset the machine.
+/// Where a processor begins after a reset. A kernel on reduced hardware without EFI jumps there, in
+/// real mode, to reset the machine.
 const RESET_VECTOR: u64 = 0xf_fff0;
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET.to_le_bytes();
@@ -57,7 +59,8 @@ pub struct Files<'a> {
     pub line: &'a str,
 }
 
-/// Sets up the guest's memory and its first vCPU. `sectors` is how long the header before the kernel is.
+/// Sets up the guest's memory and its first vCPU. `sectors` is how long the header before the
+/// kernel is.
 ///
 /// # Errors
 /// What is wrong with the kernel.

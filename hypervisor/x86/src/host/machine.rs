@@ -1,10 +1,13 @@
-//! What the engine asks of an embedder, on this machine: frames for nested tables, and invalidations of what is made of them.
+//! What the engine asks of an embedder, on this machine: frames for nested tables, and
+//! invalidations of what is made of them.
 //!
-//! *Publish.* Walkers see stores in program order (APM vol. 2 7.2): the compiler has to keep them, no more.
+//! *Publish.* Walkers see stores in program order (APM vol. 2 7.2): the compiler has to keep them,
+//! no more.
 //!
-//! *Invalidate.* What a processor remembers of a guest stands under the identifier (ASID) of a vCPU, combined of the guest's
-//! tables and the nested ones (15.25.7), and no instruction finds it by the guest's physical address. So all of every vCPU goes:
-//! at once where one runs, else before it does ([`flush::nested`]).
+//! *Invalidate.* What a processor remembers of a guest stands under the identifier (ASID) of a
+//! vCPU, combined of the guest's tables and the nested ones (15.25.7), and no instruction finds it
+//! by the guest's physical address. So all of every vCPU goes: at once where one runs, else before
+//! it does ([`flush::nested`]).
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
@@ -20,9 +23,10 @@ use crate::{clock, flush, processor};
 /// A lock. What holds it waits for nothing.
 pub type Mutex<T> = SpinMutex<T, spin::Spin>;
 
-/// What the engine has to know. Processors mark leaves as written here always (APM vol. 2 15.25.8), but only such as may be written and are
-/// not marked, of which there are none: with this the engine marks every leaf that it makes writable. So a log goes by faults, and all
-/// memory can be protected in one step.
+/// What the engine has to know. Processors mark leaves as written here always (APM vol. 2 15.25.8),
+/// but only such as may be written and are not marked, of which there are none: with this the
+/// engine marks every leaf that it makes writable. So a log goes by faults, and all memory can be
+/// protected in one step.
 const CAPS: Caps = Caps {
     hardware_dirty: false,
     ..Caps::CONSERVATIVE
@@ -31,7 +35,8 @@ const CAPS: Caps = Caps {
 /// The size of a page.
 pub const PAGE: u64 = 4096;
 
-/// What is counted, and behind it what was counted between the guest's marks; `xtask` looks for it by this name.
+/// What is counted, and behind it what was counted between the guest's marks; `xtask` looks for it
+/// by this name.
 #[unsafe(no_mangle)]
 static COUNTERS: [AtomicU64; 2 * NAMES.len()] = [const { AtomicU64::new(0) }; 2 * NAMES.len()];
 
@@ -75,7 +80,8 @@ pub struct Machine {
     epochs: Epochs<'static>,
 }
 
-/// Frames that are not in use: those that never were, and a chain of those that were, through their first words.
+/// Frames that are not in use: those that never were, and a chain of those that were, through their
+/// first words.
 struct Free {
     fresh: u64,
     chain: u64,
@@ -126,8 +132,9 @@ impl Machine {
     }
 }
 
-// SAFETY: a frame is handed out once until it is freed (1.), lies where its address says (2.), and has a link of its own (3.). The
-// compiler keeps stores in order (4.), an invalidation is complete when it was issued (5., 6.), and a reference is the machine (7.).
+// SAFETY: a frame is handed out once until it is freed (1.), lies where its address says (2.), and
+// has a link of its own (3.). The compiler keeps stores in order (4.), an invalidation is complete
+// when it was issued (5., 6.), and a reference is the machine (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let mut free = self.free.lock();
@@ -190,8 +197,9 @@ unsafe impl SharedPlatform for Machine {
 
     #[inline(always)]
     fn enter(&self) -> Self::Walk<'_> {
-        // SAFETY: processors have different numbers, and handlers of interrupts do not walk (1., 2.); no program is moved to another
-        // processor (3.), and the slots are these epochs' alone (4.).
+        // SAFETY: processors have different numbers, and handlers of interrupts do not walk (1.,
+        // 2.); no program is moved to another processor (3.), and the slots are these epochs' alone
+        // (4.).
         unsafe { self.epochs.enter(processor::number()) }
     }
 

@@ -1,10 +1,11 @@
-//! A hypervisor that an unmodified Linux takes for Hyper-V: it boots one on the engine's nested tables, and answers its flushes of
-//! other processors' TLBs.
+//! A hypervisor that an unmodified Linux takes for Hyper-V: it boots one on the engine's nested
+//! tables, and answers its flushes of other processors' TLBs.
 //!
 //! # What is where
-//! The host's memory: the program from 1 MiB on, tables behind it, the guest's memory in a row where the command line says, with
-//! its kernel and its first file system in it; a copy of the guest behind it, or from 4 GiB on, where the command line says. The first
-//! 8 GiB are mapped one to one.
+//! The host's memory: the program from 1 MiB on, tables behind it, the guest's memory in a row
+//! where the command line says, with its kernel and its first file system in it; a copy of the
+//! guest behind it, or from 4 GiB on, where the command line says. The first 8 GiB are mapped one
+//! to one.
 //!
 //! # The command line
 //! `NAME=VALUE` words, then ` -- ` and what the guest's kernel is told.
@@ -75,7 +76,8 @@ pub struct Processor {
     mode: AtomicU8,
     /// The vCPU that it runs, as long as it is in a guest.
     running: AtomicU32,
-    /// How often it has entered a guest, and left one: odd from before it loads a vCPU's space until it has left the guest.
+    /// How often it has entered a guest, and left one: odd from before it loads a vCPU's space
+    /// until it has left the guest.
     pub passages: AtomicU64,
     /// What it has to forget.
     pub stale: Stale,
@@ -414,7 +416,8 @@ fn watch(world: &'static World) -> ! {
     }
 }
 
-/// Measures what it takes to start a log. Time is counted in instructions, where the emulator's clock goes by them.
+/// Measures what it takes to start a log. Time is counted in instructions, where the emulator's
+/// clock goes by them.
 fn measure(world: &'static World) -> Result<(), Reason> {
     let watched = world.watched().ok_or("there is no log to measure")?;
     let gather = Mutex::new(world.vm.guest.gather());

@@ -42,7 +42,8 @@ pub struct Options {
     pub vcpus: usize,
     /// A time slice.
     pub slice_ns: u64,
-    /// From the index of one vCPU to that of the next: guests may not take them for the numbers of processors.
+    /// From the index of one vCPU to that of the next: guests may not take them for the numbers of
+    /// processors.
     pub step: u32,
     /// What the guest is recommended.
     pub flush: Flush,
@@ -65,7 +66,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// How many processors there are, with the one that is the host's alone, where there is something to do beside the guest.
+    /// How many processors there are, with the one that is the host's alone, where there is
+    /// something to do beside the guest.
     pub fn all_processors(&self) -> usize {
         self.processors + usize::from(self.log.is_some())
     }

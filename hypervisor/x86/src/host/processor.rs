@@ -1,8 +1,9 @@
-//! The processors: their stacks, their own interrupt controllers, how the others are started, and what a fault of the host's own
-//! comes to.
+//! The processors: their stacks, their own interrupt controllers, how the others are started, and
+//! what a fault of the host's own comes to.
 //!
-//! A stack says by its place which processor runs on it. Interrupts are on only in a guest and while a processor sleeps; the
-//! handler acknowledges them and does nothing else, because what has to be done is looked for after each.
+//! A stack says by its place which processor runs on it. Interrupts are on only in a guest and
+//! while a processor sleeps; the handler acknowledges them and does nothing else, because what has
+//! to be done is looked for after each.
 
 use core::arch::{asm, global_asm, naked_asm};
 use core::cell::UnsafeCell;
@@ -126,7 +127,8 @@ pub fn timed(wait: impl FnOnce()) -> u32 {
     ticks
 }
 
-/// Waits for an interrupt. What it would miss has to be looked for before, with interrupts held off.
+/// Waits for an interrupt. What it would miss has to be looked for before, with interrupts held
+/// off.
 pub fn sleep() {
     // SAFETY: interrupts are acknowledged and do nothing else.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
@@ -146,7 +148,8 @@ pub unsafe fn set_up_vectors() {
     // SAFETY: there is no other user yet (1.), and the handlers are those below.
     unsafe {
         let vectors = &mut *VECTORS.0.get();
-        // Each fault says where it was; without a handler the machine would be reset, and nothing said.
+        // Each fault says where it was; without a handler the machine would be reset, and nothing
+        // said.
         macro_rules! all {
             ($handler:ident: $($vector:ident),*) => {
                 $(vectors.$vector.set_handler_addr(handler($handler));)*
@@ -308,17 +311,19 @@ pub fn has_started() {
     STARTED.fetch_add(1, Ordering::Release);
 }
 
-/// Starts so many processors, the first of which runs already. Each calls `entry`, with its number, on its own stack. False if they
-/// do not come.
+/// Starts so many processors, the first of which runs already. Each calls `entry`, with its number,
+/// on its own stack. False if they do not come.
 ///
 /// # Safety
-/// 1. Memory below 1 MiB holds nothing that is still needed, and is mapped one to one, like all that `entry` uses.
+/// 1. Memory below 1 MiB holds nothing that is still needed, and is mapped one to one, like all
+///    that `entry` uses.
 pub unsafe fn start_others(count: usize, entry: extern "C" fn(u64) -> !) -> bool {
     let begin = &raw const start_begin;
     let size = &raw const start_end as usize - begin as usize;
     let to = ptr::with_exposed_provenance_mut::<u8>(START as usize);
     let root: u64;
-    // SAFETY: the root of the tables in use is below 4 GiB, the page is free (1.), and the three quadwords are those above.
+    // SAFETY: the root of the tables in use is below 4 GiB, the page is free (1.), and the three
+    // quadwords are those above.
     unsafe {
         asm!("mov {}, cr3", out(reg) root, options(nomem, nostack));
         ptr::copy_nonoverlapping(begin, to, size);

@@ -1,5 +1,6 @@
-//! Model-specific registers of the guest. Those that each vCPU has, and the processor keeps, it reads and writes itself; the others
-//! are here. What is not here is not there, and ends in a fault of the guest's.
+//! Model-specific registers of the guest. Those that each vCPU has, and the processor keeps, it
+//! reads and writes itself; the others are here. What is not here is not there, and ends in a fault
+//! of the guest's.
 
 use tablewright::hyperv::msr;
 
@@ -38,7 +39,8 @@ const EVEN_COUNTER: u32 = 0x4000_0118;
 /// The guest counts the ticks of its timer in nanoseconds.
 const TIMER_RATE: u64 = 1_000_000_000;
 
-/// Those that the guest has for itself: SYSENTER's and SYSCALL's, the bases of FS and GS; and the counter of time for reading.
+/// Those that the guest has for itself: SYSENTER's and SYSCALL's, the bases of FS and GS; and the
+/// counter of time for reading.
 const FREE: [u32; 11] = [
     0x174,
     0x175,
@@ -53,7 +55,8 @@ const FREE: [u32; 11] = [
     COUNTER,
 ];
 
-/// Which the guest leaves at: a bitmap of two bits for each, of three ranges of 8192 (APM vol. 2 15.11).
+/// Which the guest leaves at: a bitmap of two bits for each, of three ranges of 8192 (APM vol. 2
+/// 15.11).
 pub fn bitmap(bytes: &mut [u8]) {
     bytes.fill(0xff);
     for register in FREE {

@@ -1,10 +1,12 @@
-//! Each processor has vCPUs of its own, and runs them in turn: one after the other as long as they have something to do, a time
-//! slice each. An interrupt that comes for one that does not run waits for its turn, as on a host that is over-committed.
+//! Each processor has vCPUs of its own, and runs them in turn: one after the other as long as they
+//! have something to do, a time slice each. An interrupt that comes for one that does not run waits
+//! for its turn, as on a host that is over-committed.
 //!
 //! # No event is missed
-//! Another processor posts an event, then looks at what this one is doing; this one says that it is about to enter a guest, or
-//! to sleep, then looks for events. With a full fence between, one of them at least sees the other. If it is the other, this
-//! processor is interrupted; and an interrupt that comes too early has the guest leave, or the sleep end, at once.
+//! Another processor posts an event, then looks at what this one is doing; this one says that it is
+//! about to enter a guest, or to sleep, then looks for events. With a full fence between, one of
+//! them at least sees the other. If it is the other, this processor is interrupted; and an
+//! interrupt that comes too early has the guest leave, or the sleep end, at once.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -17,7 +19,8 @@ use crate::vcpu::{Context, State};
 use crate::vmcb::{self, exit};
 use crate::{Mode, Processor, World, clock, exits, hyperv, processor};
 
-/// What a processor has to forget when it enters a guest: nothing, what stands under an identifier, or everything.
+/// What a processor has to forget when it enters a guest: nothing, what stands under an identifier,
+/// or everything.
 pub struct Stale(AtomicU64);
 
 impl Stale {
@@ -42,7 +45,8 @@ impl Stale {
         self.0.store(both, Ordering::Relaxed);
     }
 
-    /// What the control block says when the guest of this identifier is entered (APM vol. 2 15.16.1).
+    /// What the control block says when the guest of this identifier is entered (APM vol. 2
+    /// 15.16.1).
     fn take(&self, id: u16, by_identifier: bool) -> u32 {
         const ALL: u32 = 1;
         const THIS: u32 = 3;
@@ -63,7 +67,8 @@ struct Timer(Option<u64>);
 
 impl Timer {
     fn set(&mut self, world: &World, due: Option<u64>) {
-        // One that was set may have run down, a little early, and its interrupt been taken as a guest was left: it is set anew.
+        // One that was set may have run down, a little early, and its interrupt been taken as a
+        // guest was left: it is set anew.
         if due.is_none() && self.0.is_none() {
             return;
         }
@@ -73,7 +78,8 @@ impl Timer {
     }
 }
 
-/// Looks for what has happened: timers that are due, orders, interrupts for those that wait for one.
+/// Looks for what has happened: timers that are due, orders, interrupts for those that wait for
+/// one.
 fn look(contexts: &mut [Context]) {
     let now = clock::guest_now();
     for context in contexts {
@@ -106,7 +112,8 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
     loop {
         look(contexts);
         let count_of = contexts.len();
-        // The one whose turn it is, if its slice is not over; then the others, in order; then itself.
+        // The one whose turn it is, if its slice is not over; then the others, in order; then
+        // itself.
         let is_over = processor::now() >= slice;
         let mut order = (0..=count_of).map(|step| (turn + step) % count_of.max(1));
         let next = order
@@ -171,7 +178,8 @@ fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Contex
     context.trail.enter(context.block);
     // SAFETY: the nested tables map what is the guest's.
     unsafe { vmcb::enter(context.block_at(), &mut context.registers) };
-    // Release: what it has done in the guest. From here on it uses nothing that it remembers before it loads the space again.
+    // Release: what it has done in the guest. From here on it uses nothing that it remembers before
+    // it loads the space again.
     me.passages.fetch_add(1, Ordering::Release);
     let doing = Doing::told(world, me);
     here.receive(&doing);

@@ -1,4 +1,5 @@
-//! The last exits of a vCPU. A guest that meets a triple fault says nothing any more; what led to it is said for it.
+//! The last exits of a vCPU. A guest that meets a triple fault says nothing any more; what led to
+//! it is said for it.
 
 use core::fmt;
 

@@ -132,7 +132,8 @@ const TSC_AUX: u32 = 0xc000_0103;
 const INTERRUPTS_ON: u64 = 1 << 9;
 
 impl Context {
-    /// A vCPU that waits to be started. `ports` and `registers` are the bitmaps of what it leaves at.
+    /// A vCPU that waits to be started. `ports` and `registers` are the bitmaps of what it leaves
+    /// at.
     pub fn new(
         vcpu: &'static Vcpu,
         block: &'static mut Block,
@@ -231,7 +232,8 @@ impl Context {
             || takes && self.apic.pending(self.vcpu, self.task()).is_some()
     }
 
-    /// Says what is delivered when it is entered: what was cut short, NMI, an interrupt; or that it leaves when it takes one.
+    /// Says what is delivered when it is entered: what was cut short, NMI, an interrupt; or that it
+    /// leaves when it takes one.
     pub fn prepare(&mut self) {
         let task = self.task();
         let block = &mut *self.block;
@@ -256,7 +258,8 @@ impl Context {
         }
     }
 
-    /// Looks after what was being delivered when it left. What a software interrupt has begun begins again by itself.
+    /// Looks after what was being delivered when it left. What a software interrupt has begun
+    /// begins again by itself.
     pub fn left(&mut self) {
         self.block.inject = 0;
         let cut_short = self.block.interrupted;

@@ -1,7 +1,8 @@
-//! The guest's memory: it lies in a row in the host's at first, and is mapped where it is touched. Which frame is behind a page
-//! [`memory`](common::memory) says.
+//! The guest's memory: it lies in a row in the host's at first, and is mapped where it is touched.
+//! Which frame is behind a page [`memory`](common::memory) says.
 //!
-//! The guest takes its memory for what begins at address 0. An access outside of it ends in a fault of the guest's own.
+//! The guest takes its memory for what begins at address 0. An access outside of it ends in a fault
+//! of the guest's own.
 
 use core::ptr;
 
@@ -77,7 +78,8 @@ impl Vm {
         self.size
     }
 
-    /// Uses bytes of one page of the guest's memory, which stays where it is meanwhile. `None` if there is no memory.
+    /// Uses bytes of one page of the guest's memory, which stays where it is meanwhile. `None` if
+    /// there is no memory.
     fn with<T>(&self, at: u64, use_them: impl FnOnce(*mut u8) -> T) -> Option<Result<T, Moving>> {
         if at >= self.size {
             return None;
@@ -94,7 +96,8 @@ impl Vm {
         })
     }
 
-    /// Reads quadwords of the guest's memory, which it may write meanwhile, from a multiple of 8 on. `None` if they are not there.
+    /// Reads quadwords of the guest's memory, which it may write meanwhile, from a multiple of 8
+    /// on. `None` if they are not there.
     pub fn read(&self, mut at: u64, mut words: &mut [u64]) -> Option<Result<(), Moving>> {
         while !words.is_empty() {
             let room = ((PAGE - at % PAGE) as usize / 8).min(words.len());
@@ -113,14 +116,15 @@ impl Vm {
         Some(Ok(()))
     }
 
-    /// Writes to the guest's memory. `None` if it is not all there. It waits for pages that are on the move: the processor has no
-    /// vCPU's space loaded.
+    /// Writes to the guest's memory. `None` if it is not all there. It waits for pages that are on
+    /// the move: the processor has no vCPU's space loaded.
     pub fn write(&self, mut at: u64, mut bytes: &[u8]) -> Option<()> {
         while !bytes.is_empty() {
             let room = ((PAGE - at % PAGE) as usize).min(bytes.len());
             let (now, later) = bytes.split_at(room);
             while self.with(at, |to| {
-                // SAFETY: inside of a page of the guest's, which is mapped one to one, and holds nothing of the host's.
+                // SAFETY: inside of a page of the guest's, which is mapped one to one, and holds
+                // nothing of the host's.
                 unsafe { ptr::copy_nonoverlapping(now.as_ptr(), to, now.len()) };
             })? == Err(Moving)
             {

@@ -128,16 +128,18 @@ pub mod segment {
     pub const TASK: usize = 9;
 }
 
-/// Intercepts of the first word (appendix B): interrupts, NMI, SMI, INIT; the window for interrupts; CPUID, INVD, HLT,
-/// INVLPGA; ports, registers, shutdown.
+/// Intercepts of the first word (appendix B): interrupts, NMI, SMI, INIT; the window for
+/// interrupts; CPUID, INVD, HLT, INVLPGA; ports, registers, shutdown.
 pub const INTERCEPT_FIRST: u32 =
     0b1111 | 1 << 18 | 1 << 22 | 1 << 24 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 31;
 /// That of the window, which is there when it is waited for.
 pub const INTERCEPT_WINDOW: u32 = 1 << 4;
-/// Those of the second: VMRUN, VMMCALL, VMLOAD, VMSAVE, STGI, CLGI, SKINIT; MONITOR, MWAIT, MWAIT when armed, XSETBV.
+/// Those of the second: VMRUN, VMMCALL, VMLOAD, VMSAVE, STGI, CLGI, SKINIT; MONITOR, MWAIT, MWAIT
+/// when armed, XSETBV.
 pub const INTERCEPT_SECOND: u32 = 0b111_1111 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13;
 
-/// [`Block::interrupt`]: interrupts go by the guest's flag to the guest, and by the host's to the host (15.21.1).
+/// [`Block::interrupt`]: interrupts go by the guest's flag to the guest, and by the host's to the
+/// host (15.21.1).
 pub const MASK_INTERRUPTS: u64 = 1 << 24;
 /// [`Block::interrupt`]: one is waiting, of the highest priority.
 pub const WINDOW: u64 = 1 << 8 | 0xf << 16 | 1 << 20;
@@ -211,8 +213,8 @@ pub struct Registers {
     pub r15: u64,
 }
 
-/// Runs the guest of the block at this address until it leaves. Interrupts are held off before and after; one that waits has the
-/// guest leave at once.
+/// Runs the guest of the block at this address until it leaves. Interrupts are held off before and
+/// after; one that waits has the guest leave at once.
 ///
 /// # Safety
 /// 1. The block is one of a guest that reaches nothing that is the host's, and `EFER.SVME` is set.

@@ -1,4 +1,5 @@
-//! The crate aarch64-paging: ranges of a mapping that is not active, so that it does no TLB maintenance on any host.
+//! The crate aarch64-paging: ranges of a mapping that is not active, so that it does no TLB
+//! maintenance on any host.
 
 use aarch64_paging::Mapping;
 use aarch64_paging::descriptor::{El1Attributes, PhysicalAddress, UpdatableDescriptor};
@@ -40,7 +41,8 @@ impl Subject for Aarch64Paging {
                     Constraints::NO_BLOCK_MAPPINGS | Constraints::NO_CONTIGUOUS_HINT,
                 ),
                 Operation::Protect => mapping.modify_range(&range, &read_only),
-                // The faster of its two ways. Of a whole table it would detach the table and look at none of its pages.
+                // The faster of its two ways. Of a whole table it would detach the table and look
+                // at none of its pages.
                 Operation::Unmap if calls.pages < MOST => mapping.map_range(
                     &range,
                     PhysicalAddress(0),

@@ -1,5 +1,5 @@
-//! The bare loop: a bare walk to the last table, and the accesses. It looks at nothing on its way, and knows that all tables are
-//! there.
+//! The bare loop: a bare walk to the last table, and the accesses. It looks at nothing on its way,
+//! and knows that all tables are there.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -77,8 +77,8 @@ impl Bare {
 #[inline(always)]
 fn entries(table: u64) -> &'static [AtomicU64; 512] {
     let table = ptr::with_exposed_provenance::<[AtomicU64; 512]>(table as usize);
-    // SAFETY: only tables that were taken from the arena, whose provenance is exposed and which stay mapped, are asked for;
-    // this module reaches them as atomics alone.
+    // SAFETY: only tables that were taken from the arena, whose provenance is exposed and which
+    // stay mapped, are asked for; this module reaches them as atomics alone.
     unsafe { &*table }
 }
 

@@ -1,4 +1,5 @@
-//! Which pages the calls are about: ranges of as many pages, scattered over 1 GiB of tables that exist.
+//! Which pages the calls are about: ranges of as many pages, scattered over 1 GiB of tables that
+//! exist.
 
 use super::super::subject::Work;
 use crate::judge::Expected;
@@ -21,8 +22,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// As many ranges as each table has room for, from its start on, in an order that no prefetcher foresees. Below a whole
-    /// table its last page is left out.
+    /// As many ranges as each table has room for, from its start on, in an order that no prefetcher
+    /// foresees. Below a whole table its last page is left out.
     pub fn scattered(pages: u64) -> Self {
         let in_table = if pages == MOST { 1 } else { (MOST - 1) / pages };
         let mut starts: Vec<u64> = (0..TABLES)
@@ -39,8 +40,8 @@ impl Calls {
         Self { pages, starts }
     }
 
-    /// The last page of every table, which stays mapped for as long as calls are about less than a table, so that no table
-    /// is ever empty. None where they are about whole tables.
+    /// The last page of every table, which stays mapped for as long as calls are about less than a
+    /// table, so that no table is ever empty. None where they are about whole tables.
     pub fn kept(pages: u64) -> Option<Self> {
         (pages < MOST).then(|| Self {
             pages: 1,
@@ -50,7 +51,8 @@ impl Calls {
         })
     }
 
-    /// The same calls in parts of as many each, but for the last. An interruption lengthens one part, and not all.
+    /// The same calls in parts of as many each, but for the last. An interruption lengthens one
+    /// part, and not all.
     pub fn parts(&self) -> Vec<Self> {
         let each = self.count().div_ceil(PARTS).max(1);
         let part = |starts: &[u64]| Self {
@@ -71,8 +73,8 @@ impl Calls {
         self.pages * Work::PAGE
     }
 
-    /// What all queries together should find: the sum of all physical addresses, and one more for each page that can be
-    /// written.
+    /// What all queries together should find: the sum of all physical addresses, and one more for
+    /// each page that can be written.
     pub fn sum(&self, writable: bool) -> u64 {
         self.starts
             .iter()
@@ -82,7 +84,8 @@ impl Calls {
             })
     }
 
-    /// What should be mapped, upwards: these ranges, if they are mapped and in this way, and what is kept.
+    /// What should be mapped, upwards: these ranges, if they are mapped and in this way, and what
+    /// is kept.
     pub fn expected(&self, kept: Option<&Self>, mapped: Option<bool>) -> Vec<Expected> {
         let ranges = |calls: &Self, writable: bool| -> Vec<Expected> {
             let bytes = calls.bytes();

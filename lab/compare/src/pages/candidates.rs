@@ -45,8 +45,8 @@ impl Candidate {
     }
 }
 
-/// Everything that is measured of a format: the bare loop first, without and with flags of hardware, then the crates that write
-/// it, if they are `chosen`.
+/// Everything that is measured of a format: the bare loop first, without and with flags of
+/// hardware, then the crates that write it, if they are `chosen`.
 pub fn candidates(architecture: Architecture, chosen: impl Fn(&str) -> bool) -> Vec<Candidate> {
     let version = |name| {
         let known = CANDIDATES.iter().find(|candidate| candidate.name == name);

@@ -1,5 +1,6 @@
-//! A fault of a guest on one page, through [`Guest`], as a handler makes it that many virtual CPUs run: classify, look up,
-//! map, finish. One processor faults here; what it does is what it would do beside others.
+//! A fault of a guest on one page, through [`Guest`], as a handler makes it that many virtual CPUs
+//! run: classify, look up, map, finish. One processor faults here; what it does is what it would do
+//! beside others.
 
 use std::ptr::{self, NonNull};
 use std::time::Instant;
@@ -63,8 +64,8 @@ impl<'s> States for Epochs<'s> {
 
     #[inline(always)]
     fn enter(&self) -> Option<Walking<'_>> {
-        // SAFETY: there is one thread (1.), without interrupts (2.); a walk ends in the edit that starts it (3.); the slots
-        // are local to `faults`, and these epochs' alone (4.).
+        // SAFETY: there is one thread (1.), without interrupts (2.); a walk ends in the edit that
+        // starts it (3.); the slots are local to `faults`, and these epochs' alone (4.).
         unsafe { Epochs::enter(self, 0) }
     }
 
@@ -99,8 +100,8 @@ impl<'s> States for Quiescence<'s> {
 
     #[inline(always)]
     fn pass(&self) {
-        // SAFETY: there is one thread, without interrupts (1.), which calls this between faults, outside of any walk (2.); the
-        // slots are local to `faults`, and these states' alone (3.).
+        // SAFETY: there is one thread, without interrupts (1.), which calls this between faults,
+        // outside of any walk (2.); the slots are local to `faults`, and these states' alone (3.).
         unsafe { Quiescence::pass(self, 0) };
     }
 }
@@ -111,8 +112,9 @@ struct Shared<S> {
     states: S,
 }
 
-// SAFETY: the arena hands out each frame once until it is given back (1.), where it is as long as the program runs, at the
-// address that is its number (2.). There are no links (3.). No processor walks (4. to 6.). A reference is the platform (7.).
+// SAFETY: the arena hands out each frame once until it is given back (1.), where it is as long as
+// the program runs, at the address that is its number (2.). There are no links (3.). No processor
+// walks (4. to 6.). A reference is the platform (7.).
 unsafe impl<S> Platform for Shared<S> {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -159,8 +161,8 @@ unsafe impl<S: States> SharedPlatform for Shared<S> {
     }
 }
 
-/// Faults once on the first page of each call, in tables that exist. Nanoseconds for each, of the part in the middle; all
-/// tables are given back.
+/// Faults once on the first page of each call, in tables that exist. Nanoseconds for each, of the
+/// part in the middle; all tables are given back.
 pub fn round(
     architecture: Architecture,
     told: Told,

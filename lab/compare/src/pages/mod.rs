@@ -1,4 +1,5 @@
-//! `compare --pages`: few pages in a call, scattered over tables that exist, as kernels edit all day.
+//! `compare --pages`: few pages in a call, scattered over tables that exist, as kernels edit all
+//! day.
 
 mod aarch64_paging;
 mod bare;
@@ -75,7 +76,8 @@ struct Row {
     #[serde(skip)]
     ratio_to_least: Option<f64>,
     ratio_to_best_other: Option<f64>,
-    /// Where hardware sets flags: to the best other crate and an exchange for each page, since that overwrites the flags.
+    /// Where hardware sets flags: to the best other crate and an exchange for each page, since that
+    /// overwrites the flags.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_best_other_and_exchanges: Option<f64>,
     spread: f64,
@@ -227,12 +229,14 @@ fn rows(
             let this = &candidates[measurement.candidate];
             let median = measurement.samples.median();
             let operation = measurement.operation;
-            // What the bare loop does in the same way whether hardware sets flags or not is measured once.
+            // What the bare loop does in the same way whether hardware sets flags or not is
+            // measured once.
             let bare = best(operation, &|other| {
                 other.is_limit() && other.hardware_flags == this.hardware_flags
             })
             .or_else(|| best(operation, &Candidate::is_limit));
-            // What is not to map over something looks first: a load and a store, as the bare loop of protect has them.
+            // What is not to map over something looks first: a load and a store, as the bare loop
+            // of protect has them.
             let least = match operation {
                 Operation::Map => best(Operation::Protect, &|other| {
                     other.is_limit() && !other.hardware_flags
@@ -335,7 +339,8 @@ fn text(report: &Report<Parameters, Row>) -> String {
     text
 }
 
-/// The figures of the engine beside those of the bare loop and of the best other crate; nothing without the engine.
+/// The figures of the engine beside those of the bare loop and of the best other crate; nothing
+/// without the engine.
 fn ratios<'r, I: Iterator<Item = &'r Row>>(
     parameters: &Parameters,
     format: Architecture,
@@ -408,8 +413,8 @@ const MISSED: char = '*';
 /// And of one that the bare loop would not reach.
 const BARRED: char = '^';
 
-/// How a figure of the engine does that is so many times as fast as the best other crate, and takes so many times as long as the
-/// least that the work takes.
+/// How a figure of the engine does that is so many times as fast as the best other crate, and takes
+/// so many times as long as the least that the work takes.
 fn judge(against_best: Option<f64>, to_least: Option<f64>, aim: f64) -> char {
     match (against_best, to_least) {
         (Some(ratio), Some(times)) if ratio < aim && ratio * times < aim => BARRED,

@@ -1,4 +1,5 @@
-//! The crate page_table_multiarch: one cursor for all calls, whose drop would flush; for one page its calls for one page.
+//! The crate page_table_multiarch: one cursor for all calls, whose drop would flush; for one page
+//! its calls for one page.
 
 use std::fmt;
 
@@ -62,7 +63,8 @@ const PXN: u64 = 1 << 53;
 const UXN: u64 = 1 << 54;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
-/// An entry of Arm. Of flags it knows those that are asked for here: memory is normal, and the kernel's.
+/// An entry of Arm. Of flags it knows those that are asked for here: memory is normal, and the
+/// kernel's.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Arm64Entry(u64);

@@ -1,4 +1,5 @@
-//! The comparison as lines: a panel for each operation and format, nanoseconds for each page against the pages in a call.
+//! The comparison as lines: a panel for each operation and format, nanoseconds for each page
+//! against the pages in a call.
 
 use super::subject::Operation;
 use super::{BARE, Parameters, Row};

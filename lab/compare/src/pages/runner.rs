@@ -1,5 +1,5 @@
-//! The rounds: each operation is done by all subjects in turn before the next, so that what disturbs the computer for a
-//! while disturbs all of them alike.
+//! The rounds: each operation is done by all subjects in turn before the next, so that what
+//! disturbs the computer for a while disturbs all of them alike.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -36,7 +36,8 @@ pub struct Measurement {
     pub samples: Samples,
 }
 
-/// Memory for the tables of every subject, one arena each, which is used for one comparison after the other.
+/// Memory for the tables of every subject, one arena each, which is used for one comparison after
+/// the other.
 pub struct Arenas(Vec<Arena>);
 
 impl Arenas {
@@ -99,7 +100,8 @@ impl Worker<'_> {
 
     /// Makes the tables.
     fn begin(&mut self, kept: Option<&Calls>) -> Result<(), Error> {
-        // SAFETY: the subject that had this arena before has given every frame back, which `finish` has checked.
+        // SAFETY: the subject that had this arena before has given every frame back, which `finish`
+        // has checked.
         unsafe { self.arena.start_round() }?;
         let begun = self.subject.begin(self.arena);
         self.named("begin", begun)?;
@@ -159,7 +161,8 @@ impl Worker<'_> {
     }
 }
 
-/// Runs `rounds` rounds after one that does not count, in which all tables are checked entry by entry.
+/// Runs `rounds` rounds after one that does not count, in which all tables are checked entry by
+/// entry.
 pub fn run(
     architecture: Architecture,
     candidates: &[Candidate],
@@ -191,13 +194,15 @@ pub fn run(
             architecture.name(),
             if round == 0 { ", checked" } else { "" }
         ));
-        // Memory is not everywhere as fast, for what it shares caches with: each subject has each arena in turn.
+        // Memory is not everywhere as fast, for what it shares caches with: each subject has each
+        // arena in turn.
         for (number, worker) in workers.iter_mut().enumerate() {
             worker.arena = arenas.0[(number + round) % candidates.len()];
             worker.begin(kept)?;
         }
         for operation in Operation::ALL {
-            // What is before a subject leaves the caches to it: no subject is always behind the same other one.
+            // What is before a subject leaves the caches to it: no subject is always behind the
+            // same other one.
             for last in (1..order.len()).rev() {
                 order.swap(last, random.below(last as u64 + 1) as usize);
             }

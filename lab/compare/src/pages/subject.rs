@@ -40,10 +40,11 @@ impl Operation {
     }
 }
 
-/// A crate, or the bare loop, in one format. A cycle maps, queries, protects and unmaps the same ranges, in one order.
+/// A crate, or the bare loop, in one format. A cycle maps, queries, protects and unmaps the same
+/// ranges, in one order.
 ///
-/// All tables come from the arena that `begin` was given, and no reference into a table outlives the call that made it. An
-/// error is one line.
+/// All tables come from the arena that `begin` was given, and no reference into a table outlives
+/// the call that made it. An error is one line.
 pub trait Subject {
     /// Makes an empty space. Not timed.
     fn begin(&mut self, arena: Arena) -> Result<(), String>;
@@ -51,8 +52,8 @@ pub trait Subject {
     /// From here on the tables count as used by processors. Not timed.
     fn go_live(&mut self) {}
 
-    /// Does the operation in each of the ranges by a call of its own, and whatever is to be done once for all of them. Of
-    /// queries: the sum of the [answers](super::calls::answer).
+    /// Does the operation in each of the ranges by a call of its own, and whatever is to be done
+    /// once for all of them. Of queries: the sum of the [answers](super::calls::answer).
     fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String>;
 
     /// The address of the root table.

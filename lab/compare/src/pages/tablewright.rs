@@ -1,5 +1,5 @@
-//! Our own engine: attributes encoded once, a call for each range, and one gather for all calls; for one page its calls for one
-//! page.
+//! Our own engine: attributes encoded once, a call for each range, and one gather for all calls;
+//! for one page its calls for one page.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -28,7 +28,8 @@ struct Edited<F: Format<Input = Va>> {
 }
 
 impl<F: Format<Input = Va>> Tablewright<F> {
-    /// Where hardware sets flags, what is mapped is neither accessed nor dirty, so that it may set them at any time.
+    /// Where hardware sets flags, what is mapped is neither accessed nor dirty, so that it may set
+    /// them at any time.
     pub fn new(hardware_flags: bool) -> Self {
         Self {
             hardware_flags,

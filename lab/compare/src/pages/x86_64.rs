@@ -39,7 +39,8 @@ impl Subject for X8664 {
                     let mut memory = PhysAddr::new(physical(start));
                     for page in pages(start, calls) {
                         let frame = PhysFrame::<Size4KiB>::containing_address(memory);
-                        // SAFETY: the tables are never used by a processor, so no mapping can be unsafe.
+                        // SAFETY: the tables are never used by a processor, so no mapping can be
+                        // unsafe.
                         unsafe { mapper.map_to(page, frame, READ_WRITE, frames) }
                             .map_err(|error| format!("{error:?}"))?
                             .ignore();

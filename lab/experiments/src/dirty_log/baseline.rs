@@ -1,9 +1,10 @@
-//! Disabling as published: under the lock for reading, one table after the other is detached, and the next fault maps its memory
-//! in a large leaf.
+//! Disabling as published: under the lock for reading, one table after the other is detached, and
+//! the next fault maps its memory in a large leaf.
 //!
-//! What stands for a table that is being taken away is *frozen*: a fault that finds it leaves the lock, and the guest faults again.
-//! Everything below is *processed*: each entry is frozen by an exchange, for good, and what it was is accounted for. All vCPUs
-//! *flush*: they forget. Then the entry is *unfrozen*: it is a hole, and the next fault may fill it. The change is about the
+//! What stands for a table that is being taken away is *frozen*: a fault that finds it leaves the
+//! lock, and the guest faults again. Everything below is *processed*: each entry is frozen by an
+//! exchange, for good, and what it was is accounted for. All vCPUs *flush*: they forget. Then the
+//! entry is *unfrozen*: it is a hole, and the next fault may fill it. The change is about the
 //! order:
 //!
 //! | | |
@@ -14,12 +15,13 @@
 //! | after | freeze, flush, unfreeze, process |
 //! | in place | put the large leaf in the place of the table, process; flush when the thread gives way |
 //!
-//! *In place* is of a later change (Linux 6.13): nothing is frozen, no fault has to map anything again, and one flush is for all tables
-//! between two points at which the thread is asked to give its processor to another, because it may not keep what has not been flushed
-//! beyond that.
+//! *In place* is of a later change (Linux 6.13): nothing is frozen, no fault has to map anything
+//! again, and one flush is for all tables between two points at which the thread is asked to give
+//! its processor to another, because it may not keep what has not been flushed beyond that.
 //!
-//! Unfreezing before the flush is right only because the same memory comes back. A page that is merely protected is made
-//! writable by a fault without the lock. Tables are freed later, and not measured.
+//! Unfreezing before the flush is right only because the same memory comes back. A page that is
+//! merely protected is made writable by a fault without the lock. Tables are freed later, and not
+//! measured.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -50,7 +52,8 @@ pub enum Order {
     InPlace,
 }
 
-/// How long the thread works before it is asked to give way: by the 76 flushes that were published for 4.79 s.
+/// How long the thread works before it is asked to give way: by the 76 flushes that were published
+/// for 4.79 s.
 const GIVES_WAY: Time = Time::ms(63);
 
 pub struct Baseline<'w, 'm, F> {
@@ -176,7 +179,8 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
         self.world.flushes.update(|flushes| flushes + 1);
     }
 
-    /// The vCPU forgets what has led to a fault: processors with EPT do by themselves (Intel SDM vol. 3, 30.4.3.1).
+    /// The vCPU forgets what has led to a fault: processors with EPT do by themselves (Intel SDM
+    /// vol. 3, 30.4.3.1).
     fn forget_here(&self, at: u64) {
         let first = at & !(leaf_bytes(self.world.leaf) - 1);
         let stale = Stale {

@@ -1,4 +1,5 @@
-//! A case of the well-known test, and the run that stands for it: with all of its pages, or with a part of them.
+//! A case of the well-known test, and the run that stands for it: with all of its pages, or with a
+//! part of them.
 
 use tablewright_machine::Profile;
 

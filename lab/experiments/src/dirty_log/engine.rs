@@ -1,7 +1,9 @@
-//! The engine's own way: large leaves are put in the place of tables, which stay in use until then, and many are flushed together.
+//! The engine's own way: large leaves are put in the place of tables, which stay in use until then,
+//! and many are flushed together.
 //!
-//! What was detached is reclaimed at the end, when all have forgotten it. No entry is ever frozen, so no vCPU waits. The same host serves the faults
-//! of all phases before, whichever way comes last.
+//! What was detached is reclaimed at the end, when all have forgotten it. No entry is ever frozen,
+//! so no vCPU waits. The same host serves the faults of all phases before, whichever way comes
+//! last.
 
 use std::cell::RefCell;
 
@@ -39,7 +41,8 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
         self.world.cpu().spend(LOOK_AWAY);
     }
 
-    /// Completes what was gathered, and reclaims what was detached when walks that may hold it are over.
+    /// Completes what was gathered, and reclaims what was detached when walks that may hold it are
+    /// over.
     pub fn finish(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>) {
         self.finish_deferred(gather.issue().complete());
     }

@@ -1,18 +1,21 @@
 //! The well-known test of dirty logging on the software machine, phase by phase.
 //!
-//! The guest's memory is populated, logged, written, and the log read and cleared, as often as asked; all of that is the engine's in
-//! every run. Then the log is disabled, by one of the ways, while the vCPUs go on with their accesses if that is asked for.
+//! The guest's memory is populated, logged, written, and the log read and cleared, as often as
+//! asked; all of that is the engine's in every run. Then the log is disabled, by one of the ways,
+//! while the vCPUs go on with their accesses if that is asked for.
 //!
 //! # Scale
 //!
-//! The published case has 109 million pages. A run has fewer, in one or both of two manners: a page of the host is *smaller*, so that
-//! each table that is taken apart stands for a tree of them, or there are *fewer* of these. What takes as long as there are entries
-//! is multiplied by both, what is done once for a page of the host, such as a flush, by the second alone.
+//! The published case has 109 million pages. A run has fewer, in one or both of two manners: a page
+//! of the host is *smaller*, so that each table that is taken apart stands for a tree of them, or
+//! there are *fewer* of these. What takes as long as there are entries is multiplied by both, what
+//! is done once for a page of the host, such as a flush, by the second alone.
 //!
 //! # By hardware
 //!
-//! Where hardware logs what is written, each vCPU has a page of 512 entries. It marks what is there in the bitmap each time that it
-//! leaves the guest, which it does when the page is full, for a load of each entry and an exchange of its word.
+//! Where hardware logs what is written, each vCPU has a page of 512 entries. It marks what is there
+//! in the bitmap each time that it leaves the guest, which it does when the page is full, for a
+//! load of each entry and an exchange of its word.
 
 mod baseline;
 mod case;
@@ -55,7 +58,8 @@ pub enum How {
     UnfreezeFirst,
     /// Freeze, flush, unfreeze, process, as published
     After,
-    /// In place, a large leaf for each table, and a flush when the thread gives way: as published later
+    /// In place, a large leaf for each table, and a flush when the thread gives way: as published
+    /// later
     InPlace,
     /// By the engine, in place
     Tablewright,
@@ -91,7 +95,8 @@ pub enum By {
     /// The first write to each page faults
     #[default]
     Faults,
-    /// Hardware, in a log of 512 pages for each vCPU, which leaves the guest when that is full (Intel's PML)
+    /// Hardware, in a log of 512 pages for each vCPU, which leaves the guest when that is full
+    /// (Intel's PML)
     Modification,
 }
 
@@ -193,8 +198,8 @@ pub struct Ran {
     pub faults: u64,
     /// Faults after which nothing had changed.
     pub retries: u64,
-    /// From the issue of an access of the guest to its completion, where that took longer than it takes to leave the guest: how long,
-    /// and how many such there are.
+    /// From the issue of an access of the guest to its completion, where that took longer than it
+    /// takes to leave the guest: how long, and how many such there are.
     pub stalls: Vec<(Time, u64)>,
     /// Times that a vCPU left its guest because hardware's log was full.
     pub log_full: u64,
@@ -250,7 +255,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
     let architecture = Architecture {
         hardware_access: of_profile.hardware_access || by_hardware,
         hardware_dirty: of_profile.hardware_dirty || by_hardware,
-        // The TLBs of all vCPUs fit into the caches of this computer; what misses is said by the model.
+        // The TLBs of all vCPUs fit into the caches of this computer; what misses is said by the
+        // model.
         tlb_sets: of_profile.tlb_sets.min(16),
         ..of_profile
     };
@@ -422,7 +428,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         (done, cpu.now().saturating_sub(begin) * scale)
     }
 
-    /// How long a call of the host takes: what it does, multiplied, and to call it, which is as long for any memory.
+    /// How long a call of the host takes: what it does, multiplied, and to call it, which is as
+    /// long for any memory.
     fn called<T>(&self, cpu: Cpu<'_>, work: impl FnOnce() -> T) -> (T, Time) {
         let Scale { smaller, fewer } = self.job.scale;
         let (done, took) = self.timed(cpu, smaller * fewer, work);
@@ -676,7 +683,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let Some(&page) = self.logs.get(cpu.id()) else {
             return;
         };
-        // SAFETY: a page that is taken for this, of words that are atomic, and lives as long as the machine.
+        // SAFETY: a page that is taken for this, of words that are atomic, and lives as long as the
+        // machine.
         let words = unsafe { self.world.mapper.table(page, Level::PAGE).cast().as_ref() };
         let index = self.machine.modification_index(cpu.id());
         let bitmap = |slot: &Slot| self.bitmaps.get(usize::from(slot.id));
@@ -693,8 +701,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         }
     }
 
-    /// The fault of a guest's guest: the tables of the hypervisor that is a guest are walked, and what is made of both is
-    /// changed under one lock.
+    /// The fault of a guest's guest: the tables of the hypervisor that is a guest are walked, and
+    /// what is made of both is changed under one lock.
     fn nested<T>(&self, cpu: Cpu<'_>, handle: impl FnOnce() -> T) -> T {
         if !self.job.options.nested {
             return handle();
@@ -722,8 +730,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         (first..first + each).step_by(PAGE as usize)
     }
 
-    /// As many accesses as there are pages. While logging is disabled, what is large again is left alone: it would take this
-    /// computer time, and show nothing.
+    /// As many accesses as there are pages. While logging is disabled, what is large again is left
+    /// alone: it would take this computer time, and show nothing.
     fn pass(&self, cpu: Cpu<'_>, random: &mut Random, goes_on: impl Fn() -> bool) {
         let each = self.each() / PAGE;
         let mut own = self.own(cpu);
@@ -763,7 +771,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
                 continue;
             }
             faulted = true;
-            // Out of the guest and back into it; what a host does besides it does for a fault that it can serve.
+            // Out of the guest and back into it; what a host does besides it does for a fault that
+            // it can serve.
             let back = (self.machine.costs().exit * 2).min(self.machine.costs().exception);
             cpu.spend(back);
             let handled = self.nested(cpu, || match disabling {
@@ -796,8 +805,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         }
     }
 
-    /// A vCPU that waited for an entry waited for work on tables, of which there is more than was done. What happens to a page
-    /// happens to all that it stands for.
+    /// A vCPU that waited for an entry waited for work on tables, of which there is more than was
+    /// done. What happens to a page happens to all that it stands for.
     fn stall(&self, took: Time, waited: Time, page: bool) {
         let Scale { smaller, fewer } = self.job.scale;
         let took = took.saturating_sub(waited) + waited * smaller;

@@ -2,21 +2,25 @@
 //!
 //! # Contention
 //!
-//! With all vCPUs at work, taking an entry out of a table was published to take 65 times as long as it takes alone. What they
-//! contend for is not known. The model is a queue with a way to it: **a line that is not in the cache of its CPU comes through one
-//! queue, which serves one line at a time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)), **and takes a
-//! [`latency`](tablewright_machine::Costs::latency) besides, which CPUs spend side by side**. Tables that a log splits ahead are
-//! allocated by the one thread that starts it, on its node of memory, so that all vCPUs fetch from there.
+//! With all vCPUs at work, taking an entry out of a table was published to take 65 times as long as
+//! it takes alone. What they contend for is not known. The model is a queue with a way to it: **a
+//! line that is not in the cache of its CPU comes through one queue, which serves one line at a
+//! time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)), **and takes a
+//! [`latency`](tablewright_machine::Costs::latency) besides, which CPUs spend side by side**.
+//! Tables that a log splits ahead are allocated by the one thread that starts it, on its node of
+//! memory, so that all vCPUs fetch from there.
 //!
-//! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it writes, and then, with the
-//!   address known, the line that it writes, which is in memory of its own: a latency more. With large leaves the table is in its cache.
-//!   So contention goes away as memory is collapsed; and while few vCPUs are left none waits in the queue, because each is longer on
-//!   its way than the queue takes for all of them.
-//! * Taking a small leaf away marks the page accessed and dirty in the records that the host has of it, two lines: its own, and
-//!   that of the huge page that it is part of.
-//! * The lines of a table come one behind the other once the first is there, as hardware has them come that is read in order.
-//! * A line of the guest's host, with the lock that faults take for reading and the counts of leaves, is fetched by a CPU that
-//!   was not the last to have it.
+//! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it
+//!   writes, and then, with the address known, the line that it writes, which is in memory of its
+//!   own: a latency more. With large leaves the table is in its cache. So contention goes away as
+//!   memory is collapsed; and while few vCPUs are left none waits in the queue, because each is
+//!   longer on its way than the queue takes for all of them.
+//! * Taking a small leaf away marks the page accessed and dirty in the records that the host has of
+//!   it, two lines: its own, and that of the huge page that it is part of.
+//! * The lines of a table come one behind the other once the first is there, as hardware has them
+//!   come that is read in order.
+//! * A line of the guest's host, with the lock that faults take for reading and the counts of
+//!   leaves, is fetched by a CPU that was not the last to have it.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -158,7 +162,8 @@ impl<'m> World<'m> {
     }
 
     pub fn entry(&self, table: Pa, level: Level, index: usize) -> NonNull<Entry> {
-        // SAFETY: a table of the tree, or one that was detached from it; none is freed while it is in use. An index of the format.
+        // SAFETY: a table of the tree, or one that was detached from it; none is freed while it is
+        // in use. An index of the format.
         unsafe { self.mapper.table(table, level).add(index) }
     }
 

@@ -1,9 +1,10 @@
-//! One boot on the software machine: the linear map of a plan, made in one of the published ways or in the engine's.
+//! One boot on the software machine: the linear map of a plan, made in one of the published ways or
+//! in the engine's.
 //!
-//! One CPU runs on the tables that it builds, in virtual time. What is there before the clock starts is what a kernel
-//! finds: a root with a fixmap in it, loaded. Table memory is part of the RAM that is mapped. All other addresses are
-//! forbidden, so that a mapping of them, used or not, breaks a rule of the machine; and a run that breaks any rule has no
-//! figures.
+//! One CPU runs on the tables that it builds, in virtual time. What is there before the clock
+//! starts is what a kernel finds: a root with a fixmap in it, loaded. Table memory is part of the
+//! RAM that is mapped. All other addresses are forbidden, so that a mapping of them, used or not,
+//! breaks a rule of the machine; and a run that breaks any rule has no figures.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -32,15 +33,16 @@ const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
 /// How much memory is added after the boot.
 const ADDED: u64 = 1 << 30;
 
-/// Boots machines one after the other, and keeps the memory of the last for the next: the host then need not provide it
-/// again.
+/// Boots machines one after the other, and keeps the memory of the last for the next: the host then
+/// need not provide it again.
 #[derive(Default)]
 pub struct Boots {
     memory: Option<Memory>,
 }
 
 impl Boots {
-    /// Boots a machine of this profile and makes the linear map of the plan, which is of pages only.
+    /// Boots a machine of this profile and makes the linear map of the plan, which is of pages
+    /// only.
     pub fn run(&mut self, profile: &Profile, step: Step, plan: &Plan) -> Result<Ran, Error> {
         let regime = profile.architecture.regime;
         let (frames, first) = table_memory(plan, regime).map_err(Error::Usage)?;
@@ -83,11 +85,13 @@ impl Boots {
     }
 }
 
-/// How many frames there are for tables, and where: at the end of the last RAM that has room for them.
+/// How many frames there are for tables, and where: at the end of the last RAM that has room for
+/// them.
 fn table_memory(plan: &Plan, regime: Regime) -> Result<(usize, u64), String> {
     let shift = regime.page_shift();
-    // What is added later takes as many tables as it has blocks, and one or two above them; the coarse map has one for
-    // each block of table memory that it does not map as a whole, and the fixmap one at each level.
+    // What is added later takes as many tables as it has blocks, and one or two above them; the
+    // coarse map has one for each block of table memory that it does not map as a whole, and the
+    // fixmap one at each level.
     let per_table = 1 << (shift - 3);
     let later = (ADDED >> shift).div_ceil(per_table) + 2;
     let frames = plan.tables_bound() + later + plan.tables_bound() / per_table + 32;
@@ -183,7 +187,8 @@ struct Finished<'m> {
     page_shift: u32,
 }
 
-// SAFETY: each frame is at its own place in the linear map, which stays, and the machine checks each use (1.).
+// SAFETY: each frame is at its own place in the linear map, which stays, and the machine checks
+// each use (1.).
 unsafe impl Window for Finished<'_> {
     unsafe fn open(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         self.map
@@ -254,13 +259,14 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
             memory: map.memory(),
             attrs: Attrs::KERNEL_DATA,
         };
-        // SAFETY: there are so many entries of the table, zero, valid as long as the machine; this is the only fixmap.
+        // SAFETY: there are so many entries of the table, zero, valid as long as the machine; this
+        // is the only fixmap.
         let fixmap = unsafe { Fixmap::new(Va::new(FIXMAP), self.slots, self.mapper.slots(FIXMAP)) };
         let counted = Counted::new(self.mapper, &fixmap);
         match way {
             Way::Published(techniques) => self.timed(&counted, || {
-                // SAFETY: the root is that of this space; it and all frames of the machine can be shown in the
-                // fixmap, and there is no other editor.
+                // SAFETY: the root is that of this space; it and all frames of the machine can be
+                // shown in the fixmap, and there is no other editor.
                 unsafe {
                     tablewright_linear::build::<F, _, _>(techniques, &counted, &fixmap, &goal)
                 }
@@ -365,8 +371,8 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         fixmap: &Fixmap<MachineSlots<'m>>,
         goal: &Goal<'_>,
     ) -> Result<(), String> {
-        // SAFETY: the root is that of this space, which only we edit; it and all frames of the machine can be shown in
-        // the fixmap.
+        // SAFETY: the root is that of this space, which only we edit; it and all frames of the
+        // machine can be shown in the fixmap.
         unsafe { engine::through_slots::<F, _, _>(platform, fixmap, goal) }
             .map_err(|error| error.to_string())
     }
@@ -397,7 +403,8 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         let goal = Goal { memory, ..*goal };
         self.timed(counted, || {
             let all = Technique::ALL.into_iter().collect();
-            // SAFETY: the root is that of this space, whose tables are all in the linear map; there is no other editor.
+            // SAFETY: the root is that of this space, whose tables are all in the linear map; there
+            // is no other editor.
             let mapped = unsafe {
                 match way {
                     Way::Late => {
@@ -420,8 +427,9 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         span_of(start, ADDED)
     }
 
-    /// The pages of the map translate as they should, and the CPU may do with each stretch what it should: all pages of
-    /// a small map; of a large one the first and the last of each table, and no fewer entries than pages were written.
+    /// The pages of the map translate as they should, and the CPU may do with each stretch what it
+    /// should: all pages of a small map; of a large one the first and the last of each table, and
+    /// no fewer entries than pages were written.
     fn check(&self, way: Way, plan: &Plan, entries: u64) -> Result<(), String> {
         const SMALL: u64 = 1 << 18;
         let (page, table) = (1 << F::PAGE_SHIFT, 1 << (F::PAGE_SHIFT + F::INDEX_BITS));
@@ -528,14 +536,16 @@ mod tests {
                     assert_eq!(touched, (0, 0, 0), "{regime:?} {}", step.name);
                     assert!(ran.entries >= ADDED >> regime.page_shift());
                 } else {
-                    // The coarse map has entries as well, and the engine links some tables by plain stores.
+                    // The coarse map has entries as well, and the engine links some tables by plain
+                    // stores.
                     let more = ran.entries - (plan.bytes() >> regime.page_shift());
                     assert!(if step == Step::TABLEWRIGHT {
                         more > 0
                     } else {
                         more == 0
                     });
-                    // The root was there, and tables above the last level may be shared with the fixmap.
+                    // The root was there, and tables above the last level may be shared with the
+                    // fixmap.
                     let most = plan.tables_bound() - 1;
                     let shared = most.checked_sub(ran.tables);
                     assert!(shared.is_some_and(|shared| shared <= 3), "{shared:?}");

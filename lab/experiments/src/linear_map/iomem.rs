@@ -5,10 +5,10 @@
 //!   01000000-02209987 : Kernel code
 //! ```
 //!
-//! Two spaces of indentation are one level of nesting; addresses are hexadecimal and *both* inclusive. RAM is what is
-//! named `System RAM`, with whatever the driver that plugged it adds in brackets, at any depth: hot-plugged memory sits
-//! below the device that brought it. What is `reserved` inside RAM is RAM that is in use; what is `Reserved`
-//! outside is not RAM.
+//! Two spaces of indentation are one level of nesting; addresses are hexadecimal and *both*
+//! inclusive. RAM is what is named `System RAM`, with whatever the driver that plugged it adds in
+//! brackets, at any depth: hot-plugged memory sits below the device that brought it. What is
+//! `reserved` inside RAM is RAM that is in use; what is `Reserved` outside is not RAM.
 
 use std::fmt;
 
@@ -23,7 +23,8 @@ pub struct MemoryMap {
     pub rodata: Vec<Extent>,
 }
 
-/// Physical addresses from `start` to `last`, both inclusive, so that the last byte of the address space has a place.
+/// Physical addresses from `start` to `last`, both inclusive, so that the last byte of the address
+/// space has a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
     /// The first byte.

@@ -1,4 +1,5 @@
-//! The linear map of a kernel that boots, on the software machine: in the published ways, and by the engine.
+//! The linear map of a kernel that boots, on the software machine: in the published ways, and by
+//! the engine.
 
 mod boot;
 pub mod iomem;

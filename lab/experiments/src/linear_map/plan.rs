@@ -1,4 +1,5 @@
-//! From a memory map to what the linear map shall hold: which ranges, with which permissions, in how many tables.
+//! From a memory map to what the linear map shall hold: which ranges, with which permissions, in
+//! how many tables.
 
 use serde::Serialize;
 
@@ -40,7 +41,8 @@ impl Span {
 pub enum Leaves {
     /// The largest that fit, with the contiguous hint where the format has one.
     Largest,
-    /// Pages only and no hint, so that the permissions of every page can be changed alone: `rodata=full`.
+    /// Pages only and no hint, so that the permissions of every page can be changed alone:
+    /// `rodata=full`.
     Pages,
 }
 
@@ -152,7 +154,8 @@ impl Plan {
             .map(|level| {
                 let touched = tables_at(self.format, level, &ranges);
                 if self.leaves == Leaves::Largest && self.format.has_leaf(level + 1) {
-                    // Such a table is needed only where a span begins or ends within what it covers.
+                    // Such a table is needed only where a span begins or ends within what it
+                    // covers.
                     touched.min(2 * ranges.len() as u64)
                 } else {
                     touched

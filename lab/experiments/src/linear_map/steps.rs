@@ -1,4 +1,5 @@
-//! The steps of the boot-time linear map: the techniques that others published, one after the other, and our own way.
+//! The steps of the boot-time linear map: the techniques that others published, one after the
+//! other, and our own way.
 
 use tablewright_linear::{Technique, Techniques};
 
@@ -7,7 +8,8 @@ use tablewright_linear::{Technique, Techniques};
 pub enum Way {
     /// As published, with these techniques.
     Published(Techniques),
-    /// The engine's own way: all table memory through one coarse map, which is used while the map is built.
+    /// The engine's own way: all table memory through one coarse map, which is used while the map
+    /// is built.
     Tablewright,
     /// As published with all techniques, through a map of all RAM to its own address.
     OneToOne,

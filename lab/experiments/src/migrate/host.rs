@@ -219,7 +219,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         });
     }
 
-    /// A period is over, if it was long enough or nothing else is known: rates, and how much to slow the guest down.
+    /// A period is over, if it was long enough or nothing else is known: rates, and how much to
+    /// slow the guest down.
     fn period(&self, cpu: Cpu<'_>, last: bool, sending: &mut Sending, ran: &mut Ran) {
         let lasted = cpu.now() - sending.since;
         if lasted == Time::ZERO || lasted < self.job.period && !(last && ran.dirty_rate == 0.0) {
@@ -245,8 +246,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 
     /// Sends until so few pages are left at the end of a slice, or none at any time, or time is up.
     ///
-    /// To stop at the page with which few enough are left would be to look at the log for ever: while that is done the guest
-    /// writes one more.
+    /// To stop at the page with which few enough are left would be to look at the log for ever:
+    /// while that is done the guest writes one more.
     fn send(
         &self,
         cpu: Cpu<'_>,
@@ -343,8 +344,8 @@ impl Sending {
         self.found += new;
     }
 
-    /// Whether a page is to be sent. It is not any more; that there are fewer is for the caller to say, once for many: rustc
-    /// 1.95 loses the subtraction where both are in one loop.
+    /// Whether a page is to be sent. It is not any more; that there are fewer is for the caller to
+    /// say, once for many: rustc 1.95 loses the subtraction where both are in one loop.
     pub(super) fn take(&mut self, page: u64) -> bool {
         let word = &mut self.to_send[(page / 64) as usize];
         let bit = 1 << (page % 64);

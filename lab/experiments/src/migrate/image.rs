@@ -1,4 +1,5 @@
-//! What the guest's memory holds: a version for each page, and which pages are known to be writable.
+//! What the guest's memory holds: a version for each page, and which pages are known to be
+//! writable.
 
 use std::cell::Cell;
 

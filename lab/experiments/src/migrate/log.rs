@@ -148,7 +148,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         Ok(())
     }
 
-    /// Looks at the log: what was written is to be sent. Where pages are protected by chunks, their marks stay until then.
+    /// Looks at the log: what was written is to be sent. Where pages are protected by chunks, their
+    /// marks stay until then.
     pub(super) fn sync(
         &self,
         cpu: Cpu<'_>,
@@ -193,7 +194,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         self.stopped.get() == self.vcpus.len()
     }
 
-    /// Takes marks, and protects what was marked unless it is kept. Every CPU has forgotten it when this returns.
+    /// Takes marks, and protects what was marked unless it is kept. Every CPU has forgotten it when
+    /// this returns.
     fn harvest(
         &self,
         cpu: Cpu<'_>,

@@ -1,20 +1,23 @@
-//! The migration on the software machine: vCPUs that write, a host that logs what they write and sends it.
+//! The migration on the software machine: vCPUs that write, a host that logs what they write and
+//! sends it.
 //!
 //! # What is simulated
 //!
-//! Pages have no contents but a **version**: a write counts it up, sending a page takes it along. At the end the versions at
-//! the destination have to be those of the source, page by page.
+//! Pages have no contents but a **version**: a write counts it up, sending a page takes it along.
+//! At the end the versions at the destination have to be those of the source, page by page.
 //!
-//! A write goes through the tables of the guest, the TLB of its CPU and, if it faults, through the engine. Once a page is
-//! found writable, further writes to it cost the guest what it does with the page, and are not translated one by one: up to
-//! `QUANTUM` of them are done in one step, at its beginning. The host announces before it takes the permission to
-//! write from a page that it will, and says when every CPU has forgotten it; from the announcement on each write is
-//! translated again, and between the two it may succeed by what a TLB remembers. So nothing is written that the hardware
-//! would not let be written, and every write that it would is there to be lost.
+//! A write goes through the tables of the guest, the TLB of its CPU and, if it faults, through the
+//! engine. Once a page is found writable, further writes to it cost the guest what it does with the
+//! page, and are not translated one by one: up to `QUANTUM` of them are done in one step, at its
+//! beginning. The host announces before it takes the permission to write from a page that it will,
+//! and says when every CPU has forgotten it; from the announcement on each write is translated
+//! again, and between the two it may succeed by what a TLB remembers. So nothing is written that
+//! the hardware would not let be written, and every write that it would is there to be lost.
 //!
 //! # The order
 //!
-//! As the engine demands: marks are taken, the pages are protected, the flush is complete, and then they are sent.
+//! As the engine demands: marks are taken, the pages are protected, the flush is complete, and then
+//! they are sent.
 
 mod guest;
 mod host;
@@ -58,7 +61,8 @@ const PHYSICAL: u64 = 1 << 41;
 const QUANTUM: Time = Time::us(20);
 /// So many pages are sent in one step.
 const BATCH: u64 = 64;
-/// So many pages are protected by one flush: the work of a step is bounded, and so is what the machine has to watch.
+/// So many pages are protected by one flush: the work of a step is bounded, and so is what the
+/// machine has to watch.
 const FLUSH: u64 = 1024;
 /// So long QEMU sends before it asks whether the rest is small enough.
 pub const SLICE: Time = Time::ms(50);
@@ -73,9 +77,11 @@ pub const PERIOD: Time = Time::s(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Logging {
-    /// A bitmap; all pages are protected at the start, one by one, and again by chunks before they are sent
+    /// A bitmap; all pages are protected at the start, one by one, and again by chunks before they
+    /// are sent
     Manual,
-    /// A bitmap with everything marked at the start; pages are protected by chunks before they are sent
+    /// A bitmap with everything marked at the start; pages are protected by chunks before they are
+    /// sent
     AllSet,
     /// A bitmap; everything is protected in one step, at the start and in each round
     ProtectAll,
@@ -128,12 +134,14 @@ pub struct Job {
     pub logging: Logging,
     /// Pages of the guest.
     pub pages: u64,
-    /// So many of them held something from the beginning; the others are zeros until they are written.
+    /// So many of them held something from the beginning; the others are zeros until they are
+    /// written.
     pub used: u64,
-    /// So many pages, from the beginning, are mapped before the log is started; the others by the first fault on each.
+    /// So many pages, from the beginning, are mapped before the log is started; the others by the
+    /// first fault on each.
     pub mapped: u64,
-    /// One lock is held by each fault that maps, and while pages are protected, as in kernels of 2017; a fault that only allows writing
-    /// again takes none.
+    /// One lock is held by each fault that maps, and while pages are protected, as in kernels of
+    /// 2017; a fault that only allows writing again takes none.
     pub one_lock: bool,
     /// What a start takes besides protecting, and a look at the log for each word of its bitmap.
     pub host: HostTimes,

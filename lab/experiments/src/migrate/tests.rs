@@ -88,7 +88,8 @@ fn the_destination_is_the_source_whatever_is_written_and_however_it_is_logged() 
     }
 }
 
-/// A page that was not mapped is mapped by a fault, under the lock if there is one, and is in the log.
+/// A page that was not mapped is mapped by a fault, under the lock if there is one, and is in the
+/// log.
 #[test]
 fn memory_that_is_mapped_while_the_log_runs_is_logged() {
     for logging in ALL {
@@ -101,7 +102,8 @@ fn memory_that_is_mapped_while_the_log_runs_is_logged() {
             ran(&job)
         };
         let (before, without, with) = (of(2048, false), of(0, false), of(0, true));
-        // The first round protects nothing that is mapped: each of the 256 pages faults once for that, whatever is logged.
+        // The first round protects nothing that is mapped: each of the 256 pages faults once for
+        // that, whatever is logged.
         assert!(without.faults >= before.faults.min(256), "{logging:?}");
         assert_eq!(with.remaining, 0);
         assert!(with.stall_total > Time::ZERO);
@@ -125,7 +127,8 @@ fn x86_kicks_vcpus_and_loses_nothing() {
     }
 }
 
-/// A write is lost if nothing later makes up for it: few pages, seldom written, or by several vCPUs.
+/// A write is lost if nothing later makes up for it: few pages, seldom written, or by several
+/// vCPUs.
 fn careless(logging: Logging, order: Order) -> Job {
     let (vcpus, rate) = match order {
         // Only a vCPU that has written a page before knows it by its TLB.
@@ -181,8 +184,8 @@ fn with_a_fixed_rate_a_fast_start_takes_no_longer_than_a_slow_one() {
     }
 }
 
-/// Looking at the log takes 128 us, in which more is written than a step of sending takes away: a host that looks as
-/// soon as the rest is small enough looks for ever.
+/// Looking at the log takes 128 us, in which more is written than a step of sending takes away: a
+/// host that looks as soon as the rest is small enough looks for ever.
 #[test]
 fn a_guest_that_always_writes_is_migrated_over_a_link_that_is_faster() {
     let mut job = job(Logging::Manual, Model::Greedy, None);

@@ -1,7 +1,7 @@
 //! What the guest writes: by a model, or as a real program did.
 //!
-//! Each virtual CPU has a stream of pages, and for each page just before which it is not written. A stream depends on
-//! nothing but its parameters, so that each kind of logging meets the same guest.
+//! Each virtual CPU has a stream of pages, and for each page just before which it is not written. A
+//! stream depends on nothing but its parameters, so that each kind of logging meets the same guest.
 
 use std::sync::Arc;
 
@@ -232,7 +232,8 @@ fn count(runs: &[Run]) -> u64 {
     runs.iter().map(|run| run.pages).sum()
 }
 
-/// Neighbours in rank are no neighbours in memory: a permutation of the set, as the factor is a prime above it.
+/// Neighbours in rank are no neighbours in memory: a permutation of the set, as the factor is a
+/// prime above it.
 fn spread(rank: u64, set: u64) -> u64 {
     rank * 4_294_967_291 % set
 }

@@ -1,16 +1,20 @@
 //! The host's memory behind a guest: what a fault finds there, and what the host does to give it.
 //!
-//! The published figures depend on it more than on page tables, so it is as the host of the published kernel has it:
+//! The published figures depend on it more than on page tables, so it is as the host of the
+//! published kernel has it:
 //!
-//! * Memory of one size, from files or huge pages, is zeroed when it is first used, by the vCPU that comes first; the
-//!   others wait for it.
-//! * Anonymous memory that is read first is one page of zeros, the same for all addresses, and read-only. The first write
-//!   has it replaced: a page is zeroed, whatever a guest's tables say of the old one is taken back ([`Owner`]), and the
-//!   guest faults again. Of several writers each zeroes a page and takes the old one back; the first of them is kept. It tells
-//!   the owner of the new page ([`Owner::change`]) under the lock of the host's own table, for which the others wait.
-//! * A huge page of zeros is not replaced whole. The host splits it, and replaces the page that is written; the rest
-//!   stays as it is, in small pages (Linux since 5.8). So whether a guest ever gets huge pages depends on which is
-//!   first: a read, which needs no memory, or a write, which zeroes 2 MiB.
+//! * Memory of one size, from files or huge pages, is zeroed when it is first used, by the vCPU
+//!   that comes first; the others wait for it.
+//! * Anonymous memory that is read first is one page of zeros, the same for all addresses, and
+//!   read-only. The first write has it replaced: a page is zeroed, whatever a guest's tables say of
+//!   the old one is taken back ([`Owner`]), and the guest faults again. Of several writers each
+//!   zeroes a page and takes the old one back; the first of them is kept. It tells the owner of the
+//!   new page ([`Owner::change`]) under the lock of the host's own table, for which the others
+//!   wait.
+//! * A huge page of zeros is not replaced whole. The host splits it, and replaces the page that is
+//!   written; the rest stays as it is, in small pages (Linux since 5.8). So whether a guest ever
+//!   gets huge pages depends on which is first: a read, which needs no memory, or a write, which
+//!   zeroes 2 MiB.
 
 use std::cell::{Cell, RefCell};
 
@@ -27,11 +31,11 @@ const HUGE_ZERO: u64 = (1 << 42) + BLOCK;
 
 /// What has given the memory to a guest, and has to take it back.
 pub trait Owner {
-    /// From now until [`give`](Owner::give) nothing of this range, in bytes of the guest's memory, may be mapped; what is
-    /// mapped is taken away.
+    /// From now until [`give`](Owner::give) nothing of this range, in bytes of the guest's memory,
+    /// may be mapped; what is mapped is taken away.
     fn take(&self, first: u64, bytes: u64);
-    /// The page of a range that is taken has become this one. An owner may map it at once, so that its guest reads it without
-    /// another fault.
+    /// The page of a range that is taken has become this one. An owner may map it at once, so that
+    /// its guest reads it without another fault.
     fn change(&self, _first: u64, _frame: Pa) {}
     /// The range has other memory now.
     fn give(&self, first: u64, bytes: u64);

@@ -1,19 +1,23 @@
-//! The fault handler as it was published: one lock around every edit of the tables, and the changes that were proposed to
-//! it, each of which is on or off.
+//! The fault handler as it was published: one lock around every edit of the tables, and the changes
+//! that were proposed to it, each of which is on or off.
 //!
-//! *Before* them, every vCPU that faults takes the lock, cleans the memory that its fault is about, and only then walks;
-//! most often it finds that another has mapped it already. Tables for the walk are topped up before each fault that is not
-//! about permissions. Where a block takes the place of a table, the entry is invalid while everything below is visited.
+//! *Before* them, every vCPU that faults takes the lock, cleans the memory that its fault is about,
+//! and only then walks; most often it finds that another has mapped it already. Tables for the walk
+//! are topped up before each fault that is not about permissions. Where a block takes the place of
+//! a table, the entry is invalid while everything below is visited.
 //!
 //! * **cmo-in-handler**: the walk cleans, and only where it is about to install something.
-//! * **install-first**: the block is installed before what was below is visited. As published, it is not cleaned any more,
-//!   on the ground that its pages were; but it is not known that all of them were mapped.
-//! * **parallel**: what came later (Linux 6.2): faults take the lock together and change entries by compare-exchange. An entry in the place of
-//!   which something else is to stand is frozen meanwhile; a vCPU that loses, or finds it frozen, goes back to its guest and faults
-//!   again. A vCPU that finds its page mapped does so before it cleans anything, and one that finds it writable before it
-//!   invalidates. Tables that were detached are freed when no walk can hold them any more, which is not measured.
-//! * **memcache**: tables are topped up only if the fault was found above the level that will be mapped. The guess can be
-//!   wrong; then the fault is tried again.
+//! * **install-first**: the block is installed before what was below is visited. As published, it
+//!   is not cleaned any more, on the ground that its pages were; but it is not known that all of
+//!   them were mapped.
+//! * **parallel**: what came later (Linux 6.2): faults take the lock together and change entries by
+//!   compare-exchange. An entry in the place of which something else is to stand is frozen
+//!   meanwhile; a vCPU that loses, or finds it frozen, goes back to its guest and faults again. A
+//!   vCPU that finds its page mapped does so before it cleans anything, and one that finds it
+//!   writable before it invalidates. Tables that were detached are freed when no walk can hold them
+//!   any more, which is not measured.
+//! * **memcache**: tables are topped up only if the fault was found above the level that will be
+//!   mapped. The guess can be wrong; then the fault is tried again.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -122,8 +126,9 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
     }
 
     fn entry_at(&self, table: Pa, level: Level, index: usize) -> NonNull<Entry> {
-        // SAFETY: frames come from the platform, or from descriptors of the tree, and tables are freed under the lock
-        // that walks are made under; an index of the format is within the table.
+        // SAFETY: frames come from the platform, or from descriptors of the tree, and tables are
+        // freed under the lock that walks are made under; an index of the format is within the
+        // table.
         unsafe { self.platform.table(table, level).add(index) }
     }
 
@@ -538,7 +543,8 @@ impl<F: Format<Input = Ipa>> Owner for Baseline<'_, F> {
         });
     }
 
-    /// As arm64 did until Linux 6.10, which asks for no table: the page is mapped where its table is, read-only, and cleaned.
+    /// As arm64 did until Linux 6.10, which asks for no table: the page is mapped where its table
+    /// is, read-only, and cleaned.
     fn change(&self, first: u64, frame: Pa) {
         self.alone(|| {
             let input = self.region.first + first;

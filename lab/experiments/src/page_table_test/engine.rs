@@ -1,8 +1,9 @@
 //! The engine's own way: [`Guest`], as a hypervisor embeds it.
 //!
-//! The host's part is here: it says which page backs an address, and takes pages back. A range that is being taken back is noted
-//! *before* it is zapped, and struck off when the host's answer is the new one; a fault looks for it *after* its request. So
-//! a fault that could be given the old page is either refused by the version that the zap has moved on, or finds the note.
+//! The host's part is here: it says which page backs an address, and takes pages back. A range that
+//! is being taken back is noted *before* it is zapped, and struck off when the host's answer is the
+//! new one; a fault looks for it *after* its request. So a fault that could be given the old page
+//! is either refused by the version that the zap has moved on, or finds the note.
 //!
 //! Writes are logged by protecting what is mapped; when logging is over, leaves are grown again.
 

@@ -1,4 +1,5 @@
-//! The test on the software machine: vCPUs that touch memory, phase by phase, and what handles their faults.
+//! The test on the software machine: vCPUs that touch memory, phase by phase, and what handles
+//! their faults.
 
 mod backing;
 mod baseline;
@@ -50,7 +51,8 @@ pub struct Job {
     pub region: Region,
     /// How many vCPUs touch it.
     pub vcpus: u16,
-    /// Phases that all vCPUs go through; the others are prepared by one alone, where that makes no difference.
+    /// Phases that all vCPUs go through; the others are prepared by one alone, where that makes no
+    /// difference.
     pub phases: [bool; 3],
     /// Writes are logged before anything was touched: there is no first phase.
     pub logging_first: bool,
@@ -141,8 +143,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, Stri
         forced_write_back: job.profile.architecture.forced_write_back
             || job.profile.architecture.is_x86(),
         regime,
-        // The test touches a page once in a phase, so that a TLB that knows many pages finds none more often; but the TLBs of
-        // all vCPUs fit into the caches of this computer.
+        // The test touches a page once in a phase, so that a TLB that knows many pages finds none
+        // more often; but the TLBs of all vCPUs fit into the caches of this computer.
         tlb_sets: job.profile.architecture.tlb_sets.min(16),
         // Nothing is executed.
         idc: true,
@@ -156,8 +158,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, Stri
     setup.scheduler.cpus = vcpus + 1;
     setup.costs = job.profile.costs.clone();
     if job.profile.architecture.is_x86() {
-        // Hardware of x86 tells no other CPU: a broadcast stands for an interrupt to each, one after the other, and for the last
-        // to be out of its guest and in it again.
+        // Hardware of x86 tells no other CPU: a broadcast stands for an interrupt to each, one
+        // after the other, and for the last to be out of its guest and in it again.
         let costs = &mut setup.costs;
         let others = u64::from(job.vcpus).saturating_sub(1);
         costs.complete += costs.interrupt * others + costs.exit * (2 * others.min(1));

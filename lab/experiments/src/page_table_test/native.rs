@@ -1,8 +1,8 @@
 //! The test on threads of this computer: the engine's edits in real time, with nothing below them.
 //!
-//! No processor walks these tables, so an access is a walk by software, and a fault is what it does not find. There are no
-//! caches to clean, no TLBs to invalidate and no host to give memory: what is measured is the engine, as many threads at a
-//! time as there are vCPUs.
+//! No processor walks these tables, so an access is a walk by software, and a fault is what it does
+//! not find. There are no caches to clean, no TLBs to invalidate and no host to give memory: what
+//! is measured is the engine, as many threads at a time as there are vCPUs.
 
 use std::cell::RefCell;
 use std::sync::Barrier;
@@ -47,7 +47,8 @@ struct Vcpu<'g, 's, 'p> {
     faults: u64,
 }
 
-/// Completes what was gathered: no other has to forget anything, and what was detached is freed when no walk holds it.
+/// Completes what was gathered: no other has to forget anything, and what was detached is freed
+/// when no walk holds it.
 fn finish(gather: &mut Edits<'_, '_, '_>) {
     let mut done = gather.finish(|_| ());
     while let Err(deferred) = done {

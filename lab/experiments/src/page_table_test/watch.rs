@@ -1,6 +1,8 @@
-//! The machine's platform, watched: what is cleaned, and for how long an entry is invalid that a guest was using.
+//! The machine's platform, watched: what is cleaned, and for how long an entry is invalid that a
+//! guest was using.
 //!
-//! All ways to handle faults, baselines and engine, work through it, so that they are counted alike.
+//! All ways to handle faults, baselines and engine, work through it, so that they are counted
+//! alike.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -159,7 +161,8 @@ unsafe impl Hooks for Watch<'_> {
         unsafe { self.mapper.follow(entry) }
     }
 
-    // A plain store is into a table that is not linked yet, or makes a hole of what was invalid before.
+    // A plain store is into a table that is not linked yet, or makes a hole of what was invalid
+    // before.
     #[inline(always)]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.

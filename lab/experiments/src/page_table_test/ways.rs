@@ -12,7 +12,8 @@ pub enum How {
     Before,
     /// Caches are maintained by the vCPU that installs, in the walk
     CmoInHandler,
-    /// And a block is installed before what was below is visited, without being cleaned, as published: unsafe
+    /// And a block is installed before what was below is visited, without being cleaned, as
+    /// published: unsafe
     InstallFirst,
     /// The same, cleaned
     InstallFirstClean,
@@ -20,7 +21,8 @@ pub enum How {
     Memcache,
     /// All of these changes, with the cleaning that is needed
     All,
-    /// As it became later: faults hold the lock together, and entries are changed by compare-exchange
+    /// As it became later: faults hold the lock together, and entries are changed by
+    /// compare-exchange
     Parallel,
     /// By the engine
     Tablewright,

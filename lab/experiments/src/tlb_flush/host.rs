@@ -1,19 +1,23 @@
-//! vCPUs on physical CPUs, of which there may be fewer: which run, which wait for their turn, which have nothing to do.
+//! vCPUs on physical CPUs, of which there may be fewer: which run, which wait for their turn, which
+//! have nothing to do.
 //!
-//! A physical CPU takes the vCPU that has waited longest, for a time slice, and for longer if none waits. A vCPU without work
-//! is *halted* and takes no time.
+//! A physical CPU takes the vCPU that has waited longest, for a time slice, and for longer if none
+//! waits. A vCPU without work is *halted* and takes no time.
 //!
-//! Each vCPU is a CPU of the [software machine](tablewright_machine::Machine), with a TLB and a walker of its own, and what runs on it
-//! is a thread of the guest or its idle loop, so that everything is in one order and in virtual time. What it does for a flush is
-//! the engine's [`shootdown`](tablewright::shootdown): it loads the space of the program when it runs a thread of it, is lazy in its idle
-//! loop, and does what it is asked when it is interrupted. That no TLB is left out is the machine's to find: what was unmapped is
-//! given back after the flush, and may be remembered by no vCPU that goes on.
+//! Each vCPU is a CPU of the [software machine](tablewright_machine::Machine), with a TLB and a
+//! walker of its own, and what runs on it is a thread of the guest or its idle loop, so that
+//! everything is in one order and in virtual time. What it does for a flush is the engine's
+//! [`shootdown`](tablewright::shootdown): it loads the space of the program when it runs a thread
+//! of it, is lazy in its idle loop, and does what it is asked when it is interrupted. That no TLB
+//! is left out is the machine's to find: what was unmapped is given back after the flush, and may
+//! be remembered by no vCPU that goes on.
 //!
-//! A vCPU that was told to forget on its next entry forgets then. Until then it does not run, and uses nothing that it remembers.
+//! A vCPU that was told to forget on its next entry forgets then. Until then it does not run, and
+//! uses nothing that it remembers.
 //!
-//! An **interrupt** is handled when its target runs: at once if it does, after its wake-up if it is halted and a physical CPU is
-//! free, and otherwise when its turn has come. That may be many time slices later, and a vCPU that waits for the answer does
-//! so on a physical CPU.
+//! An **interrupt** is handled when its target runs: at once if it does, after its wake-up if it is
+//! halted and a physical CPU is free, and otherwise when its turn has come. That may be many time
+//! slices later, and a vCPU that waits for the answer does so on a physical CPU.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -26,7 +30,8 @@ use tablewright::shootdown::{
 };
 use tablewright_machine::{Costs, Cpu, CpuState, Machine, Mapper, Time, Tlbi};
 
-/// More pages than this are flushed as the whole space, where each page is an invalidation of its own: x86 by Linux.
+/// More pages than this are flushed as the whole space, where each page is an invalidation of its
+/// own: x86 by Linux.
 pub const X86_PAGES: u64 = 33;
 /// Of a PCID, and of an ASID on every arm64 processor but small ones.
 const IDENTIFIER_BITS: u32 = 12;
@@ -126,7 +131,8 @@ pub struct Guest {
     pub physical: usize,
     /// Idle loops leave the space, and are not told of flushes; otherwise they are lazy.
     pub leaves: bool,
-    /// A lazy idle loop stays in the space when it is told, and is told of the next flush too; otherwise it leaves then.
+    /// A lazy idle loop stays in the space when it is told, and is told of the next flush too;
+    /// otherwise it leaves then.
     pub stays: bool,
     /// Spaces have identifiers, under which they are remembered while another is loaded.
     pub identified: bool,
@@ -377,7 +383,8 @@ impl<'c> Host<'c> {
         self.machine.dsb();
     }
 
-    /// On a physical CPU until the time has come or an interrupt comes; gives it away at the end of the slice. How long it ran.
+    /// On a physical CPU until the time has come or an interrupt comes; gives it away at the end of
+    /// the slice. How long it ran.
     pub fn run(&self, cpu: Cpu<'_>, most: Time, goes_on: impl Fn() -> bool) -> Time {
         let this = &self.vcpus[cpu.id()];
         // An interrupt that comes now, or an answer, finds none to wake.
@@ -420,7 +427,8 @@ impl<'c> Host<'c> {
         }
     }
 
-    /// The next thread that the running vCPU has to run. Until there is one it is in its idle loop, and answers; until all is over.
+    /// The next thread that the running vCPU has to run. Until there is one it is in its idle loop,
+    /// and answers; until all is over.
     pub fn next_thread(&self, cpu: Cpu<'_>, is_over: impl Fn() -> bool) -> Option<usize> {
         let this = &self.vcpus[cpu.id()];
         cpu.order();
@@ -574,8 +582,9 @@ impl<'c> Host<'c> {
         self.count(|tally| tally.later += 1);
     }
 
-    /// The hypervisor's side of a hypercall. vCPUs that run forget by an interrupt of its own, one for all, for which it waits;
-    /// those that do not, when they are entered next. It does not know under which identifiers the guest has the space.
+    /// The hypervisor's side of a hypercall. vCPUs that run forget by an interrupt of its own, one
+    /// for all, for which it waits; those that do not, when they are entered next. It does not know
+    /// under which identifiers the guest has the space.
     ///
     /// # Errors
     /// The status that the guest gets.
@@ -638,8 +647,8 @@ impl Doing<'_, '_> {
     }
 }
 
-// SAFETY: 1. the machine forgets. 2. what is pending is done by `be_on` before a vCPU goes on. 3. there is one allocator, and no
-// other vCPU runs in the function.
+// SAFETY: 1. the machine forgets. 2. what is pending is done by `be_on` before a vCPU goes on. 3.
+// there is one allocator, and no other vCPU runs in the function.
 unsafe impl Actions for Doing<'_, '_> {
     fn forget(&self, what: Forget) {
         let space = |id| self.host.guest.identified.then_some(id);

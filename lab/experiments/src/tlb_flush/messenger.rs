@@ -41,7 +41,8 @@ pub enum How {
     Broadcast,
     /// Arm64: broadcast by hardware, with range operations
     Ranges,
-    /// By the engine: idle vCPUs have no space loaded, and of what the machine has, what costs least tells the others
+    /// By the engine: idle vCPUs have no space loaded, and of what the machine has, what costs
+    /// least tells the others
     Tablewright,
 }
 
@@ -76,7 +77,8 @@ impl How {
 }
 
 impl How {
-    /// Whether the tables are those of arm64: of hardware that broadcasts as arm64 does, and by the engine on a machine of it.
+    /// Whether the tables are those of arm64: of hardware that broadcasts as arm64 does, and by the
+    /// engine on a machine of it.
     pub fn is_arm64(self, architecture: &Architecture) -> bool {
         match self {
             Self::Broadcast | Self::Ranges => true,
@@ -85,8 +87,8 @@ impl How {
         }
     }
 
-    /// Whether spaces have identifiers: INVLPGB needs them, arm64 always has them, and so has the engine. The published guest's kernel
-    /// has none.
+    /// Whether spaces have identifiers: INVLPGB needs them, arm64 always has them, and so has the
+    /// engine. The published guest's kernel has none.
     pub const fn has_identifiers(self) -> bool {
         matches!(
             self,
@@ -94,7 +96,8 @@ impl How {
         )
     }
 
-    /// More pages than this are flushed as the whole space; `None` where the engine says what is flushed.
+    /// More pages than this are flushed as the whole space; `None` where the engine says what is
+    /// flushed.
     const fn most_pages(self) -> Option<u64> {
         match self {
             Self::List | Self::Ex | Self::Ranges => Some(u64::MAX),
@@ -106,12 +109,13 @@ impl How {
     }
 }
 
-/// A flush of a part that is mapped at `at`, by the running vCPU: every vCPU has forgotten it when this returns, or will before it
-/// can use it. `unmapped` is what the engine has to have forgotten.
+/// A flush of a part that is mapped at `at`, by the running vCPU: every vCPU has forgotten it when
+/// this returns, or will before it can use it. `unmapped` is what the engine has to have forgotten.
 ///
-/// It is the engine's [`flush`](tablewright::shootdown::Here::flush) in all of them, with the messenger that the way has.
-/// Each messenger is tried whatever it costs, but that of the engine's own way. What is flushed is what the published code
-/// flushes, the part or all, and for the engine what it has unmapped.
+/// It is the engine's [`flush`](tablewright::shootdown::Here::flush) in all of them, with the
+/// messenger that the way has. Each messenger is tried whatever it costs, but that of the engine's
+/// own way. What is flushed is what the published code flushes, the part or all, and for the engine
+/// what it has unmapped.
 pub fn flush(
     job: &Job,
     doing: &Doing<'_, '_>,
@@ -189,7 +193,8 @@ struct Calls<'d, 'h, 'c> {
     page: RefCell<Box<[u64; PAGE_WORDS]>>,
 }
 
-// SAFETY: 1. the page is that which the call is given; there is one for each flush, of which the space has one at a time.
+// SAFETY: 1. the page is that which the call is given; there is one for each flush, of which the
+// space has one at a time.
 unsafe impl hyperv::Caller for Calls<'_, '_, '_> {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let host = self.doing.host;

@@ -1,8 +1,10 @@
-//! An address space with its lock, and threads that map a file, touch it and unmap it, over and over.
+//! An address space with its lock, and threads that map a file, touch it and unmap it, over and
+//! over.
 //!
-//! The published program is `pthread_mmap`: each round of a thread maps one part of a file after the other, reads the first
-//! byte, and unmaps it. Mapping and unmapping hold the lock of the address space alone, the fault of the first touch holds it together
-//! with others. Unmapping ends when every CPU that may remember has forgotten, still under the lock: so there is one flush at a
+//! The published program is `pthread_mmap`: each round of a thread maps one part of a file after
+//! the other, reads the first byte, and unmaps it. Mapping and unmapping hold the lock of the
+//! address space alone, the fault of the first touch holds it together with others. Unmapping ends
+//! when every CPU that may remember has forgotten, still under the lock: so there is one flush at a
 //! time, and it keeps all others waiting.
 
 mod host;
@@ -27,7 +29,8 @@ use host::{Guest, Host, Memory};
 pub use messenger::How;
 use tables::{Tables, Tell};
 
-/// What of the fixed work of a cycle mapping takes, and the first touch, in percent; unmapping has the rest. Assumed.
+/// What of the fixed work of a cycle mapping takes, and the first touch, in percent; unmapping has
+/// the rest. Assumed.
 const MAP: u64 = 25;
 const TOUCH: u64 = 25;
 
@@ -54,7 +57,8 @@ pub struct Job {
     pub slice: Time,
     /// What a thread computes between two cycles, on average: from nothing to twice as much.
     pub work: Time,
-    /// How long, on a physical CPU, a thread that waits for the lock tries to take it before it sleeps.
+    /// How long, on a physical CPU, a thread that waits for the lock tries to take it before it
+    /// sleeps.
     pub spin: Time,
     /// An idle loop that is told keeps the space all the same, and is told again.
     pub stays: bool,
@@ -137,8 +141,9 @@ pub fn fits(threads: u16, pages: u64) -> bool {
     u64::from(threads) * (pages << 12) <= END - AT
 }
 
-/// A lock that is held alone or together. A thread that waits tries for a while, and then sleeps, and the first is woken; it does
-/// not have it by that: one that comes meanwhile, and runs, may be before it.
+/// A lock that is held alone or together. A thread that waits tries for a while, and then sleeps,
+/// and the first is woken; it does not have it by that: one that comes meanwhile, and runs, may be
+/// before it.
 #[derive(Default)]
 struct SpaceLock {
     alone: Cell<bool>,
@@ -332,7 +337,8 @@ impl<F: Format<Input = Va>> Program<'_, F> {
         taken
     }
 
-    /// Tries to take the lock for as long as a thread does before it sleeps. It is interrupted and preempted meanwhile as any other.
+    /// Tries to take the lock for as long as a thread does before it sleeps. It is interrupted and
+    /// preempted meanwhile as any other.
     fn spin(&self, cpu: Cpu<'_>, alone: bool) -> bool {
         let (lock, mut left) = (&self.lock, self.job.spin);
         if left == Time::ZERO {

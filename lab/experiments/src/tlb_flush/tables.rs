@@ -1,8 +1,9 @@
 //! The tables of the program, built and taken down by the engine on the machine.
 //!
-//! A page of the file is mapped by the first touch, in a table of its part. Unmapping the part takes both away in one
-//! [gather](tablewright::AddressSpace::gather), whose flush is that of the run; page and table are given back when it is complete,
-//! and the machine looks whether a vCPU may still come to them.
+//! A page of the file is mapped by the first touch, in a table of its part. Unmapping the part
+//! takes both away in one [gather](tablewright::AddressSpace::gather), whose flush is that of the
+//! run; page and table are given back when it is complete, and the machine looks whether a vCPU may
+//! still come to them.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -131,8 +132,9 @@ fn span(at: u64, pages: u64) -> Option<Span<Va>> {
     Span::new(Va::new(at), pages << 12).ok()
 }
 
-// SAFETY: all but two functions pass on to the machine; a completion returns when all vCPUs that have the space loaded have
-// forgotten, and the others will before they use it (5., 6.); a clone is of the same space (7.).
+// SAFETY: all but two functions pass on to the machine; a completion returns when all vCPUs that
+// have the space loaded have forgotten, and the others will before they use it (5., 6.); a clone is
+// of the same space (7.).
 unsafe impl Platform for Guest<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.0.host.mapper.alloc_table(level)

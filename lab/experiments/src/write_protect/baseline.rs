@@ -1,13 +1,16 @@
 //! The two published ways to start a dirty log.
 //!
-//! *Slow*, as before the change: under a lock, one leaf after the other loses the permission to write, each found through a map back
-//! from its page; then all vCPUs forget. The first write to a page gives it back, without the lock.
+//! *Slow*, as before the change: under a lock, one leaf after the other loses the permission to
+//! write, each found through a map back from its page; then all vCPUs forget. The first write to a
+//! page gives it back, without the lock.
 //!
-//! *Fast*, as in the change: a generation number is counted up, without the lock, and all vCPUs are requested to load their root anew.
-//! One that does compares the number with that of the root, without the lock as well. If they differ, it takes the lock, has the root's
-//! entries lose the permission, whatever they point to, and gives the root the new number; then it forgets, and enters the guest. A
-//! write that faults takes the lock and goes down from the root: before an entry is made writable again, all those of the table below
-//! it are made read-only. Which of them are to be looked at, 512 bits beside each table say; or all are, to compare.
+//! *Fast*, as in the change: a generation number is counted up, without the lock, and all vCPUs are
+//! requested to load their root anew. One that does compares the number with that of the root,
+//! without the lock as well. If they differ, it takes the lock, has the root's entries lose the
+//! permission, whatever they point to, and gives the root the new number; then it forgets, and
+//! enters the guest. A write that faults takes the lock and goes down from the root: before an
+//! entry is made writable again, all those of the table below it are made read-only. Which of them
+//! are to be looked at, 512 bits beside each table say; or all are, to compare.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -89,7 +92,8 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
     }
 
     fn entry(&self, table: Pa, level: Level, index: usize) -> NonNull<Entry> {
-        // SAFETY: a table of the tree, none of which is freed while it is in use, and an index of the format.
+        // SAFETY: a table of the tree, none of which is freed while it is in use, and an index of
+        // the format.
         unsafe { self.mapper.table(table, level).add(index) }
     }
 
@@ -166,8 +170,9 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
         }
     }
 
-    /// Says of each entry of a table, and of those below it, whether it may be writable: of all that is mapped. The change does it when
-    /// it maps something; that is no part of a start, and free.
+    /// Says of each entry of a table, and of those below it, whether it may be writable: of all
+    /// that is mapped. The change does it when it maps something; that is no part of a start, and
+    /// free.
     fn note(&self, sides: &Sides<'_>, table: Pa, level: Level) {
         let load = |index: usize| {
             // SAFETY: an entry of a table of ours; nothing else runs.
@@ -258,7 +263,8 @@ impl<F: Format<Input = Ipa>> Logger for Baseline<'_, '_, F> {
         }
         let _held = self.lock.acquire();
         cpu.order();
-        // Another vCPU may have done it, and then opened an entry, which would be shut behind its back.
+        // Another vCPU may have done it, and then opened an entry, which would be shut behind its
+        // back.
         if !is_current() {
             self.protect_table(self.root, F::root_level());
             self.mapper.barrier(Barrier::Publish);
@@ -312,7 +318,8 @@ impl<F: Format<Input = Ipa>> Logger for Baseline<'_, '_, F> {
     }
 
     fn read_fault(&self, _: u64) -> Handled {
-        // Reading was never taken away: only formats whose tables have permissions have the fast way.
+        // Reading was never taken away: only formats whose tables have permissions have the fast
+        // way.
         Handled::Lost
     }
 }

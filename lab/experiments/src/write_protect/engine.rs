@@ -1,4 +1,5 @@
-//! The engine's way: the slot is logged, everything is protected in one step, and the first write gives a page back.
+//! The engine's way: the slot is logged, everything is protected in one step, and the first write
+//! gives a page back.
 
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::guest::{Access, Fault, Guest, Log, Slot};

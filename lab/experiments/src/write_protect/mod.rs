@@ -1,7 +1,8 @@
 //! A start of a dirty log on the software machine, and the first accesses after it.
 //!
-//! The vCPUs have run the guest, and know how its memory is mapped; during the start they compute in the guest. It is over when
-//! none of them can write without being seen. Then each accesses its own part of the memory, page by page, all at once.
+//! The vCPUs have run the guest, and know how its memory is mapped; during the start they compute
+//! in the guest. It is over when none of them can write without being seen. Then each accesses its
+//! own part of the memory, page by page, all at once.
 
 mod baseline;
 mod engine;
@@ -32,7 +33,8 @@ const PHYSICAL: u64 = 1 << 45;
 /// So many pages of its own each vCPU has written before the log is started.
 const KNOWN: u64 = 64;
 
-/// More leaves than this are replaced by fewer and larger ones: the machine has a table for every 512.
+/// More leaves than this are replaced by fewer and larger ones: the machine has a table for
+/// every 512.
 pub const MOST_LEAVES: u64 = 1 << 22;
 
 /// The smallest leaves of which there are not too many.
@@ -146,7 +148,8 @@ pub struct Job {
     pub vcpus: u16,
     /// What they do after the start.
     pub then: Then,
-    /// How many times a log is started, and what it has is forgotten, before the start that is timed.
+    /// How many times a log is started, and what it has is forgotten, before the start that is
+    /// timed.
     pub before: u32,
 }
 
@@ -195,7 +198,8 @@ pub trait Logger {
     fn mapped(&self) {}
     /// Starts the log.
     fn start(&self);
-    /// A vCPU that is asked to forget does what was requested of it with that, outside of the guest.
+    /// A vCPU that is asked to forget does what was requested of it with that, outside of the
+    /// guest.
     fn requested(&self) {}
     /// A write has faulted.
     fn write_fault(&self, at: u64) -> Handled;

@@ -1,13 +1,15 @@
-//! Which entries of a table may be writable: 512 bits and a count beside the table, as in the published change; and protecting a
-//! table by them, or by looking at all its entries.
+//! Which entries of a table may be writable: 512 bits and a count beside the table, as in the
+//! published change; and protecting a table by them, or by looking at all its entries.
 //!
 //! # The invariant
 //!
-//! *The bit of an entry is set if the entry is writable, or can become so without the lock; the count is that of the bits.*
+//! *The bit of an entry is set if the entry is writable, or can become so without the lock; the
+//! count is that of the bits.*
 //!
-//! An entry for a table is made writable, and protected, under the lock, and its bit says exactly that. A leaf that is protected
-//! for the log is opened by the first write without the lock, so its bit is set as long as it is mapped: a bit that came with the
-//! opening could be taken away, by a start in between, from a leaf that is writable shortly after.
+//! An entry for a table is made writable, and protected, under the lock, and its bit says exactly
+//! that. A leaf that is protected for the log is opened by the first write without the lock, so its
+//! bit is set as long as it is mapped: a bit that came with the opening could be taken away, by a
+//! start in between, from a leaf that is writable shortly after.
 
 use std::ptr::NonNull;
 
@@ -103,7 +105,8 @@ impl Side {
     }
 }
 
-/// What an entry becomes when its table is protected: most are alike, so what to do with the last is kept.
+/// What an entry becomes when its table is protected: most are alike, so what to do with the last
+/// is kept.
 struct Protected<F> {
     pattern: u64,
     flip: u64,
@@ -164,7 +167,8 @@ pub unsafe fn protect_by_scan<F: Format>(on: &impl Accesses, table: NonNull<Entr
     }
 }
 
-/// The same of those that may be writable. Those of tables are so no more; leaves can be again without the lock.
+/// The same of those that may be writable. Those of tables are so no more; leaves can be again
+/// without the lock.
 ///
 /// # Safety
 /// 1. `table` is a table of that level, of which `side` says which entries may be writable.

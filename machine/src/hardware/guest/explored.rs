@@ -1,7 +1,8 @@
 //! Both stages, for the explorer of litmus tests, which takes them apart.
 //!
-//! The stage 1 of a guest is the identity, and off, or the upper levels of its tables stay as they are, and so does what
-//! stage 2 says of all its tables. A walk over stage 1 is then the look at one descriptor.
+//! The stage 1 of a guest is the identity, and off, or the upper levels of its tables stay as they
+//! are, and so does what stage 2 says of all its tables. A walk over stage 1 is then the look at
+//! one descriptor.
 
 use tablewright_walker::{Denied, Walk};
 
@@ -62,7 +63,8 @@ impl Hardware {
         }
     }
 
-    /// What stage 2 alone is remembered to say, if it is: the smallest, or that of `bits` of an address.
+    /// What stage 2 alone is remembered to say, if it is: the smallest, or that of `bits` of an
+    /// address.
     pub(crate) fn look_second(
         &self,
         cpu: usize,
@@ -120,7 +122,8 @@ impl Hardware {
     /// The last descriptor of stage 1, at `at`, is read.
     ///
     /// # Errors
-    /// The fault of stage 1. What an access may not do is not looked at: it may be remembered all the same.
+    /// The fault of stage 1. What an access may not do is not looked at: it may be remembered all
+    /// the same.
     pub(crate) fn read_first(&self, cpu: usize, va: u64, at: u64) -> Result<First, Fault> {
         let (Some(regime), Some(root)) = (self.architecture.guest, self.cores[cpu].roots[0].get())
         else {
@@ -165,7 +168,8 @@ impl Hardware {
         Ok(Request { va, ..request })
     }
 
-    /// A fault that an access has met behind what stage 1 has said: of stage 2, unless it is that of stage 1 already.
+    /// A fault that an access has met behind what stage 1 has said: of stage 2, unless it is that
+    /// of stage 1 already.
     pub(crate) fn fault_behind(&self, request: Request, first: &First, fault: Fault) -> Fault {
         match self.second_of(request, first) {
             Ok(second) => second_fault(second.va, second.want, false, fault),

@@ -52,7 +52,8 @@ impl Explorer<'_> {
         (value, newest.unwrap_or(writer))
     }
 
-    /// Loads after this access that were performed before it have read nothing older than it does, or writes.
+    /// Loads after this access that were performed before it have read nothing older than it does,
+    /// or writes.
     pub(super) fn check_loads(
         &self,
         next: &State,

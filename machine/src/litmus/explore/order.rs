@@ -33,8 +33,8 @@ pub(super) fn is_derived(op: &Op) -> bool {
     matches!(op, Op::Fence(Kind::All | Kind::Loads) | Op::Branch(_))
 }
 
-/// Barriers. They do nothing that cannot be done again, so that what comes before one may still fault, where it does not
-/// wait for that.
+/// Barriers. They do nothing that cannot be done again, so that what comes before one may still
+/// fault, where it does not wait for that.
 pub(super) fn is_barrier(op: &Op) -> bool {
     matches!(op, Op::Fence(_) | Op::Barrier { .. })
 }
@@ -103,7 +103,8 @@ impl Before {
         self.translated && self.decided
     }
 
-    /// What serialises, or interrupts others, may be done: on x86 when stores have left the buffer (IRET and CPUID: SDM vol. 3A, 9.3).
+    /// What serialises, or interrupts others, may be done: on x86 when stores have left the buffer
+    /// (IRET and CPUID: SDM vol. 3A, 9.3).
     pub fn is_serial(&self, x86: bool) -> bool {
         match x86 {
             true => self.all_done && self.all_drained,
@@ -137,7 +138,8 @@ impl Before {
                     || (physical && self.address_known(explorer, state, thread, op));
                 self.all_done &= buffered;
                 self.all_drained &= done;
-                // An atomic access that returns nothing is no load to barriers for loads (DDI 0487 B2.3.7).
+                // An atomic access that returns nothing is no load to barriers for loads (DDI 0487
+                // B2.3.7).
                 if op.register().is_some() {
                     self.loads_done &= done;
                 }
@@ -175,7 +177,8 @@ impl Before {
                 self.system_done &= done;
                 self.all_done &= done;
             }
-            // Entry and return are context synchronisation events (DDI 0487 D1.3, without FEAT_ExS).
+            // Entry and return are context synchronisation events (DDI 0487 D1.3, without
+            // FEAT_ExS).
             Op::Synchronise | Op::Exception { .. } | Op::InvalidateNow(_) => {
                 self.synchronised &= done;
                 self.barred |= !done;

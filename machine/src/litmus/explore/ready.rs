@@ -59,7 +59,8 @@ impl Explorer<'_> {
                 .into_iter()
                 .for_each(&mut fill);
             if self.test.is_nested() && alone && self.is_of_second(address) {
-                // Of a run of stage 2 any entry may be read, whichever stage 1 leads to; and what it does not lead to yet.
+                // Of a run of stage 2 any entry may be read, whichever stage 1 leads to; and what
+                // it does not lead to yet.
                 let mut alone = Vec::new();
                 self.routes_from(&mut alone, &state.cores[cpu], va, true, None);
                 let walks = |route: &Route| matches!(route.start, Start::Root | Start::Table(_));
@@ -74,7 +75,8 @@ impl Explorer<'_> {
         address >= self.test.addresses.len() || self.test.maps.iter().any(mapped)
     }
 
-    /// Whether stage 2 translates the address with this number, and no stage 1 leads to it at first.
+    /// Whether stage 2 translates the address with this number, and no stage 1 leads to it at
+    /// first.
     fn is_unled(&self, address: usize) -> bool {
         let leads = |(_, value): &(usize, Value)| matches!(value, Value::Intermediate { address: to, .. } if *to == address);
         self.test.is_nested() && self.is_of_second(address) && !self.test.stage1.iter().any(leads)
@@ -144,7 +146,8 @@ impl Explorer<'_> {
         Some(self.layout.locate(self.test, &Location::First(*address)))
     }
 
-    /// The address with this number: of those that the test names, or of those in runs that it does not.
+    /// The address with this number: of those that the test names, or of those in runs that it does
+    /// not.
     pub(super) fn va(&self, address: usize) -> Option<u64> {
         let addresses = &self.test.addresses;
         match address.checked_sub(addresses.len()) {
@@ -193,7 +196,8 @@ impl Explorer<'_> {
         })
     }
 
-    /// The steps that the instructions of a thread may take. `true`: the last is to be taken before all others.
+    /// The steps that the instructions of a thread may take. `true`: the last is to be taken before
+    /// all others.
     pub(super) fn instructions(&self, state: &State, thread: usize, steps: &mut Vec<Step>) -> bool {
         let x86 = self.test.x86;
         let code = &self.test.code[thread].code;
@@ -352,7 +356,8 @@ impl Explorer<'_> {
         certain && self.is_past_barriers(op, before)
     }
 
-    /// Whether barriers for all accesses or for loads, acquire and release let an access be performed, or fault.
+    /// Whether barriers for all accesses or for loads, acquire and release let an access be
+    /// performed, or fault.
     fn is_past_barriers(&self, op: &Op, before: &Before) -> bool {
         let (acquire, release) = op.acquires_releases();
         !before.barred
@@ -360,12 +365,14 @@ impl Explorer<'_> {
             && (!release || (before.all_done && before.all_drained))
     }
 
-    /// Whether the fault of an access may come before an invalidation that another CPU completes from here on.
+    /// Whether the fault of an access may come before an invalidation that another CPU completes
+    /// from here on.
     ///
-    /// Barriers, acquire and release order it as they order the access. One that has no translation may be about any data
-    /// with the same offset in a page: that of a load comes after all accesses to such, that of a store after the stores,
-    /// and when branches are decided. Others come after the translations of the same address; what would be stored, and
-    /// branches, do not matter to them (the model of Arm: `same-loc` of faults, `TLBI-ob`).
+    /// Barriers, acquire and release order it as they order the access. One that has no translation
+    /// may be about any data with the same offset in a page: that of a load comes after all
+    /// accesses to such, that of a store after the stores, and when branches are decided. Others
+    /// come after the translations of the same address; what would be stored, and branches, do not
+    /// matter to them (the model of Arm: `same-loc` of faults, `TLBI-ob`).
     pub(super) fn may_be_certain(
         &self,
         state: &State,
@@ -417,8 +424,9 @@ impl Explorer<'_> {
         }
     }
 
-    /// Before a store is performed, what comes before it at the same place has to be: loads, or they would read it;
-    /// stores, or they would overwrite it. An atomic access goes past the buffer.
+    /// Before a store is performed, what comes before it at the same place has to be: loads, or
+    /// they would read it; stores, or they would overwrite it. An atomic access goes past the
+    /// buffer.
     pub(super) fn is_stored_in_order(
         &self,
         state: &State,
@@ -466,8 +474,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// An interrupt is taken between two instructions: all before are done, and nothing after has been but what can be
-    /// done again.
+    /// An interrupt is taken between two instructions: all before are done, and nothing after has
+    /// been but what can be done again.
     pub(super) fn may_be_interrupted(&self, state: &State, cpu: usize) -> bool {
         let phases = &state.phases[cpu];
         let Some(first) = self.first_open(state, cpu) else {

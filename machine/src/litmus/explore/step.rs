@@ -121,7 +121,8 @@ impl Explorer<'_> {
                 },
             );
             state.cores[cpu] = core;
-            // Which write a load has read matters to accesses before it that are still to be performed.
+            // Which write a load has read matters to accesses before it that are still to be
+            // performed.
             for (phase, instruction) in state.phases[cpu].iter_mut().zip(&self.test.code[cpu].code)
             {
                 match phase {
@@ -134,7 +135,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Whether the way to a table is through descriptors that are not written, so that remembering it adds nothing.
+    /// Whether the way to a table is through descriptors that are not written, so that remembering
+    /// it adds nothing.
     pub(super) fn is_derivable(
         &self,
         root: Option<(u64, u16)>,
@@ -209,7 +211,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// An instruction goes on. Gives what a TLB held before, if that stays whatever the walk has found.
+    /// An instruction goes on. Gives what a TLB held before, if that stays whatever the walk has
+    /// found.
     pub(super) fn act(
         &self,
         state: &State,
@@ -313,11 +316,12 @@ impl Explorer<'_> {
         Some(())
     }
 
-    /// Accesses of others through what was invalidated are done, or are translated anew. `None`: they have to be done
-    /// first.
+    /// Accesses of others through what was invalidated are done, or are translated anew. `None`:
+    /// they have to be done first.
     ///
-    /// A load that was performed before an earlier one of the same address has been translated goes with that one: of
-    /// one address no CPU reads something new and then something old (the catalogue's `coRR-pte9`).
+    /// A load that was performed before an earlier one of the same address has been translated goes
+    /// with that one: of one address no CPU reads something new and then something old (the
+    /// catalogue's `coRR-pte9`).
     pub(super) fn wait_for_others(
         &self,
         next: &mut State,
@@ -426,7 +430,8 @@ impl Explorer<'_> {
                 _ => return None,
             },
             Way::Walk(route) if route.start == Start::First => {
-                // What it finds is remembered by a step of its own; what it does not find is a fault.
+                // What it finds is remembered by a step of its own; what it does not find is a
+                // fault.
                 let entry = self.first_at(request.va)?;
                 Look::Fault(hardware.read_first(thread, request.va, entry).err()?)
             }
@@ -461,7 +466,8 @@ impl Explorer<'_> {
                     Some(first) => hardware.fault_behind(request, &first, fault),
                     None => fault,
                 };
-                // What comes after has not begun, or it would be thrown away; barriers that do not wait for this are.
+                // What comes after has not begun, or it would be thrown away; barriers that do not
+                // wait for this are.
                 let after = code[at + 1..].iter().zip(&state.phases[thread][at + 1..]);
                 if after
                     .into_iter()
@@ -509,7 +515,8 @@ impl Explorer<'_> {
             .copied()
     }
 
-    /// Starts a walk at the root or a table that is known; of a guest, also where it is known what stage 2 says.
+    /// Starts a walk at the root or a table that is known; of a guest, also where it is known what
+    /// stage 2 says.
     fn start(
         &self,
         cpu: usize,

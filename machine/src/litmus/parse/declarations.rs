@@ -248,7 +248,8 @@ pub(super) fn init(test: &mut Test, rest: &str) -> Parsed<()> {
     Ok(())
 }
 
-/// Memory of a run is as aligned as its addresses are: what its entries lead to differs from run to run only.
+/// Memory of a run is as aligned as its addresses are: what its entries lead to differs from run to
+/// run only.
 fn check_run(test: &Test, va: u64, value: &Value) -> Parsed<()> {
     match *value {
         Value::Leaf { page, .. } if value.is_contiguous() => {

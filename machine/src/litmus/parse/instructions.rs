@@ -61,7 +61,8 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
     })
 }
 
-/// Whether an instruction is one of an application, or the one that leaves it; one that cannot be is refused.
+/// Whether an instruction is one of an application, or the one that leaves it; one that cannot be
+/// is refused.
 fn has_rights_of_user(test: &Test, name: &str, op: &Op) -> Parsed<bool> {
     let Some(thread) = test.code.last() else {
         return Ok(false);

@@ -1,4 +1,5 @@
-//! Page-table code as it is commonly written, for one CPU that edits: each edit is complete when it returns.
+//! Page-table code as it is commonly written, for one CPU that edits: each edit is complete when it
+//! returns.
 //!
 //! What other crates do wrong is done wrong here, one thing at a time.
 
@@ -492,8 +493,8 @@ impl Editor<'_, '_> {
         let Ok(bits) = F::encode(&Attrs::KERNEL_DATA, Level::PAGE) else {
             return;
         };
-        // SAFETY: the frame was allocated for a table, and all of it is written. The address of consecutive pages
-        // differs by their size inside a block.
+        // SAFETY: the frame was allocated for a table, and all of it is written. The address of
+        // consecutive pages differs by their size inside a block.
         unsafe {
             let table = self.platform.table(frame, Level::PAGE);
             let first = bits | F::put_address(Pa::new(FAR));

@@ -71,7 +71,8 @@ pub enum Bug {
     FreedWhileMapped,
     /// An address is mapped again before its invalidation is complete.
     ReusedBeforeCompletion,
-    /// An address is edited again before that, where what it said before decides how it may be edited.
+    /// An address is edited again before that, where what it said before decides how it may be
+    /// edited.
     EditedTwice,
     /// Gathers are forgotten, and not finished.
     GatherForgotten,

@@ -1,8 +1,9 @@
 //! All CPUs map and unmap the same few pages at once, in tables that come and go.
 //!
-//! A CPU that changes an entry has *frozen* it before: a mark that is not valid, which its owner alone replaces. To map:
-//! claim an empty entry, fill the page, store the leaf. To unmap: freeze the leaf, have it forgotten, only then leave the
-//! entry to others, and give the page back. A table is taken away in the same way; CPUs still in it leave first.
+//! A CPU that changes an entry has *frozen* it before: a mark that is not valid, which its owner
+//! alone replaces. To map: claim an empty entry, fill the page, store the leaf. To unmap: freeze
+//! the leaf, have it forgotten, only then leave the entry to others, and give the page back. A
+//! table is taken away in the same way; CPUs still in it leave first.
 
 use std::cell::{Cell, RefCell};
 
@@ -169,7 +170,8 @@ impl Shared<'_, '_> {
         raw::find::<F>(&self.platform, self.root, va, Level::PAGE.up())
     }
 
-    /// The table, made if it is missing and no CPU is at it, and how often it had been taken away then.
+    /// The table, made if it is missing and no CPU is at it, and how often it had been taken away
+    /// then.
     fn table<F: Format<Input = Va>>(&self, table: u64, make: bool) -> Option<(Pa, u32)> {
         let platform = &self.platform;
         let link = self.link_of::<F>(table)?;
@@ -311,7 +313,8 @@ impl Shared<'_, '_> {
             self.machine.give_page(page);
         }
         self.forget(va, self.page, Some(Level::PAGE));
-        // Also for a page in a table that is being taken away: the next in this entry has not been used yet.
+        // Also for a page in a table that is being taken away: the next in this entry has not been
+        // used yet.
         let attrs = F::decode(bits, Level::PAGE);
         self.oracle.account_for(va, va + (self.page - 1), attrs);
         if !gone() {

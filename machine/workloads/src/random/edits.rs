@@ -1,7 +1,7 @@
 //! One CPU edits a space with the engine; others use it meanwhile.
 //!
-//! Two regions: single pages of tracked memory, which are taken, mapped, unmapped and given back; and blocks and
-//! contiguous runs of memory that holds nothing.
+//! Two regions: single pages of tracked memory, which are taken, mapped, unmapped and given back;
+//! and blocks and contiguous runs of memory that holds nothing.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -106,7 +106,8 @@ pub(crate) struct Editor<'a, 'm, F: Format> {
     held: Vec<Held<Leaf<F>>>,
     /// Spots whose change is complete when the gather is.
     pending: Vec<&'a Spot>,
-    /// What the gather is about: not to be mapped again, and on arm64 not to be edited, before it is complete.
+    /// What the gather is about: not to be mapped again, and on arm64 not to be edited, before it
+    /// is complete.
     touched: Vec<(u64, u64)>,
 }
 
@@ -250,7 +251,8 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
     }
 
-    /// Announces what the addresses will be, does it, and takes the announcement back if it is refused.
+    /// Announces what the addresses will be, does it, and takes the announcement back if it is
+    /// refused.
     ///
     /// In the second region, all of a block or run may be broken for a part of it.
     fn change(
@@ -303,10 +305,11 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
     }
 
-    /// Has everything forgotten that was done to these addresses, if it matters to what is done next.
+    /// Has everything forgotten that was done to these addresses, if it matters to what is done
+    /// next.
     ///
-    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and processors remember
-    /// until the gather is complete, must not matter any more.
+    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and
+    /// processors remember until the gather is complete, must not matter any more.
     fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
         let (first, last) = self.extent(first, last);
         let touched = self

@@ -74,7 +74,8 @@ impl<'m> Faulty<'m> {
         self.fault.is(bug)
     }
 
-    /// Invalidations of stage 2, and of what is combined with it, that are not the right ones in the right order.
+    /// Invalidations of stage 2, and of what is combined with it, that are not the right ones in
+    /// the right order.
     fn invalidates_otherwise(&self, what: &Invalidation<'_>) -> bool {
         let machine = self.machine();
         let first = |change: fn(Tlbi) -> Tlbi| {
@@ -121,8 +122,9 @@ impl<'m> Faulty<'m> {
     }
 }
 
-// SAFETY: everything is passed on to the machine. What a bug changes breaks promises, which is what it is for; the
-// pointers stay good, because the memory of the machine outlives it and nothing but descriptors is in it.
+// SAFETY: everything is passed on to the machine. What a bug changes breaks promises, which is what
+// it is for; the pointers stay good, because the memory of the machine outlives it and nothing but
+// descriptors is in it.
 unsafe impl Platform for Faulty<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.mapper.alloc_table(level)

@@ -1,8 +1,9 @@
-//! A guest with tables of its own, on all CPUs, while its host moves its memory, protects, splits and collapses.
+//! A guest with tables of its own, on all CPUs, while its host moves its memory, protects, splits
+//! and collapses.
 //!
-//! Everything that the guest accesses goes through both stages, its tables too. Each of its pages has an address that the
-//! guest takes for physical, two virtual ones, and a word for each CPU, in which the CPU finds what it wrote last, wherever
-//! the host has moved the page meanwhile.
+//! Everything that the guest accesses goes through both stages, its tables too. Each of its pages
+//! has an address that the guest takes for physical, two virtual ones, and a word for each CPU, in
+//! which the CPU finds what it wrote last, wherever the host has moved the page meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -95,7 +96,8 @@ impl Host {
     }
 }
 
-/// Bits of what a guest on arm64 takes for a physical address: one first table, of 4 KiB and of 16 KiB.
+/// Bits of what a guest on arm64 takes for a physical address: one first table, of 4 KiB and of 16
+/// KiB.
 const INPUT: u32 = 36;
 /// The pages of the guest: of 4 KiB, whatever those of the host.
 const PAGE: u64 = 1 << 12;
@@ -242,8 +244,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         self.booted.set(true);
     }
 
-    /// An access of the guest, again and again until it goes on. The host serves what stage 2 faults on; the guest
-    /// returns from faults of its own, which can only be early ones.
+    /// An access of the guest, again and again until it goes on. The host serves what stage 2
+    /// faults on; the guest returns from faults of its own, which can only be early ones.
     fn until<T>(
         &self,
         gather: &mut Edits<'_, 'm, F>,
@@ -375,7 +377,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         Some(page)
     }
 
-    /// The host moves a page, of data or of the guest's tables, or lets the guest fault on it once more.
+    /// The host moves a page, of data or of the guest's tables, or lets the guest fault on it once
+    /// more.
     fn migrate(&self, number: u64, dice: &Dice, gather: &mut Edits<'_, 'm, F>) {
         let Some(old) = self.hide(number, gather) else {
             return;

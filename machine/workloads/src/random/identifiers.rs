@@ -1,5 +1,5 @@
-//! Spaces come and go, and there are fewer identifiers than spaces: when they run out, everything is invalidated once
-//! and the identifiers of the dead are used again.
+//! Spaces come and go, and there are fewer identifiers than spaces: when they run out, everything
+//! is invalidated once and the identifiers of the dead are used again.
 //!
 //! All spaces map the same addresses, each to pages of its own, in which its number stands.
 

@@ -1,5 +1,6 @@
-//! Spaces that are invalidated by identity: CPUs go from space to space and edit what others have loaded, hardware tells all of
-//! them, and there are so few identifiers that spaces are given others all the time, while they are edited too.
+//! Spaces that are invalidated by identity: CPUs go from space to space and edit what others have
+//! loaded, hardware tells all of them, and there are so few identifiers that spaces are given
+//! others all the time, while they are edited too.
 //!
 //! All spaces map the same addresses, each to pages of its own, in which its number stands.
 
@@ -40,8 +41,8 @@ struct Known<'k, 'm> {
 #[derive(Clone)]
 struct Of<'k, 'm>(Rc<Known<'k, 'm>>);
 
-// SAFETY: all but the identity is passed on; that is the slot's, in which one space is at a time (9.). A bug breaks promises,
-// which is what it is for.
+// SAFETY: all but the identity is passed on; that is the slot's, in which one space is at a time
+// (9.). A bug breaks promises, which is what it is for.
 unsafe impl Platform for Of<'_, '_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.0.faulty.alloc_table(level)

@@ -1,8 +1,10 @@
-//! A kernel's half that all roots share, edited by hand: global leaves and others, a table that is linked at two addresses, large
-//! leaves, and tables that are detached with what is in them. One table with global leaves is below one root alone, as in a half that
-//! is filled in when a process first needs it. CPUs go from root to root meanwhile.
+//! A kernel's half that all roots share, edited by hand: global leaves and others, a table that is
+//! linked at two addresses, large leaves, and tables that are detached with what is in them. One
+//! table with global leaves is below one root alone, as in a half that is filled in when a process
+//! first needs it. CPUs go from root to root meanwhile.
 //!
-//! What has to be forgotten is told by the instructions of the architecture: TLBI, INVLPGB, or interrupts and INVLPG and INVPCID.
+//! What has to be forgotten is told by the instructions of the architecture: TLBI, INVLPGB, or
+//! interrupts and INVLPG and INVPCID.
 
 use std::cell::{Cell, RefCell};
 

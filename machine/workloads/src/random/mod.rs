@@ -1,8 +1,8 @@
 //! Random programs for the machine: what the tests of planted bugs and the example `seeds` run.
 //!
-//! A [`Workload`] and a seed are a program, a machine to run it on and everything that its hardware does unasked. What
-//! another CPU may see is checked against what the editing CPU has announced (see `oracle.rs`); the rules of the
-//! architecture are checked by the machine itself.
+//! A [`Workload`] and a seed are a program, a machine to run it on and everything that its hardware
+//! does unasked. What another CPU may see is checked against what the editing CPU has announced
+//! (see `oracle.rs`); the rules of the architecture are checked by the machine itself.
 //!
 //! The programs are right. A [`Bug`] makes one of them wrong in one place.
 
@@ -160,7 +160,8 @@ impl Dice {
     }
 }
 
-/// The formats that are tried. Without the feature `every-format` those with others of the same kind stand for them.
+/// The formats that are tried. Without the feature `every-format` those with others of the same
+/// kind stand for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     K4,
@@ -209,7 +210,8 @@ macro_rules! with_format {
     }};
 }
 
-/// Where the memory of each machine starts: not where anything else does that could be taken for it.
+/// Where the memory of each machine starts: not where anything else does that could be taken for
+/// it.
 const MEMORY: u64 = 1 << 32;
 const FRAMES: usize = 120;
 const MOST_CPUS: u64 = 4;
@@ -363,7 +365,8 @@ fn machine(
     Machine::new(setup)
 }
 
-/// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is one.
+/// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is
+/// one.
 pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>) -> Run {
     let dice = Dice::new(seed, workload as u64);
     if matches!(workload, Workload::Guest | Workload::Log) {
@@ -435,7 +438,8 @@ fn finish(
 
 // ---- What programs have in common ----
 
-/// What the other CPUs do while one edits: a step, again and again, until it is done or they have done enough.
+/// What the other CPUs do while one edits: a step, again and again, until it is done or they have
+/// done enough.
 fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) {
     let dice = Dice::new(seed, cpu.id() as u64);
     for _ in 0..60 {
@@ -447,8 +451,9 @@ fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) 
     }
 }
 
-/// What is said from now on is said after the stores before it. On x86 an edit of what was not mapped leaves them in the
-/// store buffer, and a program that tells others of it orders them: here, by a lock.
+/// What is said from now on is said after the stores before it. On x86 an edit of what was not
+/// mapped leaves them in the store buffer, and a program that tells others of it orders them: here,
+/// by a lock.
 fn announce(machine: &Machine) {
     if machine.architecture().is_x86() {
         drop(machine.new_lock().acquire());

@@ -1,10 +1,12 @@
 //! What CPUs may see of a space that another CPU edits.
 //!
-//! The editor announces each change before it begins and when it is complete, in state that is ordered by virtual time.
-//! An access that begins and ends between two announcements has one right outcome; one that an announcement falls
-//! into, or that begins while a change is under way, may see the old or the new.
+//! The editor announces each change before it begins and when it is complete, in state that is
+//! ordered by virtual time. An access that begins and ends between two announcements has one right
+//! outcome; one that an announcement falls into, or that begins while a change is under way, may
+//! see the old or the new.
 //!
-//! It also knows which pages were accessed and written: the leaf that comes out in the end has to say so.
+//! It also knows which pages were accessed and written: the leaf that comes out in the end has to
+//! say so.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

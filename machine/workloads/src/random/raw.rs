@@ -76,7 +76,8 @@ pub fn zero<F: Format>(platform: &Faulty<'_>, frame: Pa, level: Level) {
 
 /// Takes tables out of use that map nothing any more, and gives them back.
 pub fn destroy<F: Format>(platform: Faulty<'_>, root: Pa, half: Half) {
-    // SAFETY: the programs pass the root of tables of this format, which are live, and not edited any more.
+    // SAFETY: the programs pass the root of tables of this format, which are live, and not edited
+    // any more.
     let space = unsafe { AddressSpace::<F, _>::adopt(platform, root, half, Liveness::Live) };
     super::destroy(platform.machine(), space, &platform.mapper);
 }

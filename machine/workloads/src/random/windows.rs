@@ -1,4 +1,5 @@
-//! The linear map, built through slots or through a coarse map while other CPUs run, and then used and edited.
+//! The linear map, built through slots or through a coarse map while other CPUs run, and then used
+//! and edited.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -13,7 +14,8 @@ use super::faulty::{Fault, Faulty, Stage};
 use super::oracle::{Oracle, Page};
 use super::{Bug, Dice, FRAMES, Kind, MEMORY, announce, destroy, raw};
 
-/// Enough for the walk that makes the coarse map grow, and for the edit of the coarse map inside of it.
+/// Enough for the walk that makes the coarse map grow, and for the edit of the coarse map inside of
+/// it.
 const SLOTS: usize = 16;
 type Spans = Vec<Span<Pa>>;
 
@@ -132,8 +134,8 @@ pub fn run<F: Format<Input = Va>>(
         return Ok(outcome);
     }
     slots.end_batch();
-    // A slot may still be open: the coarse map tells its own frames from those of the slots by where they are, and here,
-    // in the memory of the host, they are in one place.
+    // A slot may still be open: the coarse map tells its own frames from those of the slots by
+    // where they are, and here, in the memory of the host, they are in one place.
     let all = Span::inclusive(Va::new(slots_at), behind.last()).expect("pages");
     let mut gather = boot.gather();
     let unmapped = gather.unmap(all, |_| ControlFlow::Continue(()));
@@ -170,7 +172,8 @@ impl<'m> Program<'_, 'm> {
         }
         let coarse = loop {
             let data = Attrs::KERNEL_DATA;
-            // SAFETY: slots show any frame (1.), and the root is loaded as it is attached below (2.).
+            // SAFETY: slots show any frame (1.), and the root is loaded as it is attached below
+            // (2.).
             let coarse =
                 unsafe { Coarse::<F, _, _, _>::new(&platform, identity, slots, memory, data, 2) };
             if let Some(coarse) = coarse {

@@ -1,7 +1,8 @@
 //! The operations of guests, and of hosts that have pages for them.
 //!
-//! A host looks a page up after the fault, and takes it back in the order that a zap prescribes: its own look-up gives the
-//! new answer, the zap goes to its end and is complete, and then the page is used for something else.
+//! A host looks a page up after the fault, and takes it back in the order that a zap prescribes:
+//! its own look-up gives the new answer, the zap goes to its end and is complete, and then the page
+//! is used for something else.
 
 // Every kind of value is forgotten and dropped, with a destructor or without.
 #![allow(clippy::forget_non_drop)]
@@ -833,8 +834,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
         Ok(changed)
     }
 
-    /// Whether a request was made of another guest, or a change that is made has begun after it. Others change the slots while
-    /// a request is made.
+    /// Whether a request was made of another guest, or a change that is made has begun after it.
+    /// Others change the slots while a request is made.
     fn is_changed_since(&self, asked: &Asked) -> bool {
         asked.guest != self.number || asked.begun < self.made.get()
     }

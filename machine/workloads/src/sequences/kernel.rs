@@ -1,7 +1,8 @@
 //! A kernel's half that all roots share, where one root translates both halves.
 //!
-//! One operation is all of it: the half is made, user spaces beside it come, are used and go, and what is mapped in the
-//! half comes and goes meanwhile. Its tables are never freed, and are left behind.
+//! One operation is all of it: the half is made, user spaces beside it come, are used and go, and
+//! what is mapped in the half comes and goes meanwhile. Its tables are never freed, and are left
+//! behind.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,5 @@
-//! Bitmaps and rings of pages that were written, and the counting of software walks, by themselves: compared with sets.
+//! Bitmaps and rings of pages that were written, and the counting of software walks, by themselves:
+//! compared with sets.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -145,7 +146,8 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
 /// So many processors walk.
 const WALKERS: usize = 3;
 
-/// Walks that begin and end in any order: no grace period is over while one is under way that began before it.
+/// Walks that begin and end in any order: no grace period is over while one is under way that began
+/// before it.
 pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
     let slots = [const { WalkSlot::new() }; WALKERS];
     if dice.once_in(3) {
@@ -159,8 +161,8 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
         match dice.below(5) {
             0..=1 => {
                 let cpu = dice.index(WALKERS + 1);
-                // SAFETY: one thread plays all processors (1.), in no interrupt (2.), to the end of this function (3.); nothing else
-                // is made of the slots (4.).
+                // SAFETY: one thread plays all processors (1.), in no interrupt (2.), to the end of
+                // this function (3.); nothing else is made of the slots (4.).
                 let walk = unsafe { epochs.enter(cpu) };
                 world.check(walk.is_some() == (cpu < WALKERS), || {
                     format!("processor {cpu} walks: {walk:?}")
@@ -184,7 +186,8 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
     }
 }
 
-/// States instead of walks: a grace period is over when every processor has passed one since, or rests.
+/// States instead of walks: a grace period is over when every processor has passed one since, or
+/// rests.
 fn states<'m, F: Format, G: Guests<'m, F>>(
     world: &World<'m, F, G>,
     dice: &Dice,
@@ -197,8 +200,8 @@ fn states<'m, F: Format, G: Guests<'m, F>>(
         let cpu = dice.index(WALKERS);
         match dice.below(4) {
             0 => {
-                // SAFETY: one thread plays all processors, in no interrupt (1.), and there are no walks (2., 4.); nothing else is
-                // made of the slots (3.).
+                // SAFETY: one thread plays all processors, in no interrupt (1.), and there are no
+                // walks (2., 4.); nothing else is made of the slots (3.).
                 unsafe { states.rest(cpu) };
                 rests[cpu] = true;
                 cuts.iter_mut().for_each(|(_, passed)| passed[cpu] = true);

@@ -1,10 +1,12 @@
-//! Random sequences of calls of the engine's safe functions, on the machine: run, judged, and made short.
+//! Random sequences of calls of the engine's safe functions, on the machine: run, judged, and made
+//! short.
 //!
-//! A sequence is a list of operations, each on one of two CPUs, with a number that its arguments come from. What may be
-//! wrong with them is part of it: values are kept and used late, dropped and forgotten, addresses are of any kind, tables run
-//! out, visitors unwind, and interrupts do something else in the midst of it. What must hold all the same is what the
-//! engine promises of its safe functions: no rule of the machine is broken, no page comes out twice or early, no table is
-//! lost but by what was forgotten, and a space says what was made of it.
+//! A sequence is a list of operations, each on one of two CPUs, with a number that its arguments
+//! come from. What may be wrong with them is part of it: values are kept and used late, dropped and
+//! forgotten, addresses are of any kind, tables run out, visitors unwind, and interrupts do
+//! something else in the midst of it. What must hold all the same is what the engine promises of
+//! its safe functions: no rule of the machine is broken, no page comes out twice or early, no table
+//! is lost but by what was forgotten, and a space says what was made of it.
 
 mod edits;
 mod guest;
@@ -32,7 +34,8 @@ pub use platform::Bug;
 use platform::Control;
 use world::{Dice, World};
 
-/// The formats, and the machine that has the tables of each. Without the feature `every-format` another stands for one that has one.
+/// The formats, and the machine that has the tables of each. Without the feature `every-format`
+/// another stands for one that has one.
 macro_rules! formats {
     ($($name:ident $weight:literal $input:ident $format:ty = $regime:expr $(, or $other:ident)?;)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +258,8 @@ impl Sequence {
         )
     }
 
-    /// The shortest part of it that still goes wrong in the same way, by taking operations out as long as it does.
+    /// The shortest part of it that still goes wrong in the same way, by taking operations out as
+    /// long as it does.
     pub fn shorten(mut self, bug: Option<Bug>) -> (Self, Failure) {
         let mut failure = self.run(bug).expect_err("it goes wrong");
         // With other doings of the hardware, too, if these hide it.
@@ -385,8 +389,8 @@ fn run_with<'m, F: Format, G: Guests<'m, F>>(
     control: &Control,
     sequence: &Sequence,
 ) -> Result<Outcome, RunError> {
-    // SAFETY: both outlive what is made of them here: the world is dropped at the end of this function, with all that
-    // borrows them, and nothing else gets hold of it.
+    // SAFETY: both outlive what is made of them here: the world is dropped at the end of this
+    // function, with all that borrows them, and nothing else gets hold of it.
     let (machine, control) = unsafe {
         let machine: &'m Machine = &*std::ptr::from_ref(machine);
         let control: &'m Control = &*std::ptr::from_ref(control);

@@ -1,7 +1,8 @@
 //! The operations, and for each the public functions of the engine that it calls.
 //!
-//! A function is named by the first module of its file, its type, if it has one, and its name. The test `sequences` reads
-//! the source of the engine and fails if a public function is named neither here nor among the exceptions there.
+//! A function is named by the first module of its file, its type, if it has one, and its name. The
+//! test `sequences` reads the source of the engine and fails if a public function is named neither
+//! here nor among the exceptions there.
 
 /// Declares the operations, with how often each is drawn.
 macro_rules! operations {
@@ -56,8 +57,8 @@ operations! {
     Collapse 4 ["edit::Gather::collapse"];
     /// What is mapped in one space is mapped in another.
     Fork 3 ["edit::Gather::fork"];
-    /// Pages that are alike, one by one, as kernels edit them all day: in the place of others, where a sequence is about exclusive
-    /// edits, so that all other sequences are what they were.
+    /// Pages that are alike, one by one, as kernels edit them all day: in the place of others,
+    /// where a sequence is about exclusive edits, so that all other sequences are what they were.
     PageByPage 0 ["edit::Gather::map_page" "edit::Gather::protect_page" "edit::Gather::unmap_page"];
     /// An unmap whose visitor unwinds.
     UnwindUnmap 2 ["edit::Gather::unmap"];

@@ -1,7 +1,7 @@
 //! The platform of every space: that of the machine, with what a run does to it.
 //!
-//! Tables run out after so many, interrupts come in the middle of calls, tables are counted; and where a bug is planted, a
-//! promise is not kept.
+//! Tables run out after so many, interrupts come in the middle of calls, tables are counted; and
+//! where a bug is planted, a promise is not kept.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -108,8 +108,9 @@ impl Plat<'_> {
         self.control.is(bug)
     }
 
-    /// As the machine's own, but for the [claim](Mapper::claim) that all is invalidated then that was changed in the range: what
-    /// another gather of this CPU has changed there, which an interrupt has come between, is not this one's.
+    /// As the machine's own, but for the [claim](Mapper::claim) that all is invalidated then that
+    /// was changed in the range: what another gather of this CPU has changed there, which an
+    /// interrupt has come between, is not this one's.
     fn issue(&self, what: &Invalidation<'_>) {
         let machine = self.mapper.machine();
         let mut combined = None;
@@ -141,8 +142,8 @@ impl Plat<'_> {
     }
 }
 
-// SAFETY: everything is passed on to the machine, which keeps the promises; a bug that is planted breaks one, and the
-// pointers stay good because the memory of the machine outlives it.
+// SAFETY: everything is passed on to the machine, which keeps the promises; a bug that is planted
+// breaks one, and the pointers stay good because the memory of the machine outlives it.
 unsafe impl Platform for Plat<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.alloc_root(level, 1)

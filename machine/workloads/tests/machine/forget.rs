@@ -1,4 +1,5 @@
-//! What invalidations of x86 leave behind, global translations, and tables with several places: by hand, step by step.
+//! What invalidations of x86 leave behind, global translations, and tables with several places: by
+//! hand, step by step.
 //!
 //! The descriptors are written here, so that no encoder has a part in it.
 
@@ -62,7 +63,8 @@ fn local(tlbi: Tlbi) -> Tlbi {
     }
 }
 
-/// Which pages of a block are found where nothing is any more, when these were and a broadcast has gone out.
+/// Which pages of a block are found where nothing is any more, when these were and a broadcast has
+/// gone out.
 fn left(pages: &[u64], whole_table: bool, tlbi: Tlbi) -> (Vec<u64>, Vec<Rule>) {
     let machine = machine(1);
     let (mapper, [_, _, directory]) = space(&machine, 1);
@@ -135,7 +137,8 @@ fn what_is_for_leaves_alone_leaves_a_table_that_went() {
     assert_eq!(rules[0], Rule::Invalidation);
 }
 
-/// A hint of a level is for leaves of that level, also where a table goes with them (DDI 0487 D8.17, TTL).
+/// A hint of a level is for leaves of that level, also where a table goes with them (DDI 0487
+/// D8.17, TTL).
 #[test]
 fn a_hint_of_another_level_leaves_what_is_below_a_table_that_went() {
     let regime = Regime::Arm64Stage1 {
@@ -296,8 +299,8 @@ fn a_global_leaf_is_owed_by_cpus_that_have_another_root() {
     }
 }
 
-/// A table of pages is linked at two addresses, and at one of them in a second root. A page goes, and is forgotten in some of
-/// these places.
+/// A table of pages is linked at two addresses, and at one of them in a second root. A page goes,
+/// and is forgotten in some of these places.
 #[test]
 fn a_page_is_owed_at_every_place_of_its_table() {
     let tlbi = |id, first: u64| Tlbi {
@@ -343,8 +346,8 @@ fn a_page_is_owed_at_every_place_of_its_table() {
     }
 }
 
-/// A table that loses one of its links stays reachable by the other, and is not given back before the place that it has lost is
-/// forgotten.
+/// A table that loses one of its links stays reachable by the other, and is not given back before
+/// the place that it has lost is forgotten.
 #[test]
 fn a_table_with_two_links_may_go_when_both_are_forgotten() {
     for (first_forgotten, early) in [(true, false), (false, true)] {
@@ -369,7 +372,8 @@ fn a_table_with_two_links_may_go_when_both_are_forgotten() {
         put(&mapper, directory, 4, 0);
         machine.tlbi(below(4));
         machine.dsb();
-        // SAFETY: software does not read it as a table any more; whether a walker may is the question.
+        // SAFETY: software does not read it as a table any more; whether a walker may is the
+        // question.
         unsafe { mapper.free_table(pages, Level::PAGE) };
         let broken = machine.violations();
         assert_eq!(!broken.is_empty(), early, "{broken:?}");
@@ -377,7 +381,8 @@ fn a_table_with_two_links_may_go_when_both_are_forgotten() {
     }
 }
 
-/// One of its links goes, and what was below it there is owed leaf by leaf, though it is reachable elsewhere.
+/// One of its links goes, and what was below it there is owed leaf by leaf, though it is reachable
+/// elsewhere.
 #[test]
 fn what_is_below_a_table_is_owed_where_it_has_lost_a_link() {
     for (stride, rules) in [(None, vec![]), (Some(21), vec![Rule::Invalidation])] {

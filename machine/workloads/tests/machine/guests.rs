@@ -1,6 +1,8 @@
-//! Guests with a stage 1 of their own, step by step: what is translated, what is remembered, what an invalidation is about.
+//! Guests with a stage 1 of their own, step by step: what is translated, what is remembered, what
+//! an invalidation is about.
 //!
-//! What a host may rely on is tried by the workload `guests`, over seeds, with bugs planted into it and without.
+//! What a host may rely on is tried by the workload `guests`, over seeds, with bugs planted into it
+//! and without.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;

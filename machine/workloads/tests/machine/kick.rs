@@ -93,8 +93,8 @@ fn after_a_kick_no_vcpu_writes() {
     }
 }
 
-/// Interrupts go out one after the other; a vCPU that computes is woken by its own; one that is outside gets none, and
-/// is not waited for.
+/// Interrupts go out one after the other; a vCPU that computes is woken by its own; one that is
+/// outside gets none, and is not waited for.
 #[test]
 fn it_takes_an_interrupt_for_each_that_is_inside() {
     for inside in 0..=5 {
@@ -148,7 +148,8 @@ fn it_takes_an_interrupt_for_each_that_is_inside() {
     }
 }
 
-/// Without the invalidation the guest goes on writing, and the machine says that something was never invalidated.
+/// Without the invalidation the guest goes on writing, and the machine says that something was
+/// never invalidated.
 #[test]
 fn a_vcpu_that_is_not_told_writes_on() {
     let machine = machine(2, 0);

@@ -1,7 +1,8 @@
 //! The machine, by programs that are written by hand, and its parts by themselves.
 //!
-//! One test program, without optimisation: what is generic over formats is built once. The crate has no tests inside: a test program of
-//! its own would be all of it, optimised, once more. What is not public is taken in here file by file, with its tests.
+//! One test program, without optimisation: what is generic over formats is built once. The crate
+//! has no tests inside: a test program of its own would be all of it, optimised, once more. What is
+//! not public is taken in here file by file, with its tests.
 
 #[allow(dead_code)]
 #[path = "../../../src/perturb.rs"]

@@ -1,7 +1,8 @@
-//! The order of shared accesses, against a model that looks for the earliest event among all of them, each time.
+//! The order of shared accesses, against a model that looks for the earliest event among all of
+//! them, each time.
 //!
-//! Random programs do everything that a CPU can do, in steps of a few picoseconds, so that most things happen at the
-//! same time. The model has no coroutines, no tree and no queues: it searches.
+//! Random programs do everything that a CPU can do, in steps of a few picoseconds, so that most
+//! things happen at the same time. The model has no coroutines, no tree and no queues: it searches.
 
 use std::cell::RefCell;
 
@@ -317,7 +318,8 @@ fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
     let result = if unfinished.is_empty() {
         Ok(cpus.iter().map(|cpu| cpu.clock).collect())
     } else if unfinished.iter().all(|&cpu| cpus[cpu].when(cpu).is_none()) {
-        // The machine tells the clock of the CPU that ran last, which may have been ahead; compared without it.
+        // The machine tells the clock of the CPU that ran last, which may have been ahead; compared
+        // without it.
         Err(RunError::Deadlock {
             time: Time::ps(last),
             cpus: unfinished,
@@ -400,7 +402,8 @@ proptest! {
     }
 }
 
-/// Every size that is named, with a program that is a formula: too large for random search, and no less mixed.
+/// Every size that is named, with a program that is a formula: too large for random search, and no
+/// less mixed.
 #[test]
 fn any_number_of_cpus() {
     for cpus in [1, 2, 3, 4, 63, 64, 65, 416, MAX_CPUS] {

@@ -1,8 +1,9 @@
-//! The life of a process that forks, on two CPUs, by the machine's rules: demand faults, fork, copy on write while the parent
-//! reads, mprotect, exit.
+//! The life of a process that forks, on two CPUs, by the machine's rules: demand faults, fork, copy
+//! on write while the parent reads, mprotect, exit.
 //!
-//! The steps are those of `tablewright-processes`, which a kernel in QEMU goes through as well (`cargo xtask processes`), and what
-//! they ask of the processor is counted against the same expectation.
+//! The steps are those of `tablewright-processes`, which a kernel in QEMU goes through as well
+//! (`cargo xtask processes`), and what they ask of the processor is counted against the same
+//! expectation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -38,7 +39,8 @@ struct Tables<'m> {
     bug: Option<Bug>,
 }
 
-// SAFETY: it is the machine's, but for the bugs, which the machine is to find before the host's memory is touched.
+// SAFETY: it is the machine's, but for the bugs, which the machine is to find before the host's
+// memory is touched.
 unsafe impl Platform for Tables<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.mapper.alloc_table(level)
@@ -454,7 +456,8 @@ fn each_step_asks_for_what_is_expected_and_breaks_no_rule() {
 
 const FEW: (u64, u64) = (24, 9);
 
-/// Hardware does what it may; parent and child write the same pages, one after the other or at once.
+/// Hardware does what it may; parent and child write the same pages, one after the other or at
+/// once.
 #[test]
 fn no_seed_breaks_a_rule() {
     for seed in 1..=40 {
@@ -547,7 +550,8 @@ fn a_fault_says_what_was_done() {
         Ok(Handled::Owned)
     );
 
-    // An area in the middle of which a page is protected is three; what is not the process's is not protected.
+    // An area in the middle of which a page is protected is three; what is not the process's is not
+    // protected.
     parent.protect(page(1), false).unwrap();
     let at = fault(1, Want::Write, false);
     assert_eq!(parent.fault(at), Err(ProcessError::Refused(at.at)));

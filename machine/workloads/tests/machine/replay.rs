@@ -1,4 +1,5 @@
-//! Small runs, written by hand: each is right, and wrong with one step of it left out, in another place, or for another.
+//! Small runs, written by hand: each is right, and wrong with one step of it left out, in another
+//! place, or for another.
 
 use tablewright_machine::replay::{Finding, Made, Replay};
 use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
@@ -225,7 +226,8 @@ fn an_identifier_is_given_again_when_it_is_forgotten() {
     assert_eq!(first(&replay), Some(Rule::NeverInvalidated));
 }
 
-/// Two guests, and a root in which nothing is. The first has identifier 1 on both CPUs, the second 2 on the first.
+/// Two guests, and a root in which nothing is. The first has identifier 1 on both CPUs, the second
+/// 2 on the first.
 fn two_guests() -> Replay {
     let mut replay = guest();
     for frame in [OTHER, OTHER + 0x1000, EMPTY, EMPTY + 0x1000] {
@@ -312,7 +314,8 @@ fn a_root_that_is_empty_stays_so() {
 
 #[test]
 fn an_identifier_of_before_is_behind_a_flush() {
-    // CPU 0 has forgotten, and gives the identifier of the first guest, which no CPU has loaded, to the second.
+    // CPU 0 has forgotten, and gives the identifier of the first guest, which no CPU has loaded, to
+    // the second.
     let rolled_over = || {
         let mut replay = two_guests();
         replay.load_root(0, EMPTY);
@@ -320,7 +323,8 @@ fn an_identifier_of_before_is_behind_a_flush() {
         replay.executed(0, ALLE1, None);
         replay.executed(0, DSB_NSH, None);
         replay.load_root(0, under(1, OTHER));
-        // The first guest is changed. CPU 1 may remember it under 1 still, and does not use that: nothing has to be told.
+        // The first guest is changed. CPU 1 may remember it under 1 still, and does not use that:
+        // nothing has to be told.
         replay.store(0, LAST, 0, Made::Plain);
         replay.executed(0, DSB_ISHST, None);
         replay.touched(0, PAGES);

@@ -1,4 +1,5 @@
-//! Runs as a whole: the same every time, and ending in an error that says why where they do not come to their end.
+//! Runs as a whole: the same every time, and ending in an error that says why where they do not
+//! come to their end.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -161,7 +162,8 @@ fn a_livelock_ends_at_the_limit_of_time() {
     assert_eq!(stopped, Err(RunError::TimeLimit { cpus: vec![0, 2] }));
     // The last access before the limit was done, and none at it or later.
     assert_eq!(latest.get(), Time::ns(4_998));
-    // One that never looks at anything shared ends there as well, perturbed or not, and so does one long wait.
+    // One that never looks at anything shared ends there as well, perturbed or not, and so does one
+    // long wait.
     for seed in [0, 1] {
         config.perturbation.seed = seed;
         let spent = Scheduler::new(config.clone()).run(|cpu| {
@@ -262,8 +264,8 @@ fn a_panic_comes_out_with_its_cpu_and_time_and_the_others_are_unwound() {
             cpu.order();
             panic!("no frame for table {}", 17);
         }
-        // The others hold the lock, wait for it, or are parked, when they are unwound; and their destructors do
-        // things to their CPU.
+        // The others hold the lock, wait for it, or are parked, when they are unwound; and their
+        // destructors do things to their CPU.
         let _held = (cpu.id() % 2 == 0).then(|| lock.acquire(cpu));
         if cpu.id() % 3 == 0 {
             cpu.park();

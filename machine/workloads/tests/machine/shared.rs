@@ -1,7 +1,9 @@
-//! Shared edits on the machine: CPUs fault on one tree while the host takes pages back, protects, splits and collapses.
+//! Shared edits on the machine: CPUs fault on one tree while the host takes pages back, protects,
+//! splits and collapses.
 //!
-//! Every page that a guest has is one of the machine's own, so that a translation that outlives it is noticed, and so is
-//! a table that is freed while a walk, of hardware or software, may still come to it.
+//! Every page that a guest has is one of the machine's own, so that a translation that outlives it
+//! is noticed, and so is a table that is freed while a walk, of hardware or software, may still
+//! come to it.
 
 use std::cell::Cell;
 use std::cell::RefCell;
@@ -37,7 +39,8 @@ impl Dice {
     }
 }
 
-/// A guest of two regions: one backed page by page, by pages that the host takes back; one backed by a block.
+/// A guest of two regions: one backed page by page, by pages that the host takes back; one backed
+/// by a block.
 struct Guest<'m, F: Format<Input = Va>> {
     machine: &'m Machine,
     space: SharedSpace<F, Mapper<'m>>,
@@ -280,8 +283,9 @@ fn a_seed_is_one_run() {
     assert_eq!(once, live::<Arm64K4>(&arm(Granule::K4), 5, 6));
 }
 
-/// One CPU puts other memory in the place of a page, parked, and another gives it its permissions as soon as it is there. The
-/// sequences found (seed 4249690) that it did not wait until what was there before was forgotten.
+/// One CPU puts other memory in the place of a page, parked, and another gives it its permissions
+/// as soon as it is there. The sequences found (seed 4249690) that it did not wait until what was
+/// there before was forgotten.
 fn park_in_place<F: Format<Input = Va>>(architecture: &Architecture, seed: u64) {
     let page_shift = architecture.regime.page_shift();
     let mut setup = Setup::new(architecture.clone(), Memory::new(16, page_shift, 1 << 30));

@@ -1,9 +1,11 @@
-//! What the guest does: accesses, judged by what was mapped while they were made, and faults that are served.
+//! What the guest does: accesses, judged by what was mapped while they were made, and faults that
+//! are served.
 
 use super::*;
 
 impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
-    /// An address that the guest uses, and the page of the host behind it if it is one of those that move.
+    /// An address that the guest uses, and the page of the host behind it if it is one of those
+    /// that move.
     pub(super) fn spot(&self, dice: &Dice) -> (u64, Option<usize>) {
         let id = dice.pick(&[0, 0, 0, 0, 1, 1, 2, 3]);
         let known = self.known(id).filter(|_| !dice.once_in(8));
@@ -29,7 +31,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let (at, page) = self.spot(dice);
         let va = at + 8 * cpu.id() as u64;
         let request = dice.pick(&[Request::read(va), Request::write(va), Request::execute(va)]);
-        // What it fetches it must not have written. Behind slot 1 there may be other pages when the access is made.
+        // What it fetches it must not have written. Behind slot 1 there may be other pages when the
+        // access is made.
         let steady = at >> 33 < Self::place(1, 0) >> 33;
         let (fetches, writes) = match page {
             Some(CODE) => (steady, false),
@@ -48,7 +51,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.access(va, &deed, dice, gather);
     }
 
-    /// One access, until it succeeds or the guest is told that there is nothing. Whether it has succeeded.
+    /// One access, until it succeeds or the guest is told that there is nothing. Whether it has
+    /// succeeded.
     pub(super) fn access(
         &self,
         va: u64,

@@ -12,7 +12,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// Puts another slot in the place of one. What it gives back is to be zapped, and then forgotten.
+    /// Puts another slot in the place of one. What it gives back is to be zapped, and then
+    /// forgotten.
     pub(super) fn replace(&self, old: Slot, new: Slot) -> Option<Zap<'_, 'a, F, Mapper<'m>>> {
         if new == old {
             return None;
@@ -363,7 +364,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         page.past.clear();
     }
 
-    /// A page becomes read-only, as one that is shared with others, and after a while is copied to be written again.
+    /// A page becomes read-only, as one that is shared with others, and after a while is copied to
+    /// be written again.
     pub(super) fn share<'g>(
         &'g self,
         number: usize,

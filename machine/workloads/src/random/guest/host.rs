@@ -30,7 +30,8 @@ pub(super) struct Page {
     pub(super) now: Now,
     /// What it was, and may still be reached, with or without the permission to write.
     pub(super) before: Vec<(Pa, bool)>,
-    /// All frames that it had since the host has last looked whether it was written: leaves may be seen late.
+    /// All frames that it had since the host has last looked whether it was written: leaves may be
+    /// seen late.
     pub(super) past: Vec<Pa>,
     /// Changes so far.
     pub(super) version: u32,
@@ -39,7 +40,8 @@ pub(super) struct Page {
     /// It was written since the host has last looked, and a leaf has said so.
     pub(super) written: bool,
     pub(super) reported: bool,
-    /// What each CPU has written; `None`: something that was lost with memory that is not simulated.
+    /// What each CPU has written; `None`: something that was lost with memory that is not
+    /// simulated.
     pub(super) words: HashMap<usize, Option<u64>>,
 }
 

@@ -1,11 +1,13 @@
-//! The memory of a guest, by the engine's `Guest`: virtual CPUs fault on it, and each of them does what hosts do as well.
+//! The memory of a guest, by the engine's `Guest`: virtual CPUs fault on it, and each of them does
+//! what hosts do as well.
 //!
-//! The guest has no tables of its own: what it accesses is what stage 2 translates. Its host gives pages and takes them
-//! back, shares them and copies them, puts blocks in their place and takes them apart, changes slots, logs writes, and
-//! runs out of memory. It knows what may be reached when, and which pages were written, and the guest knows what it has
-//! written:
+//! The guest has no tables of its own: what it accesses is what stage 2 translates. Its host gives
+//! pages and takes them back, shares them and copies them, puts blocks in their place and takes
+//! them apart, changes slots, logs writes, and runs out of memory. It knows what may be reached
+//! when, and which pages were written, and the guest knows what it has written:
 //!
-//! * an access that succeeds leads to a page that backs its address, with what was written there last;
+//! * an access that succeeds leads to a page that backs its address, with what was written there
+//!   last;
 //! * no page is given back while it may be reached, and none is lost;
 //! * whatever was written is dirty in a leaf that the host is told of;
 //! * whatever was written while writes are logged was marked by the handler of a fault.
@@ -32,7 +34,8 @@ use super::later::Later;
 use super::{Dice, destroy, memory, small};
 use host::{Block, CODE, FAR, FIXED, Host, Now, PAGES, Page, SMALL};
 
-/// The formats of stage 2. Without the feature `every-format` those with fewer levels and no options stand for the others.
+/// The formats of stage 2. Without the feature `every-format` those with fewer levels and no
+/// options stand for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     K4,
@@ -234,7 +237,8 @@ impl Kind {
         };
         let base = small(base, dice);
         Architecture {
-            // A guest whose stage 1, and with it its caches, is off; or one that is known by stage 2 alone.
+            // A guest whose stage 1, and with it its caches, is off; or one that is known by stage
+            // 2 alone.
             guest: base.guest.filter(|_| dice.once_in(2)),
             ..base
         }

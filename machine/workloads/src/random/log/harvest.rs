@@ -150,7 +150,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.finish_and_copy(plan, gather, used, dice, found);
     }
 
-    /// Pages whose marks were taken are protected; those that could not be are marked until they are.
+    /// Pages whose marks were taken are protected; those that could not be are marked until they
+    /// are.
     pub(super) fn protect_pages(
         &self,
         slot: &Slot,
@@ -218,7 +219,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         while self.stopped.get() != self.pending.len() - 1 {
             self.wait();
         }
-        // No walk is under way: all of it can be drained, and what hardware has marked in what was detached comes out.
+        // No walk is under way: all of it can be drained, and what hardware has marked in what was
+        // detached comes out.
         while !self.later.is_empty() {
             self.reclaim_one();
         }

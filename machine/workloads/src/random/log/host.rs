@@ -1,4 +1,5 @@
-//! What the host does to memory while writes are logged: it writes, moves, splits, unmaps and protects, and starts logs.
+//! What the host does to memory while writes are logged: it writes, moves, splits, unmaps and
+//! protects, and starts logs.
 
 use super::*;
 

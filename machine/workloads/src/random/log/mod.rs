@@ -1,18 +1,20 @@
 //! The log of what a guest writes, driven as a migration drives it.
 //!
-//! CPU 0 is the host's: it starts a log, copies all of the guest's memory, harvests, protects and copies what was written,
-//! again and again, stops the guest, harvests for the last time, and ends the log; and then once more, with another kind of
-//! log. The other CPUs run the guest, and besides do what hosts do meanwhile: write for a device, move a page to another
-//! frame, split, put a block together, look which pages are used. At any time they are preempted, in a handler as well.
+//! CPU 0 is the host's: it starts a log, copies all of the guest's memory, harvests, protects and
+//! copies what was written, again and again, stops the guest, harvests for the last time, and ends
+//! the log; and then once more, with another kind of log. The other CPUs run the guest, and besides
+//! do what hosts do meanwhile: write for a device, move a page to another frame, split, put a block
+//! together, look which pages are used. At any time they are preempted, in a handler as well.
 //!
 //! A page is *stale* from a write to it until it is copied. So long, the log has to know of it:
 //!
-//! * when a harvest begins, what is stale is found by it, or still marked after it; a page of which a mark is made just
-//!   then is let off;
-//! * when the guest was stopped and what was found then is copied, nothing is stale, and the copy equals the original in
-//!   every word.
+//! * when a harvest begins, what is stale is found by it, or still marked after it; a page of which
+//!   a mark is made just then is let off;
+//! * when the guest was stopped and what was found then is copied, nothing is stale, and the copy
+//!   equals the original in every word.
 //!
-//! What hardware has logged and the virtual CPU has not marked yet is known as well; it has when it has stopped.
+//! What hardware has logged and the virtual CPU has not marked yet is known as well; it has when it
+//! has stopped.
 
 mod harvest;
 mod host;
@@ -51,7 +53,8 @@ const FAR: u64 = 1 << 41;
 const ENTRIES: usize = 4;
 /// Hardware's log begins so far down: it is full after a few pages.
 const INDEX: u16 = 2;
-/// So many times a CPU waits for others, for some microseconds: where memory is cleaned it may take milliseconds.
+/// So many times a CPU waits for others, for some microseconds: where memory is cleaned it may take
+/// milliseconds.
 const MOST_WAITS: u32 = 4000;
 /// The first word of a page that the host writes; those before it are the virtual CPUs'.
 const HOST_WORDS: usize = 16;
@@ -101,7 +104,8 @@ struct Plan {
 impl Plan {
     fn of(dice: &Dice, hardware: bool, logs: bool) -> Self {
         let marks = dice.pick(&[Marks::Bitmap, Marks::Flip, Marks::Ring]);
-        // Only a bitmap is for hardware's marks. And everything is not protected in one step where hardware marks.
+        // Only a bitmap is for hardware's marks. And everything is not protected in one step where
+        // hardware marks.
         let start = match (hardware, marks) {
             (true, Marks::Bitmap) if logs => dice.pick(&[
                 Start::Zap,
@@ -728,8 +732,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     /// What a page holds.
     fn word(&self, frame: Pa, index: usize) -> &Entry {
-        // SAFETY: a page of the machine's memory that was taken and not given back, and a word of it. It is memory that no
-        // walker knows, and the machine is one thread of the host.
+        // SAFETY: a page of the machine's memory that was taken and not given back, and a word of
+        // it. It is memory that no walker knows, and the machine is one thread of the host.
         unsafe { self.mapper.table(frame, Level::PAGE).add(index).as_ref() }
     }
 

@@ -132,8 +132,8 @@ impl<'a> Kernel<'a, '_> {
     }
 }
 
-// SAFETY: the machine forgets (1.), interrupts are polled between any two accesses (2.), and no other CPU runs in the
-// function (3.).
+// SAFETY: the machine forgets (1.), interrupts are polled between any two accesses (2.), and no
+// other CPU runs in the function (3.).
 unsafe impl Actions for Running<'_, '_, '_> {
     fn forget(&self, what: Forget) {
         self.0.may_be_interrupted();
@@ -275,8 +275,9 @@ impl arm64::Arm64 for Running<'_, '_, '_> {
     }
 }
 
-// SAFETY: all but the last two functions pass on to the machine; a completion returns when all CPUs that have the space loaded
-// have forgotten, and the others will before they load it (5., 6.); a clone is of the same space (7.).
+// SAFETY: all but the last two functions pass on to the machine; a completion returns when all CPUs
+// that have the space loaded have forgotten, and the others will before they load it (5., 6.); a
+// clone is of the same space (7.).
 unsafe impl Platform for Of<'_, '_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.0.mapper.alloc_table(level)

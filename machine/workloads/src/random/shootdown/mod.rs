@@ -1,7 +1,9 @@
-//! Remote flushes: CPUs go from space to space, are lazy, are taken off by a hypervisor, and edit spaces that others have
-//! loaded. Hardware tells no CPU, or all, and a program tells the rest, in every way there is.
+//! Remote flushes: CPUs go from space to space, are lazy, are taken off by a hypervisor, and edit
+//! spaces that others have loaded. Hardware tells no CPU, or all, and a program tells the rest, in
+//! every way there is.
 //!
-//! Each page holds the number of its space, so that a CPU that finds another has come to where it must not.
+//! Each page holds the number of its space, so that a CPU that finds another has come to where it
+//! must not.
 
 mod messengers;
 
@@ -618,8 +620,8 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         }
         process.link.mapper.detach();
         let mut tables = process.tables.into_inner();
-        // SAFETY: no CPU has the root loaded; what is remembered of it is under an identifier that none uses before it is
-        // forgotten.
+        // SAFETY: no CPU has the root loaded; what is remembered of it is under an identifier that
+        // none uses before it is forgotten.
         unsafe { tables.make_dead() };
         let mut frames = Vec::new();
         let destroyed = tables.destroy(|leaf| frames.push(leaf.frame()));

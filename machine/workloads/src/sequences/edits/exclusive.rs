@@ -35,10 +35,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// Has everything forgotten that was done to these addresses, if it matters to what is done next.
+    /// Has everything forgotten that was done to these addresses, if it matters to what is done
+    /// next.
     ///
-    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and processors remember until it
-    /// is complete, must not matter any more; and what is detached is not mapped again before.
+    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and
+    /// processors remember until it is complete, must not matter any more; and what is detached is
+    /// not mapped again before.
     pub(super) fn forget_before(
         &self,
         cpu: usize,
@@ -119,7 +121,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     (exclusive.space()).map_page(span.start(), frame, mapping)
                 } else {
                     let mapped = exclusive.space().map(span, frame, mapping);
-                    // Its gather is dropped. That completes what the space owes, and does not wait for what was issued before.
+                    // Its gather is dropped. That completes what the space owes, and does not wait
+                    // for what was issued before.
                     exclusive.dropped();
                     mapped
                 }

@@ -42,7 +42,8 @@ fn refusal<T, A: Copy>(result: &Result<T, Refused<A>>) -> Option<Refused<A>> {
 }
 
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
-    /// A shared edit of an address was refused for where that is, if and only if the root does not translate it.
+    /// A shared edit of an address was refused for where that is, if and only if the root does not
+    /// translate it.
     fn judge_address(&self, slot: usize, at: u64, refused: Option<Refused<F::Input>>) {
         let outside = refused == Some(Refused::Edit(EditError::InputOutOfRange));
         let right = outside != self.translates_at(&self.slots[slot], at);
@@ -217,7 +218,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     "a grace period is not over any more".into()
                 });
             }),
-            // The machine takes a table of stage 1 that takes permissions away from what is below it for one that was detached.
+            // The machine takes a table of stage 1 that takes permissions away from what is below
+            // it for one that was detached.
             Kind::ProtectAndSplit if self.is_arm() && F::Input::SIGNED => {}
             Kind::ProtectAll => self.with_shared(dice, |index, space| {
                 if let Ok(start) = space.protect_all() {

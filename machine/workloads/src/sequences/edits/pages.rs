@@ -1,9 +1,11 @@
-//! Pages that are alike, edited one by one: what kernels do all day, and what the engine keeps the last answer for.
+//! Pages that are alike, edited one by one: what kernels do all day, and what the engine keeps the
+//! last answer for.
 //!
-//! Most pages of a process are mapped, protected and unmapped in the same few ways, and each is an edit of its own. What is
-//! right for one of a pattern is done again to the next without being asked anew; so whatever such an edit forgets to say, it
-//! forgets where the gather has nothing else to tell. Gathers end in every way here, often after a single edit, and the pages
-//! are used between any two.
+//! Most pages of a process are mapped, protected and unmapped in the same few ways, and each is an
+//! edit of its own. What is right for one of a pattern is done again to the next without being
+//! asked anew; so whatever such an edit forgets to say, it forgets where the gather has nothing
+//! else to tell. Gathers end in every way here, often after a single edit, and the pages are used
+//! between any two.
 
 use super::*;
 

@@ -122,7 +122,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let (page, block) = (Self::PAGE, Self::BLOCK);
             let (at, _) = world.addresses(slot.base, dice);
             let inside = at.wrapping_sub(slot.base) < 16 * block;
-            // Nor over what faults of a guest map there at the same time: that would be other memory.
+            // Nor over what faults of a guest map there at the same time: that would be other
+            // memory.
             if !inside || slot.mapping.get() || slot.silent.get() {
                 return;
             }
@@ -264,8 +265,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
-    /// All memory is protected, and a block is taken apart in the midst of which its table is opened. Nothing of that lets a
-    /// guest write.
+    /// All memory is protected, and a block is taken apart in the midst of which its table is
+    /// opened. Nothing of that lets a guest write.
     pub(super) fn write_protect(&self, cpu: usize, dice: &Dice) {
         self.with_shared(dice, |index, space| {
             let (slot, page, block) = (&self.slots[index], Self::PAGE, Self::BLOCK);
@@ -329,7 +330,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let Some((slot, mut start)) = take_any(dice, &local.protecting) else {
             return;
         };
-        // A claim at the root that was forgotten, or is this CPU's own, would be waited for in vain.
+        // A claim at the root that was forgotten, or is this CPU's own, would be waited for in
+        // vain.
         let alone = self.slots[slot].users.get() == 1 && !self.leaked.get();
         if alone && dice.once_in(2) {
             start.drive(|| self.machine.cpu().spend(Time::ns(200)));

@@ -103,7 +103,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     // ---- Arguments ----
 
-    /// Whether the space in a place translates these addresses, said in another way than the engine does.
+    /// Whether the space in a place translates these addresses, said in another way than the engine
+    /// does.
     pub fn translates(&self, slot: &Slot<'m, F, G>, span: Span<F::Input>) -> bool {
         self.translates_all(slot, span.start().bits(), span.last().bits())
     }
@@ -124,8 +125,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// Some addresses of a window, or near it, or nowhere: the first and the size. Often those of an edit before, all of
-    /// them or a part, or the blocks around them: what goes wrong, goes wrong where edits meet.
+    /// Some addresses of a window, or near it, or nowhere: the first and the size. Often those of
+    /// an edit before, all of them or a part, or the blocks around them: what goes wrong, goes
+    /// wrong where edits meet.
     pub fn addresses(&self, base: u64, dice: &Dice) -> (u64, u64) {
         let (page, block) = (Self::PAGE, Self::BLOCK);
         let slot = self.slots.iter().find(|slot| slot.base == base);
@@ -226,7 +228,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// Whether an address is in the window of a space, which no other space uses for what it maps on purpose.
+    /// Whether an address is in the window of a space, which no other space uses for what it maps
+    /// on purpose.
     pub fn is_in_window(slot: &Slot<'m, F, G>, at: u64) -> bool {
         at.wrapping_sub(slot.base) < 16 * Self::BLOCK
     }

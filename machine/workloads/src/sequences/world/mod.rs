@@ -1,8 +1,10 @@
-//! What a sequence works on: spaces, what is alive of their gathers, and what is known of what they map.
+//! What a sequence works on: spaces, what is alive of their gathers, and what is known of what they
+//! map.
 //!
-//! Values that borrow a space are kept from operation to operation. The compiler cannot see that the space stays where it is
-//! meanwhile; so spaces are behind pointers, and what borrows one is counted: a space is taken out, or edited exclusively, only
-//! when nothing borrows it. An operation takes what it uses out of its place, and an interrupt finds only what is left.
+//! Values that borrow a space are kept from operation to operation. The compiler cannot see that
+//! the space stays where it is meanwhile; so spaces are behind pointers, and what borrows one is
+//! counted: a space is taken out, or edited exclusively, only when nothing borrows it. An operation
+//! takes what it uses out of its place, and an interrupt finds only what is left.
 
 // There are few of them, and their types say what belongs together.
 #![allow(clippy::large_enum_variant, clippy::type_complexity)]
@@ -85,8 +87,8 @@ impl<'m, F: Format> Exclusive<'m, F> {
     /// The space, which nothing borrows: a gather is finished first.
     pub fn space(&mut self) -> &'m mut AddressSpace<F, Plat<'m>> {
         self.gather = None;
-        // SAFETY: the pointer is to a space that lives until `into_inner`. The gather that borrowed it is gone, or was
-        // forgotten; no other reference outlives the operation.
+        // SAFETY: the pointer is to a space that lives until `into_inner`. The gather that borrowed
+        // it is gone, or was forgotten; no other reference outlives the operation.
         unsafe { &mut *self.space }
     }
 
@@ -99,7 +101,8 @@ impl<'m, F: Format> Exclusive<'m, F> {
         }
     }
 
-    /// A gather was dropped. If it had edited nothing, it has not waited for what was issued before.
+    /// A gather was dropped. If it had edited nothing, it has not waited for what was issued
+    /// before.
     pub fn dropped(&mut self) {
         self.touched.retain(|it| it.2);
         self.murky = false;
@@ -146,10 +149,11 @@ pub struct Slot<'m, F: Format, G> {
     pub model: RefCell<Map>,
     /// Its pages are those of a host.
     pub silent: Cell<bool>,
-    /// A CPU is mapping. What is where is for one host to say: no other memory comes to be in a table while a leaf takes its
-    /// place.
+    /// A CPU is mapping. What is where is for one host to say: no other memory comes to be in a
+    /// table while a leaf takes its place.
     pub mapping: Cell<bool>,
-    /// It has had something mapped outside of its window. What is global of that is remembered under other roots as well.
+    /// It has had something mapped outside of its window. What is global of that is remembered
+    /// under other roots as well.
     pub wide: Cell<bool>,
     /// All of it was protected, and nothing lets a guest write since.
     pub protected: Cell<bool>,
@@ -245,7 +249,8 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     dice: Dice,
     pub slots: [Slot<'m, F, G>; SPACES],
     pub locals: [Local<'m, F, G::Local>; 2],
-    /// Pages of the machine that are mapped, or about to be, by other than a guest's host; and how many times.
+    /// Pages of the machine that are mapped, or about to be, by other than a guest's host; and how
+    /// many times.
     pub frames: RefCell<HashMap<u64, u32>>,
     /// Pages of the hosts of guests, dead or alive.
     pub host_frames: RefCell<HashSet<u64>>,
@@ -517,7 +522,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         exclusive.murky = false;
     }
 
-    /// A shared edit of a range, which is refused where it has to be. When it is complete, it may rely on what it has found.
+    /// A shared edit of a range, which is refused where it has to be. When it is complete, it may
+    /// rely on what it has found.
     pub fn watch<T: std::fmt::Debug>(
         &self,
         cpu: usize,
@@ -721,7 +727,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             local.deferred.borrow_mut().push((batch, deferred));
             self.slots[slot].users.update(|users| users - 1);
         }
-        // A start goes on when the other CPU's walks are over, and nothing at the root is claimed; one that cannot is left.
+        // A start goes on when the other CPU's walks are over, and nothing at the root is claimed;
+        // one that cannot is left.
         let starts = std::mem::take(&mut *local.protecting.borrow_mut());
         for (slot, mut start) in starts {
             for _ in 0..20 {
@@ -758,7 +765,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         local.requests.borrow_mut().clear();
     }
 
-    /// When all CPUs are done: what was put off is reclaimed, every space is taken down, and all memory is free again.
+    /// When all CPUs are done: what was put off is reclaimed, every space is taken down, and all
+    /// memory is free again.
     pub fn end(&self) {
         let later = self.later.take();
         self.locals[0]

@@ -332,7 +332,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         }
         if way.retires {
-            // SAFETY: no processor has the root loaded (1.), and the platform invalidates what it is given (2.).
+            // SAFETY: no processor has the root loaded (1.), and the platform invalidates what it
+            // is given (2.).
             unsafe { space.retire() };
         }
         // SAFETY: no processor has the root loaded, and everything is forgotten.
