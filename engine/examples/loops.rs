@@ -2,13 +2,13 @@
 //! loop.
 //!
 //! `loops
-//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
+//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
 //! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
 //! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
-//! for each page. `cursor` protects page by page by a cursor; `far` looks up what is not near the
+//! for each page. `far` looks up what is not near the
 //! page that was edited last, and `apart` protects pages of which none is near the one before.
-//! `around` looks each page up and maps it by a cursor. `mapped` maps what is mapped, and is
+//! `around` looks each page up and maps it. `mapped` maps what is mapped, and is
 //! refused. The small ones are programs of 16 pages in four places, of which each is gone or
 //! forked; the sparse ones unmap or protect a GiB with four pages far apart, each with a gather of
 //! its own. `fault` maps a page, and `guest` looks a fault of a guest up and maps it, page by page
@@ -39,7 +39,6 @@ enum Edit {
     Fork,
     Fault,
     Replace,
-    Cursor,
     Around,
     Mapped,
     ExitSmall,
@@ -51,7 +50,7 @@ enum Edit {
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 21] = [
+const EDITS: [(&str, Edit); 20] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
@@ -63,7 +62,6 @@ const EDITS: [(&str, Edit); 21] = [
     ("fork", Edit::Fork),
     ("fault", Edit::Fault),
     ("replace", Edit::Replace),
-    ("cursor", Edit::Cursor),
     ("around", Edit::Around),
     ("mapped", Edit::Mapped),
     ("exit-small", Edit::ExitSmall),
@@ -110,7 +108,7 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -146,23 +144,17 @@ fn replace<F: Format<Input = Va>>(
     Ok(())
 }
 
-/// Page by page with one cursor.
-fn by_cursor<F: Format<Input = Va>>(
+/// Looks each page up, and maps it.
+fn around<F: Format<Input = Va>>(
     space: &mut AddressSpace<F, &Hosted>,
-    edit: Edit,
     pages: u64,
     mapping: Encoded<F>,
 ) -> Result<(), EditError<Va>> {
-    let change = Change::new().perms(Perms::READ);
     let mut gather = space.gather();
-    let mut cursor = gather.cursor();
-    match edit {
-        Edit::Cursor => parts(pages, 1, |part| cursor.protect_page(part.start(), change))?,
-        _ => parts(pages, 1, |part| match cursor.query(part.start()) {
-            Some(_) => Ok(()),
-            None => cursor.map_page(part.start(), Pa::new(part.start().get()), mapping),
-        })?,
-    }
+    parts(pages, 1, |part| match gather.query(part.start()) {
+        Some(_) => Ok(()),
+        None => gather.map_page(part.start(), Pa::new(part.start().get()), mapping),
+    })?;
     gather.finish(|_| ());
     Ok(())
 }
@@ -376,8 +368,8 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     if edit == Edit::Replace {
         return replace(&mut space, pages, mapping);
     }
-    if matches!(edit, Edit::Cursor | Edit::Around) {
-        return by_cursor(&mut space, edit, pages, mapping);
+    if edit == Edit::Around {
+        return around(&mut space, pages, mapping);
     }
     if edit == Edit::Lookup {
         // What is looked up is near the page that was edited last.

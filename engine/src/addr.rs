@@ -201,8 +201,7 @@ impl<A: Address> Span<A> {
     /// # Errors
     /// [`AddressError::Misaligned`] unless both are multiples of 4 KiB, [`AddressError::Empty`] for
     /// a size of 0, [`AddressError::Wraps`] if the range passes the top of the address space.
-    #[cfg_attr(not(feature = "small"), inline)]
-    #[cfg_attr(feature = "small", inline(never))]
+    #[inline]
     pub fn new(start: A, size: u64) -> Result<Self, AddressError> {
         for value in [start.bits(), size] {
             if value & ((1 << MIN_PAGE_SHIFT) - 1) != 0 {

@@ -78,7 +78,6 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
         }
         space.limit_to(Half::Upper);
         space.pin();
-        space.globals = true;
         match space.liveness() {
             Liveness::Dead => space.make_live(),
             Liveness::Live | Liveness::Own => space.platform.barrier(Barrier::Publish),

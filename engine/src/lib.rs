@@ -14,9 +14,7 @@
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a
 //! platform on ordinary memory for tests, in the module `hosted`, and needs `std`; a kernel leaves
-//! it out. With the feature `small` map, unmap and protect of a range are half the machine code and
-//! take longer for each page, and in a format of [pages alone](format::PagesOnly) they are less
-//! again: docs/process.md has the figures.
+//! it out.
 //!
 //! # Ten minutes
 //!
@@ -115,7 +113,7 @@
 //! | you have | you need |
 //! |---|---|
 //! | a kernel that boots | [`linear`]: all memory at one offset, and windows for the time before it is there |
-//! | processes | [`Gather::fork`], [`Gather::replace`], [`Gather::cursor`], [`AddressSpace::retire`]; on x86-64 [`KernelHalf`] |
+//! | processes | [`Gather::fork`], [`Gather::replace`], [`AddressSpace::retire`]; on x86-64 [`KernelHalf`] |
 //! | several processors without broadcast invalidations, or too few ASIDs, PCIDs, VMIDs | [`shootdown`] |
 //! | page faults on many processors at once | [`shared`] |
 //! | guests | [`guest`], on [`shared`]; their log of writes is [`dirty`] |
@@ -127,9 +125,6 @@
 //! *issue* and *complete*.
 #![cfg_attr(not(feature = "hosted"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-
-/// The feature `small`: less machine code, where it is not all of an edit of one page.
-const SMALL: bool = cfg!(feature = "small");
 
 mod addr;
 pub mod arch;
@@ -155,7 +150,7 @@ mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
 pub use edit::{
-    AddressSpace, Change, Cursor, EditError, Encoded, Gather, Half, Liveness, Mapping, Template,
+    AddressSpace, Change, EditError, Encoded, Gather, Half, Liveness, Mapping, Template,
 };
 pub use entry::{Entry, TableLink, fill, prefetch};
 pub use flush::{Leaf, Progress};

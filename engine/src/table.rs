@@ -3,9 +3,9 @@
 use core::ops::Range;
 use core::ptr::NonNull;
 
-use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::entry::{AHEAD, Entry, LINE, fill, prefetch_line};
+use crate::format::{Format, Kind};
 use crate::platform::{Hooks, Platform};
 
 /// Writes an entry that is not part of a table that is open.
@@ -20,6 +20,38 @@ pub(crate) unsafe fn store<P: Platform>(platform: &P, entry: NonNull<Entry>, bit
             Some(hooks) => hooks.store(entry, bits),
             None => entry.as_ref().store(bits),
         }
+    }
+}
+
+/// The table of tables that the last page lay below: a walk to its neighbours begins there, as it
+/// does in processors (paging-structure caches: SDM vol. 3A 5.10.3).
+///
+/// Invariant: the table is part of the tree.
+#[derive(Clone, Copy)]
+pub(crate) struct UpperCache {
+    /// The first page below the table, and the number of pages; nothing is cached if it is 0.
+    pub first: u64,
+    pub pages: u64,
+    /// A table whose entries are tables of pages.
+    pub tables: Pa,
+}
+
+impl UpperCache {
+    pub const EMPTY: Self = Self {
+        first: 0,
+        pages: 0,
+        tables: Pa::new(0),
+    };
+
+    /// The number, among the pages below the table, of the page around `input`.
+    #[inline(always)]
+    pub fn number_of<F: Format>(&self, input: u64) -> Option<u64> {
+        let number = input.wrapping_sub(self.first) >> F::PAGE_SHIFT;
+        (number < self.pages).then_some(number)
+    }
+
+    pub fn invalidate(&mut self) {
+        self.pages = 0;
     }
 }
 
@@ -112,6 +144,21 @@ impl<'p, P: Platform> Table<'p, P> {
                 None => self.at(index).as_ref().store(bits),
             }
         }
+    }
+
+    /// Replaces `old`, an entry above the level of pages. A table would be lost: it has to be
+    /// [detached](Self::detach).
+    #[inline(always)]
+    pub fn replace<F: Format>(&self, index: usize, level: Level, old: u64, bits: u64) {
+        debug_assert_ne!(F::kind(old, level), Kind::Table);
+        self.store(index, bits);
+    }
+
+    /// Writes an entry that points to a table, which leaves the tree with it.
+    #[inline(always)]
+    pub fn detach(&self, index: usize, bits: u64, cache: &mut UpperCache) {
+        cache.invalidate();
+        self.store(index, bits);
     }
 
     #[inline(always)]
@@ -217,15 +264,11 @@ impl<'p, P: Platform> Table<'p, P> {
     /// Where a loop goes on that has come to a hole at `index`, as far as `end`.
     #[inline(always)]
     pub fn past_hole(&self, index: usize, end: usize) -> usize {
-        match SMALL {
-            true => index + 1,
-            false => self.first_used(index + 1..end),
-        }
+        self.first_used(index + 1..end)
     }
 
     /// Writes the entries of `range`: `value`, `value + step`, and so on.
-    #[cfg_attr(not(feature = "small"), inline(always))]
-    #[cfg_attr(feature = "small", inline(never))]
+    #[inline(always)]
     pub fn fill(&self, range: Range<usize>, value: u64, step: u64) {
         if !range.is_empty() {
             // SAFETY: the range stays inside the table, so all its entries are valid.

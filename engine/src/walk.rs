@@ -10,8 +10,7 @@
 
 use core::ops::{ControlFlow, Index, IndexMut, Range};
 
-use crate::SMALL;
-use crate::addr::{Address, Level, Pa, Span};
+use crate::addr::{Level, Pa};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::table::Table;
@@ -44,31 +43,6 @@ impl Slice {
         Self {
             first: input & !low,
             last: input | low,
-        }
-    }
-
-    /// The addresses of a range.
-    #[inline(always)]
-    pub fn of<A: Address>(span: Span<A>) -> Self {
-        Self {
-            first: span.start().bits(),
-            last: span.last().bits(),
-        }
-    }
-
-    /// The same the other way round: it is less than all addresses of 64 bits.
-    #[inline(always)]
-    pub fn span<A: Address>(self) -> Span<A> {
-        Span::of_leaf(A::from_bits(self.first), self.last - self.first + 1)
-    }
-
-    /// What the entry at `level` for its start covers of it.
-    #[inline(always)]
-    pub fn part<F: Format>(self, level: Level) -> Self {
-        let end = self.first | ((1 << F::shift(level)) - 1);
-        Self {
-            first: self.first,
-            last: end.min(self.last),
         }
     }
 
@@ -351,7 +325,7 @@ pub(crate) unsafe fn walk<F: Format, P: Platform>(
     loop {
         part.last = (part.first | ((1 << F::shift(level)) - 1)).min(slice.last);
         match visitor.entry(&table, index, level, part) {
-            Step::Next if !SMALL && part.last != slice.last && table.load(index + 1) == 0 => {
+            Step::Next if part.last != slice.last && table.load(index + 1) == 0 => {
                 index = pass_holes::<F, P>(&table, index, level, &mut part, slice.last, visitor)
             }
             Step::Next => {}
@@ -393,7 +367,7 @@ unsafe fn walk_below<F: Format, P: Platform>(
     slice: Slice,
     visitor: &mut dyn Visit<F, P>,
 ) -> ControlFlow<()> {
-    if SMALL || level != Level::PAGE {
+    if level != Level::PAGE {
         // SAFETY: (1.)
         return unsafe { walk::<F, P>(platform, frame, level, slice, visitor) };
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A file of more lines holds more than one idea.
-const LONGEST: usize = 900;
+const LONGEST: usize = 910;
 
 /// The engine, and what is as close to it.
 const ENGINE: [&str; 3] = ["engine", "linear", "walker"];

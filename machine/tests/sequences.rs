@@ -63,11 +63,10 @@ const UNSEEN: &[&str] = &[
 
 /// Bugs of the embedder, within how many sequences each is found, and the rules of which one is
 /// broken first.
-const PLANTED: [(Bug, u64, &[&str]); 6] = [
+const PLANTED: [(Bug, u64, &[&str]); 5] = [
     (Bug::SkipsInvalidation, 4_000, FORGOTTEN),
     (Bug::SkipsCompletion, 2_000, FORGOTTEN),
     (Bug::SkipsPublication, 2_000, UNSEEN),
-    (Bug::ReusesEarly, 4_000, &["break-before-make"]),
     (Bug::FreesEarly, 1_000, &["freed early", "stale use"]),
     (Bug::FreesTwice, 1_000, &["freed early"]),
 ];

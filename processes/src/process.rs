@@ -263,15 +263,13 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
     }
 
     /// mmap with `MAP_POPULATE`: maps what is missing of a range now, so that no fault comes, and
-    /// publishes it once. A cursor looks at each page and maps it, with one walk for those of a
-    /// table. Returns how many pages were mapped; those that were before a frame was missing stay.
+    /// publishes it once. Returns how many pages were mapped; those that were before a frame was missing stay.
     ///
     /// # Errors
     /// [`Refused`](ProcessError::Refused) where nothing is reserved, or the program;
     /// [`NoMemory`](ProcessError::NoMemory), [`Edit`](ProcessError::Edit).
     pub fn populate(&mut self, span: Span<Va>) -> Result<u64, ProcessError> {
         let mut gather = self.space.gather();
-        let mut cursor = gather.cursor();
         let mut mapped = 0;
         let pages = (span.start().get()..=span.last().get()).step_by(1 << F::PAGE_SHIFT);
         for page in pages.map(Va::new) {
@@ -280,11 +278,11 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
                 Some(Kind::Anonymous { writable: false }) => self.constant,
                 Some(Kind::Text) | None => return Err(ProcessError::Refused(page)),
             };
-            if cursor.query(page).is_some() {
+            if gather.query(page).is_some() {
                 continue;
             }
             let frame = self.memory.take().ok_or(ProcessError::NoMemory)?;
-            if let Err(error) = cursor.map_page(page, frame, template) {
+            if let Err(error) = gather.map_page(page, frame, template) {
                 self.memory.release(frame);
                 return Err(error.into());
             }

@@ -14,14 +14,9 @@ use tablewright::{
 use tablewright::{Attrs, Change, Gather, Mapping, Perms, Span};
 
 #[cfg(feature = "arm64")]
-type Blocks = tablewright::format::Arm64K4;
+type Format = tablewright::format::Arm64K4;
 #[cfg(not(feature = "arm64"))]
-type Blocks = tablewright::format::X86_64<4>;
-
-#[cfg(not(feature = "pages"))]
-type Format = Blocks;
-#[cfg(feature = "pages")]
-type Format = tablewright::format::PagesOnly<Blocks>;
+type Format = tablewright::format::X86_64<4>;
 
 /// Where physical memory is mapped.
 const DIRECT: u64 = 0xffff_8000_0000_0000;

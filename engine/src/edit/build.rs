@@ -9,17 +9,15 @@ use core::cell::Cell;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::flush::free_tree;
 use crate::format::packed::Packed;
-use crate::format::{Attrs, Format, Inexpressible, Kind, Perms, encoded};
+use crate::format::{Attrs, Format, Inexpressible, Perms, encoded};
 use crate::platform::Platform;
-use crate::run::members;
 use crate::table::Table;
 use crate::walk::{ByLeafLevel, Slice};
 
-/// A stretch of input addresses that is mapped to consecutive frames.
+/// A range of input addresses that is mapped to consecutive frames.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece {
     pub first: u64,
@@ -28,94 +26,77 @@ pub(crate) struct Piece {
     pub delta: u64,
 }
 
-/// Where the memory of a mapping lies.
-pub(crate) trait Source: Clone {
-    /// There is one piece.
-    const ONE: bool;
+impl Piece {
+    /// Whether leaves of this many bits may translate it.
+    #[inline(always)]
+    fn is_aligned(&self, shift: u32) -> bool {
+        self.delta & ((1 << shift) - 1) == 0
+    }
+}
+
+/// The memory of a mapping: runs of frames, one after the other. They are asked for upwards, more
+/// than once; the place is kept.
+#[derive(Clone)]
+pub(crate) struct Source<'f> {
+    runs: &'f [Span<Pa>],
+    first: u64,
+    /// The number of the current run, and the piece that it is.
+    place: Cell<(usize, Piece)>,
+}
+
+impl<'f> Source<'f> {
+    /// The input address `first` is mapped to the start of the first run.
+    #[inline(always)]
+    pub fn new(first: u64, runs: &'f [Span<Pa>]) -> Self {
+        Self {
+            runs,
+            first,
+            place: Cell::new((0, Self::piece(first, runs, 0))),
+        }
+    }
+
+    #[inline(always)]
+    fn piece(first: u64, runs: &[Span<Pa>], number: usize) -> Piece {
+        // Without any run nothing is asked for.
+        let run = runs.get(number);
+        let (start, size) = run.map_or((0, 1), |run| (run.start().get(), run.size()));
+        Piece {
+            first,
+            last: first.wrapping_add(size - 1),
+            delta: start.wrapping_sub(first),
+        }
+    }
 
     /// The piece that `input` is in.
-    fn at(&self, input: u64) -> Piece;
-}
-
-/// All of it consecutive.
-#[derive(Clone)]
-pub(crate) struct Consecutive {
-    delta: u64,
-}
-
-impl Consecutive {
-    /// Of an edit that maps nothing.
-    pub const NONE: Self = Self { delta: 0 };
-
-    /// The input address `first` is mapped to `frame`.
     #[inline(always)]
-    pub fn new(first: u64, frame: Pa) -> Self {
-        Self {
-            delta: frame.get().wrapping_sub(first),
-        }
-    }
-}
-
-impl Source for Consecutive {
-    const ONE: bool = true;
-
-    #[inline(always)]
-    fn at(&self, _: u64) -> Piece {
-        Piece {
-            first: 0,
-            last: u64::MAX,
-            delta: self.delta,
-        }
-    }
-}
-
-/// Runs of frames, one after the other. They are asked for upwards, more than once; the place is
-/// kept.
-#[derive(Clone)]
-pub(crate) struct Scattered<'f> {
-    frames: &'f [Span<Pa>],
-    first: u64,
-    /// The number of a run, and the input address that it starts at.
-    place: Cell<(usize, u64)>,
-}
-
-impl<'f> Scattered<'f> {
-    /// The input address `first` is mapped to the start of the first run.
-    pub fn new(first: u64, frames: &'f [Span<Pa>]) -> Self {
-        Self {
-            frames,
-            first,
-            place: Cell::new((0, first)),
-        }
-    }
-}
-
-impl Source for Scattered<'_> {
-    const ONE: bool = false;
-
     fn at(&self, input: u64) -> Piece {
-        let (mut number, mut first) = self.place.get();
-        if input < first {
-            (number, first) = (0, self.first);
+        let (_, piece) = self.place.get();
+        match piece.first <= input && input <= piece.last {
+            true => piece,
+            false => self.find(input),
         }
-        loop {
-            let run = self.frames[number];
-            let last = first + (run.size() - 1);
-            if input <= last || number + 1 == self.frames.len() {
-                self.place.set((number, first));
-                let delta = run.start().get().wrapping_sub(first);
-                return Piece { first, last, delta };
-            }
-            (number, first) = (number + 1, last + 1);
+    }
+
+    #[inline(never)]
+    fn find(&self, input: u64) -> Piece {
+        let (mut number, mut piece) = self.place.get();
+        if input < piece.first {
+            (number, piece) = (0, Self::piece(self.first, self.runs, 0));
         }
+        while input > piece.last && number + 1 < self.runs.len() {
+            number += 1;
+            piece = Self::piece(piece.last + 1, self.runs, number);
+        }
+        self.place.set((number, piece));
+        piece
     }
 }
 
 /// The leaves of one mapping: for any address, which leaf translates it.
-pub(crate) struct Leaves<F: Format, S = Consecutive> {
+pub(crate) struct Leaves<'f, F: Format> {
     /// The descriptor at each level, without an address.
     bits: ByLeafLevel<u64>,
-    source: S,
+    source: Source<'f>,
     /// The highest level whose leaves are allowed.
     top: Level,
     /// Whether runs are.
@@ -123,42 +104,24 @@ pub(crate) struct Leaves<F: Format, S = Consecutive> {
     format: PhantomData<F>,
 }
 
-impl<F: Format, S: Source> Leaves<F, S> {
+impl<'f, F: Format> Leaves<'f, F> {
     /// The leaves that map `slice` to the memory of `source`, none above `largest`.
     pub fn new(
         slice: Slice,
-        source: S,
+        source: Source<'f>,
         attrs: &Attrs,
         largest: Level,
         runs: bool,
     ) -> Result<Self, Inexpressible> {
-        let mut leaves = Self::of_pages(source, 0, runs);
-        leaves.encode(slice, Packed::of(attrs), largest)?;
+        let page = encoded::<F>(Packed::of(attrs), Level::PAGE)?;
+        let mut leaves = Self::of_pages(source, page, runs);
+        leaves.enlarge(slice, attrs, largest)?;
         Ok(leaves)
     }
 
-    /// Leaves with these attributes, as large as fit into `slice`, none above `largest`.
-    pub fn encode(
-        &mut self,
-        slice: Slice,
-        attrs: Packed,
-        largest: Level,
-    ) -> Result<(), Inexpressible> {
-        // Pages there are, whatever else there is.
-        let mut level = Level::PAGE;
-        loop {
-            self.bits[level] = encoded::<F>(attrs, level)?;
-            self.top = level;
-            level = level.up();
-            if !F::is_leaf_level(level) || level > largest || !slice.holds::<F>(level) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// The same of pages alone, by the descriptor of one without its address.
+    /// Pages alone, by the descriptor of one without its address.
     #[inline(always)]
-    pub fn of_pages(source: S, page: u64, runs: bool) -> Self {
+    pub fn of_pages(source: Source<'f>, page: u64, runs: bool) -> Self {
         let mut bits = ByLeafLevel::new(0);
         bits[Level::PAGE] = page;
         Self {
@@ -168,6 +131,24 @@ impl<F: Format, S: Source> Leaves<F, S> {
             runs,
             format: PhantomData,
         }
+    }
+
+    /// Allows larger leaves with these attributes where they fit into `slice`, none above
+    /// `largest`.
+    #[inline(always)]
+    pub fn enlarge(
+        &mut self,
+        slice: Slice,
+        attrs: &Attrs,
+        largest: Level,
+    ) -> Result<(), Inexpressible> {
+        let mut level = Level::PAGE.up();
+        while level <= largest && slice.holds::<F>(level) {
+            self.bits[level] = encoded::<F>(Packed::of(attrs), level)?;
+            self.top = level;
+            level = level.up();
+        }
+        Ok(())
     }
 
     /// Whether one leaf at `level` can translate all of `slice`.
@@ -216,9 +197,9 @@ impl<F: Format, S: Source> Leaves<F, S> {
         usize::try_from(size >> F::shift(level)).unwrap_or(usize::MAX)
     }
 
-    /// Writes leaves into `range` of a table at `level`; the first of them translates `first`.
-    /// Whole aligned runs get the contiguous bit.
-    #[inline]
+    /// Writes leaves into `range` of a table at `level`; the first of them translates `first`. Whole
+    /// aligned runs get the contiguous bit.
+    #[inline(never)]
     pub fn fill<P: Platform>(
         &self,
         table: &Table<'_, P>,
@@ -226,162 +207,44 @@ impl<F: Format, S: Source> Leaves<F, S> {
         range: Range<usize>,
         mut first: u64,
     ) {
-        if S::ONE {
-            return self.fill_piece(table, level, range, first);
-        }
+        let run = match self.runs {
+            true => F::contiguous(level),
+            false => 0,
+        };
         let mut start = range.start;
         while start < range.end {
-            let end = start + self.whole(level, first).clamp(1, range.end - start);
-            self.fill_piece(table, level, start..end, first);
-            first = first.wrapping_add(((end - start) as u64) << F::shift(level));
-            start = end;
-        }
-    }
-
-    /// The same in one piece.
-    #[inline(always)]
-    fn fill_piece<P: Platform>(
-        &self,
-        table: &Table<'_, P>,
-        level: Level,
-        range: Range<usize>,
-        first: u64,
-    ) {
-        let (start, end) = (range.start, range.end);
-        let (mut head, mut middle) = (end, end);
-        let run = F::contiguous(level);
-        if self.runs && run > 0 {
-            let Piece { delta, .. } = self.source.at(first);
-            if delta & ((1 << (F::shift(level) + run)) - 1) == 0 {
-                let run = 1usize << run;
-                head = start.next_multiple_of(run).min(end);
-                middle = (end & !(run - 1)).max(head);
+            // A stretch of leaves of one piece, all or none of which are in runs.
+            let piece = self.source.at(first);
+            let left = (piece.last - first).saturating_add(1) >> F::shift(level);
+            let mut count = (left as usize).clamp(1, range.end - start);
+            let frame = Pa::new(first.wrapping_add(piece.delta));
+            let mut leaf = F::with_address(self.bits[level], frame);
+            if run > 0 && piece.is_aligned(F::shift(level) + run) {
+                let members = 1usize << run;
+                let whole = (start.wrapping_neg() & (members - 1)).min(count);
+                count = match whole {
+                    0 if count >= members => {
+                        leaf |= F::CONTIGUOUS;
+                        count & !(members - 1)
+                    }
+                    0 => count,
+                    before => before,
+                };
             }
-        }
-        let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::shift(level));
-        self.fill_linear(table, level, start..head, first, 0);
-        self.fill_linear(table, level, head..middle, at(head), F::CONTIGUOUS);
-        self.fill_linear(table, level, middle..end, at(middle), 0);
-    }
-
-    /// Writes leaves with a running value, which is started anew where the address continues in
-    /// other bits of the descriptor.
-    #[inline(always)]
-    fn fill_linear<P: Platform>(
-        &self,
-        table: &Table<'_, P>,
-        level: Level,
-        range: Range<usize>,
-        first: u64,
-        mark: u64,
-    ) {
-        let (mut start, mut first) = (range.start, first);
-        let mut step = 1u64 << F::shift(level);
-        if self.bits[level] & F::address_mask(level) != 0 {
-            // A parked leaf's address is inverted on x86.
-            step = step.wrapping_neg();
-        }
-        while start < range.end {
-            let mut count = range.end - start;
             if F::LINEAR_BITS < 64 {
-                let frame = self.memory(first).get();
+                // The address continues in other bits of the descriptor.
                 let linear = (1u64 << (F::LINEAR_BITS % 64)) - 1;
-                let left = ((linear - (frame & linear)) >> F::shift(level)) + 1;
+                let left = ((linear - (frame.get() & linear)) >> F::shift(level)) + 1;
                 count = count.min(usize::try_from(left).unwrap_or(usize::MAX));
             }
-            let value = self.leaf(level, first) | mark;
-            table.fill(start..start + count, value, step);
+            let mut step = 1u64 << F::shift(level);
+            if self.bits[level] & F::address_mask(level) != 0 {
+                // A parked leaf's address is inverted on x86.
+                step = step.wrapping_neg();
+            }
+            table.fill(start..start + count, leaf, step);
             start += count;
             first = first.wrapping_add((count as u64) << F::shift(level));
-        }
-    }
-}
-
-/// What is to be mapped, and where tables for it come from: sub-trees are built entry by entry, in
-/// little code.
-pub(super) struct Seed<F: Format, S> {
-    pub leaves: Leaves<F, S>,
-    /// No leaf reaches over an end of it.
-    pub slice: Slice,
-    /// What its tables take away.
-    pub deny: Perms,
-}
-
-impl<F: Format, S: Source> Seed<F, S> {
-    /// Whether `part` is translated by one leaf at `level`.
-    #[inline(never)]
-    pub fn fits(&self, level: Level, part: Slice) -> bool {
-        let Slice { first, last } = self.slice;
-        let over_start = (part.first < first) ^ (part.last < first);
-        let over_end = (part.first <= last) ^ (part.last <= last);
-        !over_start & !over_end && self.leaves.fits(level, part)
-    }
-
-    /// The leaf that translates `first`, at this place of a table.
-    #[inline(never)]
-    pub fn leaf<P: Platform>(
-        &self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        first: u64,
-    ) -> u64 {
-        let leaf = self.leaves.leaf(level, first);
-        match F::CONTIGUOUS != 0 && self.in_run(table, index, level, first) {
-            true => leaf | F::CONTIGUOUS,
-            false => leaf,
-        }
-    }
-
-    /// Whether the entry is a member of an aligned run of which all members are leaves of this
-    /// mapping.
-    fn in_run<P: Platform>(
-        &self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        first: u64,
-    ) -> bool {
-        let Some(run) = self.leaves.run(level, first) else {
-            return false;
-        };
-        // A member that is not one of these leaves is a table, there before or just built: valid or
-        // suspended.
-        run.first >= self.slice.first
-            && run.last <= self.slice.last
-            && members::<F>(index, level).all(|member| {
-                let entry = table.load(member);
-                entry == 0 || F::kind(entry, level) == Kind::Leaf
-            })
-    }
-
-    /// Builds a table below an entry at `level` in which `slice` is translated and nothing else,
-    /// and returns its descriptor. `None`, and nothing is left of it, if there were not enough
-    /// frames.
-    #[inline(never)]
-    pub fn build<P: Platform>(&self, platform: &P, level: Level, mut slice: Slice) -> Option<u64> {
-        let level = level.down()?;
-        let frame = platform.alloc_table(level)?;
-        // SAFETY: the frame was allocated for this table.
-        let table = unsafe { Table::open(platform, frame, level) };
-        table.fill(0..1 << F::INDEX_BITS, 0, 0);
-        loop {
-            let part = slice.part::<F>(level);
-            let index = F::index(part.first, level);
-            let entry = if self.fits(level, part) {
-                self.leaf(&table, index, level, part.first)
-            } else if let Some(child) = self.build(platform, level, part) {
-                child
-            } else {
-                drop(table);
-                free_tree::<F, P>(platform, frame, level);
-                return None;
-            };
-            table.store(index, entry);
-            if part.last == slice.last {
-                return Some(F::table(frame, self.deny));
-            }
-            slice.first = part.last + 1;
         }
     }
 }
@@ -397,14 +260,6 @@ pub(crate) fn fill_parts<F: Format, P: Platform>(
     for index in 0..1u64 << F::INDEX_BITS {
         let frame = Pa::new(frame.get() + (index << F::shift(level)));
         table.store(index as usize, F::with_address(bits, frame));
-    }
-}
-
-impl Piece {
-    /// Whether leaves of so many bits may translate it.
-    #[inline(always)]
-    fn is_aligned(&self, shift: u32) -> bool {
-        self.delta & ((1 << shift) - 1) == 0
     }
 }
 
@@ -426,10 +281,10 @@ impl<P: Platform> Frames for Fresh<'_, P> {
 
 /// Builds a table at `level` in which `leaves` translate `slice` and nothing else is mapped. Its
 /// tables take `deny` away. `None`, and nothing is left of it, if there were not enough frames.
-pub(crate) fn build<F: Format, P: Platform, S: Source>(
+pub(crate) fn build<F: Format, P: Platform>(
     platform: &P,
     frames: &mut impl Frames,
-    leaves: &Leaves<F, S>,
+    leaves: &Leaves<'_, F>,
     level: Level,
     slice: Slice,
     deny: Perms,
@@ -456,9 +311,7 @@ pub(crate) fn build<F: Format, P: Platform, S: Source>(
             leaves.fill(&table, level, index..index + count, first);
         } else {
             let child = match level.down() {
-                // Nearly all tables are the last ones: they are filled in this loop.
-                Some(Level::PAGE) if !SMALL => build_pages(platform, frames, leaves, part),
-                Some(below) => build::<F, P, S>(platform, frames, leaves, below, part, deny),
+                Some(below) => build::<F, P>(platform, frames, leaves, below, part, deny),
                 None => None,
             };
             let Some(child) = child else {
@@ -472,28 +325,6 @@ pub(crate) fn build<F: Format, P: Platform, S: Source>(
         index += count;
         first = first.wrapping_add((count as u64) << F::shift(level)) & !(size - 1);
     }
-    table.fill(end..1 << F::INDEX_BITS, 0, 0);
-    Some(frame)
-}
-
-/// The same of a table of pages: the level is a constant.
-#[inline(always)]
-fn build_pages<F: Format, P: Platform, S: Source>(
-    platform: &P,
-    frames: &mut impl Frames,
-    leaves: &Leaves<F, S>,
-    slice: Slice,
-) -> Option<Pa> {
-    let level = Level::PAGE;
-    let frame = frames.take(level)?;
-    // SAFETY: the frame was allocated for this table.
-    let table = unsafe { Table::open(platform, frame, level) };
-    let (start, end) = (
-        F::index(slice.first, level),
-        F::index(slice.last, level) + 1,
-    );
-    table.fill(0..start, 0, 0);
-    leaves.fill(&table, level, start..end, slice.first);
     table.fill(end..1 << F::INDEX_BITS, 0, 0);
     Some(frame)
 }

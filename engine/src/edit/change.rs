@@ -163,17 +163,6 @@ impl Change {
         self.field(NATIVE, 0)
     }
 
-    /// The change that makes these of any attributes.
-    #[inline(always)]
-    pub(super) const fn to(attrs: &Attrs) -> Self {
-        let Packed { word, native } = Packed::of(attrs);
-        let all = PERMS | TYPE | ACCESSED | DIRTY | GLOBAL | 0xff << SOFTWARE | NATIVE;
-        Self {
-            set: (all as u64) << 32 | word as u64,
-            native,
-        }
-    }
-
     /// The permissions that it gives.
     #[inline(always)]
     pub(super) const fn gives(&self) -> Perms {

@@ -12,13 +12,13 @@ use super::fold::Fold;
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
 use crate::edit::Gather;
-use crate::edit::space::{Conditions, EditError};
-use crate::flush::{Fate, Flush, Ranges};
+use crate::edit::space::{AddressSpace, Conditions, EditError};
+use crate::flush::{Fate, Flush};
 use crate::format::saturate;
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
-use crate::table::Table;
-use crate::walk::{Slice, Step, Visit};
+use crate::table::{Table, UpperCache};
+use crate::walk::{Slice, Step, Visit, walk};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest` or
@@ -53,44 +53,32 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         largest: Level,
         runs: bool,
     ) -> Result<u64, EditError<F::Input>> {
-        self.owe();
-        let space = &mut *self.space;
-        let flush = &mut self.left;
-        let slice = space.check(span)?;
+        let slice = self.space.check(span)?;
         if !F::is_leaf_level(largest) {
             return Err(EditError::NoSuchLeaf);
         }
-        space.open.forget();
-        let conditions = space.conditions();
+        let conditions = self.space.conditions();
+        if conditions.live {
+            self.space.debt.begin_change();
+        }
         let largest = F::largest_leaf(&conditions.caps).min(largest);
         let mut done = 0;
         let mut level = Level::PAGE.up();
         // Above the largest leaf only empty tables are of interest, up to those that the root
         // points to.
-        let top = match space.pinned {
+        let top = match self.space.pinned {
             true => F::root_level().down().unwrap_or(Level::PAGE),
             false => F::root_level(),
         };
         while level <= top {
-            let mut collapse = Collapse {
-                platform: &space.platform,
-                conditions,
-                level,
-                leaves: level <= largest,
-                flush,
-                broken: Ranges::new(),
-                remake: false,
-                done: 0,
-            };
-            let _: ControlFlow<()> = space.visit(slice, &mut collapse);
-            let mut broken = core::mem::replace(&mut collapse.broken, Ranges::new());
-            if !broken.is_empty() {
-                space.invalidate_now(&mut broken);
-                collapse.remake = true;
-                let _: ControlFlow<()> = space.visit(slice, &mut collapse);
-                space.platform.barrier(Barrier::Publish);
+            let leaves = level <= largest;
+            let (replaced, broken) = self.collapse_level(slice, level, leaves, false);
+            done += replaced;
+            if broken {
+                self.complete_pending();
+                done += self.collapse_level(slice, level, leaves, true).0;
+                self.space.platform.barrier(Barrier::Publish);
             }
-            done += collapse.done;
             level = level.up();
         }
         if runs {
@@ -98,19 +86,52 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 conditions,
                 largest,
                 slice,
-                flush,
-                broken: Ranges::new(),
+                left: &mut self.left,
+                broken: false,
                 done: 0,
             };
-            let _: ControlFlow<()> = space.visit(slice, &mut fold);
-            let (mut broken, folded) = (fold.broken, fold.done);
-            if !broken.is_empty() {
-                space.resume_broken(slice, &mut broken);
+            let _: ControlFlow<()> = self.space.visit(slice, &mut fold);
+            let (broken, folded) = (fold.broken, fold.done);
+            if broken {
+                self.resume(slice);
             }
-            space.note_runs(folded > 0);
+            self.space.note_runs(folded > 0);
             done += folded;
         }
         Ok(done)
+    }
+
+    /// Collapses what is below the entries at one level, or remakes what was broken there. Returns
+    /// how many tables are gone, and whether something was broken.
+    fn collapse_level(
+        &mut self,
+        slice: Slice,
+        level: Level,
+        leaves: bool,
+        remake: bool,
+    ) -> (u64, bool) {
+        let conditions = self.space.conditions();
+        let AddressSpace {
+            platform,
+            root,
+            cache,
+            ..
+        } = &mut *self.space;
+        let mut collapse = Collapse {
+            platform,
+            conditions,
+            level,
+            leaves,
+            left: &mut self.left,
+            cache: &mut cache.upper,
+            broken: false,
+            remake,
+            done: 0,
+        };
+        // SAFETY: as in `AddressSpace::visit`.
+        let _: ControlFlow<()> =
+            unsafe { walk::<F, P>(platform, *root, F::root_level(), slice, &mut collapse) };
+        (collapse.done, collapse.broken)
     }
 }
 
@@ -188,8 +209,10 @@ struct Collapse<'a, P: Platform> {
     level: Level,
     /// Leaves may be made at this level; otherwise only empty tables go.
     leaves: bool,
-    flush: &'a mut Flush,
-    broken: Ranges,
+    left: &'a mut Flush,
+    cache: &'a mut UpperCache,
+    /// Something was left suspended.
+    broken: bool,
     /// The second pass: make leaves of what the first has suspended.
     remake: bool,
     done: u64,
@@ -207,7 +230,7 @@ impl<P: Platform> Collapse<'_, P> {
             return;
         };
         let child = F::address(entry, level);
-        if !self.flush.has_room(self.platform, child) {
+        if !self.left.has_room(self.platform, child) {
             return;
         }
         let (frame, attrs, contended) = match sum::<F, P>(
@@ -219,7 +242,7 @@ impl<P: Platform> Collapse<'_, P> {
         ) {
             (Sum::Mixed, _) => return,
             (Sum::Empty, _) => {
-                table.store(index, 0);
+                table.detach(index, 0, self.cache);
                 self.let_go(child, below, slice);
                 return;
             }
@@ -236,8 +259,9 @@ impl<P: Platform> Collapse<'_, P> {
         let how = self.conditions.transition::<F>(&old, &new, level);
         if how == Transition::Break {
             if self.conditions.may_break {
-                table.store(index, F::suspend(entry));
-                self.broken.add(slice, None, true);
+                table.detach(index, F::suspend(entry), self.cache);
+                self.left.ranges.add(slice, None, true);
+                self.broken = true;
             }
             return;
         }
@@ -245,7 +269,7 @@ impl<P: Platform> Collapse<'_, P> {
             // A walker may still set a flag in a small leaf, which is not looked at again.
             leaf = saturate::<F>(leaf, level);
         }
-        table.store(index, leaf);
+        table.detach(index, leaf, self.cache);
         self.let_go(child, below, slice);
     }
 
@@ -253,10 +277,10 @@ impl<P: Platform> Collapse<'_, P> {
     fn let_go(&mut self, child: Pa, below: Level, slice: Slice) {
         let denied = Perms::empty();
         let fate = Fate::Replaced;
-        self.flush
+        self.left
             .carry(self.platform, child, below, slice.first, denied, fate);
         if self.conditions.live {
-            self.flush.ranges.add(slice, None, true);
+            self.left.ranges.add(slice, None, true);
         }
         self.done += 1;
     }

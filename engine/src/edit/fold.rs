@@ -3,19 +3,18 @@
 
 use core::ops::{ControlFlow, Range};
 
-use super::live::Footprint;
+use super::drive::Footprint;
 use crate::addr::{Level, Pa};
 use crate::bbm::{State, Transition, resizing};
 use crate::edit::space::Conditions;
-use crate::flush::{Flush, Ranges};
+use crate::flush::Flush;
 use crate::format::{Format, Kind, saturate, withheld};
 use crate::platform::Platform;
 use crate::run::{extent, gather, members};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
-/// How a leaf at `level` may become, or cease to be, a member of a run. Which leaf it is has no
-/// say.
+/// How a leaf at `level` may become, or cease to be, a member of a run: it does not matter which.
 pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     let how = match conditions.live {
         true => resizing(F::RULE, 1, &conditions.caps),
@@ -36,23 +35,15 @@ pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transitio
 }
 
 /// Unfolds the runs in a range; all of them are whole.
-pub(super) struct Unfold {
+pub(super) struct Unfold<'a> {
     pub conditions: Conditions,
-    pub changed: Footprint,
-    /// What was left suspended, to be [resumed](super::live::Resume).
+    pub changed: &'a mut Footprint,
+    /// What was left suspended.
     pub broken: Footprint,
 }
 
-impl Unfold {
-    pub fn new(conditions: Conditions) -> Self {
-        Self {
-            conditions,
-            changed: Footprint::new(),
-            broken: Footprint::new(),
-        }
-    }
-
-    pub fn unfold<F: Format, P: Platform>(
+impl Unfold<'_> {
+    fn unfold<F: Format, P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
@@ -96,7 +87,7 @@ impl Unfold {
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Unfold {
+impl<F: Format, P: Platform> Visit<F, P> for Unfold<'_> {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
@@ -131,8 +122,9 @@ pub(super) struct Fold<'a> {
     pub largest: Level,
     /// No run that reaches out of it.
     pub slice: Slice,
-    pub flush: &'a mut Flush,
-    pub broken: Ranges,
+    pub left: &'a mut Flush,
+    /// Something was left suspended.
+    pub broken: bool,
     pub done: u64,
 }
 
@@ -179,11 +171,10 @@ impl Fold<'_> {
                 _ => table.store(index, folded),
             }
         }
-        match how {
-            Transition::Store => {}
-            Transition::Invalidate => self.flush.ranges.add(extent, Some(level), false),
-            Transition::Break => self.broken.add(extent, Some(level), false),
+        if how != Transition::Store {
+            self.left.ranges.add(extent, Some(level), false);
         }
+        self.broken |= how == Transition::Break;
         self.done += 1;
     }
 }

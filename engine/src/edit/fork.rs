@@ -14,7 +14,7 @@ use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, EditError};
-use crate::flush::Leaf;
+use crate::flush::{Fate, Leaf};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
@@ -66,41 +66,42 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<(), EditError<F::Input>> {
         let slice = child.space.check(span)?;
         child.space.check_global(false)?;
-        let mut recent = Recent::new(change);
-        self.prepare_change(self.space.check(span)?, &mut recent)?;
+        self.space.check(span)?;
+        self.prepare_change(slice, &change)?;
         let mut mapped = FirstLeaf(None);
         let _: ControlFlow<()> = child.space.visit(slice, &mut mapped);
         if let Some(at) = mapped.0 {
             return Err(EditError::AlreadyMapped(F::Input::from_bits(at)));
         }
-        let parent = &mut *self.space;
-        parent.cleave(slice)?;
+        self.cleave(slice)?;
         // Before there is one: what is made stays where the rest cannot be.
-        if parent.tables_deny() {
-            child.space.open.close::<F>();
+        if self.space.may_deny() {
+            child.space.cache.close::<F>();
         }
+        child.begin_change();
         let mut tables = Tables {
-            child: child.space,
+            child: &mut *child,
             denied: ByLevel::new(Perms::empty()),
             made: Ok(()),
         };
-        let _: ControlFlow<()> = parent.visit(slice, &mut tables);
+        let _: ControlFlow<()> = self.space.visit(slice, &mut tables);
         tables.made?;
-        child.space.note_runs(parent.runs);
-        parent.globals |= change.turns_global();
-        child.space.globals |= parent.globals;
+        child.complete_overlap(slice);
+        child.space.note_runs(self.space.debt.has_runs());
+        self.space.debt.add_globals(change.turns_global());
+        let globals = self.space.debt.has_globals();
+        child.space.debt.add_globals(globals);
         child.mapped(slice);
 
         // If the visitor unwinds, what was changed until then is not named: everything is, until it
         // has come to its end.
-        let conditions = parent.conditions();
-        let live = conditions.live;
-        parent.owed |= live;
-        let everything = core::mem::replace(&mut self.left.ranges.everything, live);
+        self.begin_change();
+        let (conditions, mut recent) = (self.space.conditions(), Recent::new(change));
+        let named = self.left.ranges.begin_unnamed(conditions.live);
         let mut changing = Changing {
             gather: self,
             slice,
-            left: Left::new(),
+            left: Left::EMPTY,
         };
         let mut copy = Copy {
             child: child.space,
@@ -109,7 +110,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             each,
         };
         let _: ControlFlow<()> = changing.gather.space.visit(slice, &mut copy);
-        changing.gather.left.ranges.everything = everything;
+        changing.gather.left.ranges.end_unnamed(named);
         Ok(())
     }
 }
@@ -124,33 +125,60 @@ struct Changing<'g, 's, F: Format, P: Platform + Clone> {
 
 impl<F: Format, P: Platform + Clone> Drop for Changing<'_, '_, F, P> {
     fn drop(&mut self) {
-        self.gather.changed(self.slice, &self.left);
+        let left = core::mem::replace(&mut self.left, Left::EMPTY);
+        self.gather.changed(self.slice, left);
     }
 }
 
-/// Checks that the child has room for what is here, and makes the tables that it lacks.
-struct Tables<'a, F: Format, P: Platform> {
-    child: &'a AddressSpace<F, P>,
-    /// What the table at each level takes away here.
+/// The pass that checks that the child has room for what is here, and makes the tables that it
+/// lacks.
+struct Tables<'a, 's, F: Format, P: Platform + Clone> {
+    child: &'a mut Gather<'s, F, P>,
+    /// What the table at each level denies here.
     denied: ByLevel<Perms>,
-    /// Whether it could make them.
     made: Result<(), EditError<F::Input>>,
 }
 
-impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
-    /// Makes the child's table at `level` for `input`, with those above it, if there is none. Other
-    /// tables than here may take permissions away there.
-    fn make(&self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
-        let platform = &self.child.platform;
-        let (mut frame, mut at) = (self.child.root, F::root_level());
-        while let (Some(below), true) = (at.down(), at > level) {
+impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
+    /// Makes the child's table at `level` for `input`, with those above it, if there is none. An
+    /// empty table of the child in the place of the leaf is detached.
+    fn make(&mut self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
+        let live = self.child.space.is_live();
+        let AddressSpace {
+            platform,
+            root,
+            cache,
+            ..
+        } = &mut *self.child.space;
+        let (mut frame, mut at) = (*root, F::root_level());
+        loop {
             // SAFETY: the root of the child, or a table of it.
-            let table = unsafe { Table::open(platform, frame, at) };
+            let table = unsafe { Table::open(&*platform, frame, at) };
             let index = F::index(input, at);
             let entry = table.load(index);
+            let Some(below) = at.down() else {
+                return Ok(());
+            };
+            if at == level {
+                if F::kind(entry, at) == Kind::Table {
+                    let (child, left) = (F::address(entry, at), &mut self.child.left);
+                    if !left.has_room(&*platform, child) {
+                        return Err(EditError::OutOfTables);
+                    }
+                    table.detach(index, 0, &mut cache.upper);
+                    let part = Slice::around::<F>(input, at);
+                    let (denied, fate) = (Perms::empty(), Fate::Replaced);
+                    left.carry(&*platform, child, below, part.first, denied, fate);
+                    if live {
+                        self.child.left.ranges.add(part, None, true);
+                    }
+                }
+                return Ok(());
+            }
             let deny = self.denied[below];
             frame = match F::kind(entry, at) {
                 Kind::Table if F::denied(entry) == deny => F::address(entry, at),
+                // Other tables than here may deny permissions there.
                 Kind::Table | Kind::Leaf => {
                     return Err(EditError::Denied(F::Input::from_bits(input)));
                 }
@@ -160,17 +188,16 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
                     };
                     // SAFETY: just allocated, and not linked yet: a table like any below the root
                     // (1. of both).
-                    unsafe { Table::open(platform, fresh, below).clear(1 << F::INDEX_BITS) };
+                    unsafe { Table::open(&*platform, fresh, below).clear(1 << F::INDEX_BITS) };
                     table.link(index, F::table(fresh, deny));
                     fresh
                 }
             };
             at = below;
         }
-        Ok(())
     }
 
-    /// The same, and remembers why it could not.
+    /// Makes it, and keeps the reason if it cannot.
     fn try_make(&mut self, input: u64, level: Level) -> ControlFlow<()> {
         self.made = self.make(input, level);
         match self.made {
@@ -180,7 +207,7 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, F, P> {
+impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, '_, F, P> {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
@@ -319,7 +346,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
                 let now = self.recode.rewrite(table, index, level, slice);
                 let child = self.child;
                 if let Some(to) = table_of(child, slice.first, level) {
-                    to.store(index, now);
+                    let vacant = to.load(index);
+                    to.replace::<F>(index, level, vacant, now);
                     self.tell(&to, index, level, slice.first, now);
                 }
             }

@@ -1,26 +1,41 @@
 //! A gather: edits of one space, and what they leave to invalidate and to free.
 //!
-//! It borrows the space for as long as there is something that walkers have not been told of. So
-//! what was changed in a space cannot be invalidated in another, nor be left out when something is
-//! freed. It is finished by its name, or when it is dropped; and where even that is prevented, the
-//! space knows that it is [owed](AddressSpace) an invalidation.
+//! It borrows the space for as long as TLBs may hold what it has changed. So an edit of one space
+//! cannot be invalidated in another, and nothing of it is freed before that. It is finished by name
+//! or by its drop. Where even that is prevented, the [debt](crate::flush::Debt) of the space says
+//! so, and the next gather invalidates everything.
+//!
+//! # One place for breaks
+//!
+//! An entry that has to be broken is stored as invalid, and its range goes to the gather like any
+//! other. [`complete_pending`](Gather::complete_pending) then invalidates *all* that the gather has
+//! pending, not that range alone: what an earlier edit has left in TLBs for the same addresses may
+//! have another level, and an invalidation by level would spare it.
 
 use core::mem::ManuallyDrop;
-use core::ops::{ControlFlow, Deref};
+use core::ops::Deref;
 
-use crate::SMALL;
 use crate::addr::{Pa, Span};
 use crate::edit::Template;
-use crate::edit::space::{AddressSpace, EditError, Liveness};
-use crate::flush::{Alone, Completed, Flush, Flushed, Held, Issued, Leaf, next_serial};
+use crate::edit::space::{AddressSpace, EditError};
+use crate::flush::{Completed, End, Flush, Flushed, Held, Issued, Leaf, next_serial};
 use crate::format::Format;
 use crate::platform::{Barrier, Platform};
+use crate::walk::Slice;
+
+use super::drive::Footprint;
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Edits of this space, and what they leave to invalidate and to free.
+    /// Begins edits of this space.
     #[inline]
     pub fn gather(&mut self) -> Gather<'_, F, P> {
-        Gather::new(self)
+        let mut left = Flush::new();
+        left.ranges.everything = self.debt.is_flush_pending();
+        Gather {
+            space: self,
+            left,
+            serial: 0,
+        }
     }
 
     /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one
@@ -30,7 +45,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// As there; nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Ept, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
     /// # let platform = Hosted::new(64, 12);
     /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
@@ -109,24 +124,6 @@ pub struct Gather<'s, F: Format, P: Platform + Clone> {
 }
 
 impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
-    #[cfg_attr(not(feature = "small"), inline)]
-    #[cfg_attr(feature = "small", inline(never))]
-    pub(crate) fn new(space: &'s mut AddressSpace<F, P>) -> Self {
-        let mut left = Flush::new();
-        left.ranges.everything = space.owed;
-        Self {
-            space,
-            left,
-            serial: 0,
-        }
-    }
-
-    /// An edit is about to change what walkers may remember.
-    #[inline]
-    pub(crate) fn owe(&mut self) {
-        self.space.owed |= self.space.liveness() != Liveness::Dead;
-    }
-
     /// The number of what is being gathered.
     #[inline]
     pub(crate) fn serial(&mut self) -> u64 {
@@ -144,48 +141,89 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         self.left.ranges.is_empty()
     }
 
-    /// What a gather that is dropped has left.
+    /// Notes what a walk has changed.
+    pub(super) fn note(&mut self, footprint: Footprint) {
+        if self.space.is_live() {
+            footprint.add_to(&mut self.left);
+        }
+    }
+
+    /// Has every processor forget all that is pending, and waits: between the two halves of a
+    /// break-before-make.
+    ///
+    /// The debt stays: the edit that calls it goes on.
+    #[inline(never)]
+    pub(super) fn complete_pending(&mut self) {
+        let target = self.space.target();
+        if self.left.issue::<F, P>(&self.space.platform, target) {
+            self.space.platform.barrier(Barrier::Complete);
+        }
+    }
+
+    /// Completes what is pending where something is about to be mapped: from an address that was
+    /// unmapped to one that is mapped to other memory is a break-before-make.
+    #[inline(always)]
+    pub(super) fn complete_overlap(&mut self, slice: Slice) {
+        if F::RULE.breaks() && !self.left.ranges.is_empty() && self.left.ranges.overlap(slice) {
+            self.complete_pending();
+        }
+    }
+
+    /// Makes the edits visible and issues the invalidations. Returns whether there is something to
+    /// wait for.
+    #[inline(always)]
+    fn send(&mut self) -> bool {
+        let target = self.space.target();
+        self.left.needs_publish |= self.space.debt.take_publish() && self.space.is_live();
+        self.left.issue::<F, P>(&self.space.platform, target)
+    }
+
+    /// Makes the edits visible, has every processor forget, and waits until they have.
+    #[inline(always)]
+    fn send_and_wait(&mut self) {
+        if self.send() {
+            self.space.platform.barrier(Barrier::Complete);
+        }
+        self.space.debt.complete();
+        self.serial = 0;
+    }
+
+    /// Finishes what a gather that is dropped has left.
     #[inline(never)]
     fn flush_rest(&mut self) {
-        self.issue_and_complete();
+        self.send_and_wait();
         // SAFETY: as in `flush` (1.).
         unsafe { self.left.free::<F, P>(&self.space.platform) };
     }
 
-    /// Makes the edits visible and issues the invalidations. Whether there is something to wait
-    /// for.
-    #[cfg_attr(not(feature = "small"), inline(always))]
-    fn send(&mut self) -> bool {
-        let target = self.space.target();
-        self.left.news |= self.space.take_news();
-        let issued = self.left.issue::<F, P>(&self.space.platform, target);
-        self.space.owed = false;
-        // What was issued before may be what an edit of this gather has found done.
-        issued || self.space.pending
-    }
-
-    /// Makes the edits visible, has every processor forget, and waits until they have.
-    #[cfg_attr(not(feature = "small"), inline(always))]
-    pub(super) fn issue_and_complete(&mut self) {
-        if self.send() {
-            self.space.platform.barrier(Barrier::Complete);
-            self.space.pending = false;
-        }
-        self.serial = 0;
-    }
-
     /// Makes the edits visible and tells every processor what to forget. Does not wait.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # let span = Span::new(Va::new(0), 4 << 20)?;
+    /// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
+    /// # space.make_live();
+    /// let mut gather = space.gather();
+    /// gather.protect(span, Change::new().perms(Perms::READ))?;
+    /// let issued = gather.issue();
+    /// // ... something else, while the processors forget ...
+    /// issued.complete().finish(|_| ());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
-    pub fn issue(self) -> Issued<F, P> {
-        // It has nothing left to be finished when it is dropped.
+    pub fn issue(self) -> Issued<F, P, Exclusive<'s, F, P>> {
         let mut this = ManuallyDrop::new(self);
         let wait = this.send();
-        this.space.pending = wait;
         let detached = this.left.detached.take();
-        Issued {
-            completed: Completed::new(this.space.platform.clone(), this.serial, detached),
-            end: Alone { wait },
+        // SAFETY: the gather is not used again, nor dropped: the borrow goes on in one place.
+        let space = unsafe { core::ptr::read(&this.space) };
+        if !wait {
+            space.debt.complete();
         }
+        let completed = Completed::new(space.platform.clone(), this.serial, detached);
+        Issued::new(completed, Exclusive { space, wait })
     }
 
     /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were detached. If
@@ -225,27 +263,17 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn flush(&mut self, mut leaves: impl FnMut(Leaf<F>)) -> Flushed {
-        let flushed = Flushed {
-            serial: self.serial,
-        };
-        if SMALL {
-            self.flush_all(Some(&mut |leaf| {
-                leaves(leaf);
-                ControlFlow::Continue(())
-            }));
-            return flushed;
-        }
-        self.issue_and_complete();
+    pub fn flush(&mut self, leaves: impl FnMut(Leaf<F>)) -> Flushed {
+        let serial = self.serial;
+        self.send_and_wait();
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no
         // software walks it (1.).
         unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
-        flushed
+        Flushed { serial }
     }
 
-    /// The same, and gives out what an edit has held back since it was flushed last: a page that
-    /// was [replaced](Gather::replace), for instance. A gather that stays where it is, as this one
-    /// does, is not copied.
+    /// Flushes, and gives out what an edit has held back since the last flush: a page that was
+    /// [replaced](Gather::replace), for instance.
     ///
     /// # Errors
     /// Gives it back if it belongs to another flush. Nothing is flushed then.
@@ -276,6 +304,34 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     }
 }
 
+/// The end of exclusive edits: what was detached can be reclaimed.
+///
+/// The debt of the space stays until it is complete: if this is forgotten, the next gather, perhaps
+/// on another processor, which could not wait for it, invalidates everything again.
+pub struct Exclusive<'s, F: Format, P: Platform> {
+    space: &'s mut AddressSpace<F, P>,
+    wait: bool,
+}
+
+impl<F: Format, P: Platform> Drop for Exclusive<'_, F, P> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.wait {
+            self.space.platform.barrier(Barrier::Complete);
+            self.space.debt.complete();
+        }
+    }
+}
+
+impl<F: Format, P: Platform> End<F, P> for Exclusive<'_, F, P> {
+    type Completed = Completed<F, P>;
+
+    #[inline]
+    fn complete(self, completed: Completed<F, P>) -> Completed<F, P> {
+        completed
+    }
+}
+
 /// The space, to be looked at between edits.
 impl<F: Format, P: Platform + Clone> Deref for Gather<'_, F, P> {
     type Target = AddressSpace<F, P>;
@@ -289,15 +345,12 @@ impl<F: Format, P: Platform + Clone> Deref for Gather<'_, F, P> {
 impl<F: Format, P: Platform + Clone> Drop for Gather<'_, F, P> {
     #[inline]
     fn drop(&mut self) {
-        if SMALL {
-            return self.flush_all(None);
-        }
-        let Flush { news, detached, .. } = &self.left;
-        if self.space.owed || !detached.is_empty() {
+        let left = &self.left;
+        if self.space.debt.is_flush_pending() || !left.detached.is_empty() {
             self.flush_rest();
-        } else if *news || self.space.news {
-            let seen = self.space.take_news();
-            if *news || seen {
+        } else if left.needs_publish || self.space.debt.needs_publish() {
+            let stored = self.space.debt.take_publish() && self.space.is_live();
+            if stored || self.left.needs_publish {
                 self.space.platform.barrier(Barrier::Publish);
             }
         }

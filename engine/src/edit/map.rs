@@ -10,15 +10,12 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build, build_path};
+use super::build::{Fresh, Leaves, Source, build, build_path};
 use super::mapping::{Mapping, check_memory};
-use super::small::Task;
-use crate::SMALL;
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, EditError, Liveness, Located, Reached};
-use crate::flush::{Ranges, free_tree};
-use crate::format::packed::Packed;
+use crate::edit::space::{AddressSpace, EditError, Located, Reached};
+use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
@@ -140,25 +137,18 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// gather.finish(|_| ());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn map(
         &mut self,
         span: Span<F::Input>,
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        if SMALL {
-            let source = Consecutive::new(span.start().bits(), frame);
-            self.edit(span, source, Task::Map(mapping.mapping()))?;
-            self.mapped(Slice::of(span));
-            return Ok(());
-        }
-        if Slice::of(span).is_whole::<F>(Level::PAGE) && self.map_one(span.start(), frame, &mapping)
-        {
-            return Ok(());
-        }
         let slice = self.space.check(span)?;
         check_memory::<F>(frame, span.size())?;
-        self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping)
+        let page = mapping.page()?;
+        let memory = [Span::of_leaf(frame, span.size())];
+        self.map_leaves(slice, &memory, page, &mapping.mapping())
     }
 
     /// Maps runs of frames, one after the other, to the addresses from `first` on: what a kernel
@@ -202,7 +192,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             AddressError::Empty | AddressError::Wraps => EditError::InputOutOfRange,
         })?;
         let slice = self.space.check(span)?;
-        self.map_leaves(slice, Scattered::new(slice.first, frames), &mapping)?;
+        let page = mapping.page()?;
+        self.map_leaves(slice, frames, page, &mapping.mapping())?;
         Ok(size)
     }
 
@@ -230,77 +221,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let at = self.space.locate_open(page.bits());
-        self.map_at(page, at, frame, &mapping)
-    }
-
-    /// The same where it is as it mostly is. Whether it was: nothing has changed if not.
-    #[inline(never)]
-    fn map_one(&mut self, page: F::Input, frame: Pa, template: &impl Template<F>) -> bool {
-        let Some(at) = self.space.locate_open(page.bits()) else {
-            return false;
-        };
-        let leaf = self.space.leaf_of(frame, template);
-        let mapped = leaf.is_ok_and(|leaf| self.space.fill_hole(at, leaf));
-        if mapped {
-            self.space.globals |= template.mapping().attrs.global;
-            self.mapped(Slice::around::<F>(page.bits(), Level::PAGE));
-        }
-        mapped
-    }
-
-    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is
-    /// open there.
-    #[inline(always)]
-    pub(super) fn map_at(
-        &mut self,
-        page: F::Input,
-        at: Option<Located>,
-        frame: Pa,
-        template: &impl Template<F>,
-    ) -> Result<(), EditError<F::Input>> {
-        self.space.map_leaf(page, at, frame, template)?;
-        self.mapped(Slice::around::<F>(page.bits(), Level::PAGE));
-        Ok(())
-    }
-
-    /// Maps `slice` to the memory of `source`, both of which have been checked.
-    #[inline(always)]
-    fn map_leaves<S: Source>(
-        &mut self,
-        slice: Slice,
-        source: S,
-        template: &impl Template<F>,
-    ) -> Result<(), EditError<F::Input>> {
-        if SMALL {
-            self.edit(slice.span(), source, Task::Map(template.mapping()))?;
-            self.mapped(slice);
-            return Ok(());
-        }
-        self.space.approach(slice.first);
-        let small = if let Some(place) = self.space.place_near(slice)
-            && !self
-                .space
-                .denies(slice.first, template.mapping().attrs.perms)
-        {
-            let page = template.page()?;
-            self.space.check_global(template.mapping().attrs.global)?;
-            let leaves = Leaves::<F, S>::of_pages(source.clone(), page, template.mapping().runs);
-            let (table, range) = (&place.table, place.range.clone());
-            if !table.is_clear(range.clone()) {
-                self.space
-                    .check_holes(table.frame(), range.clone(), slice.first)?;
-            }
-            leaves.fill(table, Level::PAGE, range, slice.first);
-            true
-        } else {
-            false
-        };
-        if !small {
-            self.map_tree(slice, source, &template.mapping())?;
-        }
-        self.space.note_runs(template.mapping().runs);
-        self.space.globals |= template.mapping().attrs.global;
+        let leaf = self.space.leaf_of(frame, &mapping)?;
+        let slice = Slice::around::<F>(page.bits(), Level::PAGE);
+        self.complete_overlap(slice);
+        self.space.map_leaf(page, leaf, &mapping)?;
         self.mapped(slice);
         Ok(())
     }
@@ -308,65 +232,70 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Notes what walkers have to see.
     #[inline(always)]
     pub(super) fn mapped(&mut self, slice: Slice) {
-        self.space.news = true;
+        self.space.debt.stored();
         if self.space.platform.caps().invalid_entries_cached {
-            self.forget_holes(slice);
+            self.invalidate_holes(slice);
         }
     }
 
-    /// Notes that walkers have to forget that nothing was mapped.
+    /// Notes that walkers may have cached that nothing was mapped.
     #[cold]
     #[inline(never)]
-    fn forget_holes(&mut self, slice: Slice) {
-        if self.space.liveness() != Liveness::Dead {
-            self.space.owed = true;
+    fn invalidate_holes(&mut self, slice: Slice) {
+        if self.space.is_live() {
+            self.space.debt.begin_change();
             self.left.ranges.add(slice, None, true);
         }
     }
 
-    /// The same where tables may be missing, or there are several.
-    #[cold]
+    /// Maps `slice` to `memory`, both of which have been checked. `page` is the descriptor of a
+    /// page.
     #[inline(never)]
-    fn map_tree<S: Source>(
+    fn map_leaves(
         &mut self,
         slice: Slice,
-        source: S,
+        memory: &[Span<Pa>],
+        page: u64,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
-        let deny = mapping.denied();
+        let (attrs, deny) = (&mapping.attrs, mapping.denied());
+        self.space.check_global(attrs.global)?;
+        let source = Source::new(slice.first, memory);
+        let mut leaves = Leaves::<F>::of_pages(source, page, mapping.runs);
+        if slice.holds::<F>(Level::PAGE.up()) {
+            let largest = F::largest_leaf(&self.space.platform.caps()).min(mapping.largest);
+            leaves.enlarge(slice, attrs, largest)?;
+        }
+        self.complete_overlap(slice);
         let space = &mut *self.space;
-        space.check_global(mapping.attrs.global)?;
-        let tables_deny = space.tables_deny() || !deny.is_empty();
-
+        if !deny.is_empty() {
+            space.cache.close::<F>();
+        }
+        let may_deny = space.may_deny();
+        space.approach_for(slice);
         let mut prepare = Prepare {
             platform: &space.platform,
-            perms: tables_deny.then_some(mapping.attrs.perms),
+            perms: may_deny.then_some(attrs.perms),
             deny,
             allocate: mapping.allocate,
-            commit: Commit {
-                leaves: Leaves::<F, S>::of_pages(source, 0, mapping.runs),
-                slice,
-            },
+            commit: Commit { leaves, slice },
             end: None,
         };
-        let largest = F::largest_leaf(&space.platform.caps()).min(mapping.largest);
-        let leaves = &mut prepare.commit.leaves;
-        leaves.encode(slice, Packed::of(&mapping.attrs), largest)?;
-        if tables_deny {
-            space.open.close::<F>();
-        }
-        let _: ControlFlow<()> = space.visit(slice, &mut prepare);
+        space.drive(slice, &mut prepare);
         match prepare.end {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => {}
             Some(Err(error)) => {
                 let _: ControlFlow<()> = space.visit(slice, &mut Undo(&space.platform));
-                Err(error)
+                return Err(error);
             }
             None => {
                 let _: ControlFlow<()> = space.visit(slice, &mut prepare.commit);
-                Ok(())
             }
         }
+        space.note_runs(mapping.runs);
+        space.debt.add_globals(attrs.global);
+        self.mapped(slice);
+        Ok(())
     }
 }
 
@@ -393,39 +322,45 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let at = self.locate_open(page.bits());
-        self.map_leaf(page, at, frame, &mapping)?;
-        // What the space owes from before is left to the next gather: nothing is given out here.
-        let live = self.liveness() != Liveness::Dead;
+        let leaf = self.leaf_of(frame, &mapping)?;
+        if F::RULE.breaks() && self.debt.is_flush_pending() {
+            // A gather was forgotten that may have unmapped the page: see `Gather::complete_overlap`.
+            self.finish_forgotten();
+        }
+        self.map_leaf(page, leaf, &mapping)?;
+        let live = self.is_live();
         if live && self.platform.caps().invalid_entries_cached {
-            let mut ranges = Ranges::new();
-            ranges.add(Slice::around::<F>(page.bits(), Level::PAGE), None, true);
-            self.invalidate_now(&mut ranges);
+            let slice = Slice::around::<F>(page.bits(), Level::PAGE);
+            self.gather().invalidate_holes(slice);
         } else if live {
             self.platform.barrier(Barrier::Publish);
         }
         Ok(())
     }
 
-    /// Maps one page, which walkers have to see; `at` as above.
+    #[cold]
+    #[inline(never)]
+    fn finish_forgotten(&mut self) {
+        drop(self.gather());
+    }
+
+    /// Maps one page by its descriptor.
     #[inline(always)]
     fn map_leaf(
         &mut self,
         page: F::Input,
-        at: Option<Located>,
-        frame: Pa,
+        leaf: u64,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let leaf = self.leaf_of(frame, template)?;
-        match at {
+        match self.locate_open(page.bits()) {
             Some(at) if self.fill_hole(at, leaf) => {}
             _ => self.map_any_page(page, leaf, &template.mapping())?,
         }
-        self.globals |= template.mapping().attrs.global;
+        self.debt.add_globals(template.mapping().attrs.global);
         Ok(())
     }
 
-    /// What maps a page of memory, if it may be mapped here.
+    /// The descriptor of a page, if the memory may be mapped here.
     #[inline(always)]
     fn leaf_of(&self, frame: Pa, template: &impl Template<F>) -> Result<u64, EditError<F::Input>> {
         check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
@@ -434,7 +369,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(leaf)
     }
 
-    /// Writes a leaf where nothing is, as mostly. Whether it is so.
+    /// Writes a leaf where nothing is. Returns `false`, without side effects, if something is.
     #[inline(always)]
     fn fill_hole(&self, at: Located, leaf: u64) -> bool {
         // SAFETY: a walk has come to it.
@@ -446,7 +381,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         is_free
     }
 
-    /// The same where tables are missing, or something is in the way, or it is no page.
+    /// Maps a page where tables are missing, or something is in the way, or it is no page.
     #[cold]
     #[inline(never)]
     fn map_any_page(
@@ -456,10 +391,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check_page(page)?;
-        // Mostly another processor was first with a fault of the page. It is located again, so that
-        // what comes before has nothing to keep; where pages are near, nothing is denied.
-        if let Some(number) = self.open.number_of::<F>(slice.first)
-            && let Some(at) = self.locate_near(number, slice)
+        // Usually another processor has handled the fault. Look up again instead of keeping `at`
+        // live across the call; where the cached table has the page, nothing is denied.
+        if self.cache.upper.number_of::<F>(slice.first).is_some()
+            && let Some(at) = self.locate(slice.first)
         {
             // SAFETY: a walk has come to it.
             let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
@@ -494,29 +429,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         table.link(index, link);
         drop(table);
         if !deny.is_empty() {
-            self.open.close::<F>();
+            self.cache.close::<F>();
         }
         Ok(())
-    }
-
-    /// Checks entries of the table of pages in `frame`, of which not all are zero: whether they are
-    /// holes nevertheless.
-    #[cold]
-    #[inline(never)]
-    fn check_holes(
-        &self,
-        frame: Pa,
-        range: Range<usize>,
-        first: u64,
-    ) -> Result<(), EditError<F::Input>> {
-        // SAFETY: a walk has just come to it.
-        let table = unsafe { Table::open(&self.platform, frame, Level::PAGE) };
-        holes::<F, P>(&table, range, first)
     }
 }
 
 /// Checks that entries of pages, the first of which translates `first`, are holes.
-#[inline(always)]
+#[cold]
+#[inline(never)]
 fn holes<F: Format, P: Platform>(
     table: &Table<'_, P>,
     range: Range<usize>,
@@ -533,19 +454,19 @@ fn holes<F: Format, P: Platform>(
 }
 
 /// Checks that the range is free, and builds what is missing out of reach.
-struct Prepare<'a, F: Format, P, S> {
+struct Prepare<'a, F: Format, P> {
     platform: &'a P,
     /// The permissions to be given, if tables may take some away.
     perms: Option<Perms>,
     deny: Perms,
     allocate: bool,
-    commit: Commit<F, S>,
+    commit: Commit<'a, F>,
     /// Why the range cannot be mapped; or all of it was one entry, or entries of one table of
     /// pages, so that nothing else could fail, and is committed.
     end: Option<Result<(), EditError<F::Input>>>,
 }
 
-impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
+impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
     fn fills_holes(&self) -> bool {
         true
     }
@@ -569,7 +490,9 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        if let Err(error) = holes::<F, P>(table, range.clone(), first) {
+        if !table.is_clear(range.clone())
+            && let Err(error) = holes::<F, P>(table, range.clone(), first)
+        {
             self.end = Some(Err(error));
             return ControlFlow::Break(());
         }
@@ -584,7 +507,7 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
     }
 }
 
-impl<F: Format, P: Platform, S: Source> Prepare<'_, F, P, S> {
+impl<F: Format, P: Platform> Prepare<'_, F, P> {
     /// Has what belongs into a hole ready.
     fn fill(
         &mut self,
@@ -602,7 +525,7 @@ impl<F: Format, P: Platform, S: Source> Prepare<'_, F, P, S> {
             let (platform, deny) = (self.platform, self.deny);
             let child = build(platform, &mut Fresh(platform), leaves, below, slice, deny)
                 .ok_or(EditError::OutOfTables)?;
-            table.store(index, F::suspend(F::table(child, deny)));
+            table.replace::<F>(index, level, 0, F::suspend(F::table(child, deny)));
         }
         if self.commit.is_all(slice) {
             self.end = Some(Ok(()));
@@ -633,12 +556,12 @@ impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
 }
 
 /// Writes the leaves that belong into tables that exist, and links the tables that were built.
-struct Commit<F: Format, S> {
-    leaves: Leaves<F, S>,
+struct Commit<'a, F: Format> {
+    leaves: Leaves<'a, F>,
     slice: Slice,
 }
 
-impl<F: Format, S: Source> Commit<F, S> {
+impl<F: Format> Commit<'_, F> {
     /// Whether `part` is all of the range.
     #[inline(always)]
     fn is_all(&self, part: Slice) -> bool {
@@ -670,7 +593,7 @@ impl<F: Format, S: Source> Commit<F, S> {
     }
 }
 
-impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
+impl<F: Format, P: Platform> Visit<F, P> for Commit<'_, F> {
     fn fills_holes(&self) -> bool {
         true
     }
@@ -688,7 +611,8 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
             } else {
                 0
             };
-            table.store(index, self.leaves.leaf(level, slice.first) | mark);
+            let leaf = self.leaves.leaf(level, slice.first) | mark;
+            table.replace::<F>(index, level, entry, leaf);
         }
         Step::Next
     }

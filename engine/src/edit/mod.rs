@@ -6,30 +6,26 @@
 //! of.
 
 mod build;
+pub(crate) mod cache;
 mod change;
 mod collapse;
-mod cursor;
+mod drive;
 pub(crate) mod error;
 mod fold;
 mod fork;
 mod gather;
-mod live;
 mod map;
 mod mapping;
 mod plan;
 mod protect;
 mod query;
-pub(crate) mod reach;
 mod replace;
-mod small;
 pub(crate) mod space;
 mod split;
-mod take;
 mod unmap;
 
-pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build, fill_parts};
+pub(crate) use build::{Frames, Fresh, Leaves, Source, build, fill_parts};
 pub use change::Change;
-pub use cursor::Cursor;
 pub use gather::Gather;
 pub use map::{Encoded, Template};
 pub use mapping::Mapping;

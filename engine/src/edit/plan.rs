@@ -1,9 +1,10 @@
-//! What a change makes of leaves of one pattern: worked out once, and kept.
+//! The plan of a change: what it makes of leaves of one pattern, worked out once and cached.
 
 use super::Change;
 use crate::addr::Level;
 use crate::bbm::{State, Transition, recoding};
-use crate::edit::space::{Conditions, NOT_PLAIN};
+use crate::edit::cache::NOT_PLAIN;
+use crate::edit::space::Conditions;
 use crate::format::packed::ACCESSED;
 use crate::format::{Attrs, Format, Kind, encoded, in_place_of, packed_of};
 
@@ -31,7 +32,7 @@ pub(crate) struct Plan {
     /// Walkers have to forget the old leaf.
     pub(super) invalidate: bool,
     /// Walkers remember nothing of the old leaf, and have to see the new one.
-    pub(super) news: bool,
+    pub(super) needs_publish: bool,
     /// The key, if it is for single pages that are in use, changed with a store, and forgotten; or
     /// what no page is like.
     pub(super) stored: u64,
@@ -101,7 +102,7 @@ impl Recent {
                 flip: 0,
                 how: How::Keep,
                 invalidate: false,
-                news: false,
+                needs_publish: false,
                 stored: NOT_PLAIN,
                 exchanged: NOT_PLAIN,
             },
@@ -151,7 +152,7 @@ impl Recent {
             _ => How::Store,
         };
         plan.invalidate = what & INVALIDATE != 0;
-        plan.news = what & NEWS != 0;
+        plan.needs_publish = what & PUBLISH != 0;
         let is_single = level == Level::PAGE && entry & F::CONTIGUOUS == 0;
         if is_single && plan.invalidate && self.change.is_told_by_a_word() {
             match plan.how {
@@ -164,25 +165,25 @@ impl Recent {
 }
 
 /// What a change makes of a leaf.
-pub(super) struct Recoded {
+struct Recoded {
     /// The bits that flip; none if nothing changes.
-    pub flip: u64,
+    flip: u64,
     /// How they may, of the bits below, and what is to be done then.
-    pub what: u8,
+    what: u8,
 }
 
 /// A walker may be writing the leaf.
-pub(super) const EXCHANGE: u8 = 1;
+const EXCHANGE: u8 = 1;
 /// Not in place.
-pub(super) const BREAK: u8 = 2;
+const BREAK: u8 = 2;
 /// Walkers have to forget the old leaf.
-pub(super) const INVALIDATE: u8 = 4;
+const INVALIDATE: u8 = 4;
 /// Walkers remember nothing of the old leaf, and have to see the new one.
-pub(super) const NEWS: u8 = 8;
+const PUBLISH: u8 = 8;
 
 /// Works out what a change makes of a leaf.
 #[inline(always)]
-pub(super) fn recode<F: Format>(
+fn recode<F: Format>(
     change: &Change,
     conditions: &Conditions,
     entry: u64,
@@ -231,11 +232,11 @@ pub(super) fn recode<F: Format>(
         Transition::Break => BREAK,
         _ if was_parked && parks => 0,
         _ if was_parked && conditions.caps.invalid_entries_cached => INVALIDATE,
-        _ if was_parked => NEWS,
+        _ if was_parked => PUBLISH,
         _ if parks => INVALIDATE,
         Transition::Invalidate => INVALIDATE,
         // That it has been accessed may be.
-        Transition::Store if was.differences(becomes) & ACCESSED != 0 => NEWS,
+        Transition::Store if was.differences(becomes) & ACCESSED != 0 => PUBLISH,
         Transition::Store => 0,
     };
     let what = exchange | then;

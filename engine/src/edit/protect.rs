@@ -3,10 +3,10 @@
 //! # One question for each pattern, not for each page
 //!
 //! Neighbouring leaves nearly always have the same attributes. What to do with a leaf depends on
-//! nothing else, so the answer (which bits flip, and how they may be changed) is worked out once
-//! and kept until an entry with another pattern turns up. The loop over a table is a load, a
-//! comparison and a store for each page. The comparison is also the check that the entry is a leaf
-//! at all.
+//! nothing else, so the [plan](super::plan) (which bits flip, and how they may be changed) is worked
+//! out once and kept until an entry with another pattern turns up. The loop over a table is a load,
+//! a comparison and a store for each page. The comparison is also the check that the entry is a
+//! leaf at all.
 //!
 //! An edit that covers a part of a block or of a contiguous run would leave its members different.
 //! It is [cleaved](super::split) first; inside the range runs are whole, their members change
@@ -16,19 +16,15 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::Change;
-use super::build::Consecutive;
-use super::live::{Footprint, Look};
+use super::drive::{Check, Footprint};
 use super::plan::{How, Plan, Recent};
-use super::small::Task;
-use crate::SMALL;
-use crate::addr::{Address, Level, Pa, Span};
+use crate::addr::{Address, Level, Span};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError, Located};
-use crate::entry::LINE;
 use crate::format::{Format, Kind, saturate, withheld};
 use crate::platform::Platform;
 use crate::table::Table;
-use crate::walk::{Place, Slice, Step, Visit};
+use crate::walk::{Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Changes the attributes of what is mapped in `span`; what is not mapped stays so.
@@ -61,19 +57,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         span: Span<F::Input>,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
-        if SMALL {
-            return self.edit(span, Consecutive::NONE, Task::Change(change));
-        }
-        if Slice::of(span).is_whole::<F>(Level::PAGE)
-            && self.change_one(span.start().bits(), &change)
-        {
-            return Ok(());
-        }
         let slice = self.space.check(span)?;
-        match self.change_pages(slice, &change) {
-            true => Ok(()),
-            false => self.change_tree(slice, change),
-        }
+        self.change_leaves(slice, &change)
     }
 
     /// Changes the attributes of one page: as [`protect`](Gather::protect) of a range of that size.
@@ -98,38 +83,18 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         page: F::Input,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
-        let at = self.space.locate_open(page.bits());
-        self.change_at(page.bits(), change, at)
-    }
-
-    /// The same where it is as it mostly is. Whether it was: nothing has changed if not.
-    #[inline(never)]
-    fn change_one(&mut self, page: u64, change: &Change) -> bool {
-        let at = self.space.locate_open(page);
-        at.is_some_and(|at| self.change_alike(page, change, at))
-    }
-
-    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is
-    /// open there.
-    #[inline(always)]
-    pub(super) fn change_at(
-        &mut self,
-        page: u64,
-        change: Change,
-        at: Option<Located>,
-    ) -> Result<(), EditError<F::Input>> {
-        match at {
-            Some(at) if self.change_alike(page, &change, at) => Ok(()),
-            // Where it is, is looked for again: to hand it on costs every page three instructions.
-            _ => self.change_any_page(page, change),
+        match self.space.locate_open(page.bits()) {
+            Some(at) if self.change_alike(page.bits(), &change, at) => Ok(()),
+            _ => self.change_any_page(page, &change),
         }
     }
 
-    /// Changes a page that is like the one that was changed last, as most are. Whether it is.
+    /// Changes a page that is like the one that was changed last, as most are. Returns `false`,
+    /// without side effects, if it is not.
     #[inline(always)]
     fn change_alike(&mut self, page: u64, change: &Change, at: Located) -> bool {
         let space = &mut *self.space;
-        let Recent { change: last, plan } = &space.recent;
+        let Recent { change: last, plan } = &space.cache.recent;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
@@ -139,10 +104,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let now = entry ^ plan.flip;
         if pattern == plan.stored {
-            space.owed = true;
+            space.debt.begin_change();
             table.store(at.index, now);
         } else if pattern == plan.exchanged {
-            space.owed = true;
+            space.debt.begin_change();
             if table.compare_exchange(at.index, entry, now).is_err() {
                 // A walker has set a flag.
                 return false;
@@ -159,193 +124,71 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Changes a page of which nothing is known, or which is no page.
     #[cold]
     #[inline(never)]
-    fn change_any_page(&mut self, page: u64, change: Change) -> Result<(), EditError<F::Input>> {
-        let slice = self.space.check_page(F::Input::from_bits(page))?;
-        match self.space.locate_again(slice) {
-            Some(at) if !SMALL && self.change_page(slice, &change, at) => Ok(()),
-            _ => self.change_tree(slice, change),
-        }
+    fn change_any_page(
+        &mut self,
+        page: F::Input,
+        change: &Change,
+    ) -> Result<(), EditError<F::Input>> {
+        let slice = self.space.check_page(page)?;
+        self.change_leaves(slice, change)
     }
 
-    /// The same of any leaves.
-    #[cold]
+    /// Changes the leaves in `slice`, which has been checked.
     #[inline(never)]
-    fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
-        if SMALL {
-            return self.edit(slice.span(), Consecutive::NONE, Task::Change(change));
+    fn change_leaves(&mut self, slice: Slice, change: &Change) -> Result<(), EditError<F::Input>> {
+        if !self.space.take_up(change) {
+            self.prepare_change(slice, change)?;
+        } else if let Some(()) = self.change_pages(slice, change) {
+            return Ok(());
+        } else {
+            self.space.deny_change(slice, change)?;
         }
-        let mut recent = Recent::new(change);
-        self.prepare_change(slice, &mut recent)?;
-        self.space.cleave(slice)?;
-        self.space.globals |= change.turns_global();
-        let mut left = Left::new();
+        self.cleave(slice)?;
+        self.begin_change();
+        let mut recent = Recent::new(*change);
+        let mut left = Left::EMPTY;
         let mut recode = Recode::<F>::new(self.space.conditions(), &mut recent, &mut left);
         let _: ControlFlow<()> = self.space.visit(slice, &mut recode);
-        self.changed(slice, &left);
+        self.changed(slice, left);
         Ok(())
     }
 
-    /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it
-    /// was.
-    #[inline(never)]
-    fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
-        if !self.space.take_up(change) {
-            return false;
-        }
-        self.space.approach(slice.first);
-        let Some(place) = self.place_of_change(slice, change) else {
-            return false;
-        };
-        let (table, mut range) = (&place.table, place.range.clone());
-        // Mostly they are like the page that was changed last.
-        let plan = self.space.recent.plan;
-        let mask = !F::address_mask(Level::PAGE);
-        let mut like = range.start;
-        if plan.level() != Level::PAGE {
-            // It is of larger leaves.
-        } else if plan.how == How::Store {
-            like = match range.len() <= LINE {
-                true => table.recode_few(range.clone(), plan.key(), mask, plan.result()),
-                false => table.recode(range.clone(), plan.key(), mask, plan.result()),
-            };
-        } else if plan.how == How::Exchange {
-            like = table.recode_contended(range.clone(), plan.key(), mask, plan.result());
-        }
-        let pages = (like - range.start) as u64;
-        range.start = like;
-        let frame = table.frame();
-        drop(place);
-        let rest = slice.first.wrapping_add(pages << F::PAGE_SHIFT);
-        if pages != 0 {
-            let Slice { first, .. } = slice;
-            let last = rest.wrapping_sub(1);
-            self.note_change(&plan, Slice { first, last });
-        }
-        if !range.is_empty() {
-            let Slice { last, .. } = slice;
-            self.change_several(Slice { first: rest, last }, frame, range);
-        }
-        true
-    }
-
-    /// What was changed in place by one plan is left to be invalidated, or to be seen.
+    /// Changes pages of one table, if nothing is in the way of the change that was taken up.
     #[inline(always)]
-    fn note_change(&mut self, plan: &Plan, slice: Slice) {
-        if plan.invalidate {
-            self.space.owed = true;
-            self.left.ranges.add_page(slice, Level::PAGE);
-        } else {
-            self.space.news |= plan.news;
-        }
-    }
-
-    /// The same of one page.
-    #[inline(always)]
-    fn change_page(&mut self, slice: Slice, change: &Change, at: Located) -> bool {
-        let Located { frame, index } = at;
-        if !self.space.take_up(change) {
-            return false;
-        }
-        let space = &*self.space;
-        // SAFETY: a walk has just come to it.
-        let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };
-        let entry = table.load(index);
-        if entry & F::CONTIGUOUS != 0 || space.denies_change(slice, change) {
-            return false;
-        }
-        let plan = space.recent.plan;
-        let now = entry ^ plan.flip;
-        let is_done = plan.key == Plan::key_of::<F>(entry, Level::PAGE)
-            && if plan.how == How::Store {
-                table.store(index, now);
-                true
-            } else {
-                plan.how == How::Exchange && table.compare_exchange(index, entry, now).is_ok()
-            };
-        drop(table);
-        match is_done {
-            true => self.note_change(&plan, slice),
-            false => self.change_several(slice, frame, index..index + 1),
-        }
-        true
-    }
-
-    /// Where the leaves are that are to be changed, if they are pages of one table and nothing is
-    /// in the way of the change.
-    #[inline(always)]
-    fn place_of_change(&self, slice: Slice, change: &Change) -> Option<Place<'_, P>> {
-        let space = &*self.space;
-        let place = space.place_near(slice)?;
-        let is_free = place.is_whole::<F>(space.runs) && !space.denies_change(slice, change);
-        is_free.then_some(place)
-    }
-
-    /// The change that was taken up, of these pages of the table in `frame`.
-    #[inline(never)]
-    fn change_several(&mut self, slice: Slice, frame: Pa, range: Range<usize>) {
+    fn change_pages(&mut self, slice: Slice, change: &Change) -> Option<()> {
+        self.space.approach_for(slice);
         let conditions = self.space.conditions();
-        let mut left = Left::new();
+        let denies = |perms| self.space.denied(slice.first).intersects(perms);
+        if change.new_perms().is_some_and(denies) {
+            return None;
+        }
+        let place = self.space.place(slice)?;
+        if !place.is_whole::<F>(self.space.debt.has_runs()) {
+            return None;
+        }
+        let (frame, range) = (place.table.frame(), place.range.clone());
+        drop(place);
+        self.begin_change();
+        let mut left = Left::EMPTY;
         let AddressSpace {
-            platform, recent, ..
+            platform, cache, ..
         } = &mut *self.space;
         // SAFETY: a walk has just come to it.
         let table = unsafe { Table::open(&*platform, frame, Level::PAGE) };
-        let mut recode = Recode::<F>::new(conditions, recent, &mut left);
+        let mut recode = Recode::<F>::new(conditions, &mut cache.recent, &mut left);
         let _: ControlFlow<()> = recode.pages(&table, range, slice.first);
         drop(table);
-        self.changed(slice, &left);
+        self.changed(slice, left);
+        Some(())
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
-    #[inline(always)]
     pub(super) fn prepare_change(
-        &self,
-        slice: Slice,
-        recent: &mut Recent,
-    ) -> Result<(), EditError<F::Input>> {
-        let change = recent.change;
-        let space = &*self.space;
-        space.check_change(slice, &change)?;
-        // A look before the edit, only where something might be found.
-        let grants = space.tables_deny() && change.new_perms().is_some();
-        let refusable = F::RULE.breaks() && space.may_refuse(&change);
-        if grants || refusable {
-            let perms = change.new_perms().filter(|_| grants);
-            let mut left = Left::new();
-            let mut recode = Recode::<F>::new(space.conditions(), recent, &mut left);
-            let refuse =
-                |entry, level| F::RULE.breaks() && refusable && recode.would_break(entry, level);
-            Look::<F, _>::new(refuse, perms).at(space, slice)?;
-        }
-        Ok(())
-    }
-
-    /// What was changed in `slice` is made valid where it was broken, and left to be invalidated.
-    #[inline(never)]
-    pub(super) fn changed(&mut self, slice: Slice, left: &Left) {
-        let conditions = self.space.conditions();
-        self.space.owed |= conditions.live;
-        self.space.resume(slice, &left.broken);
-        left.changed.add_to(conditions, &mut self.left);
-    }
-}
-
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Whether the tables above `slice`, which lies below one of pages, take away what a change
-    /// gives.
-    #[inline(always)]
-    fn denies_change(&self, slice: Slice, change: &Change) -> bool {
-        let denies = |perms| self.denies(slice.first, perms);
-        change.new_perms().is_some_and(denies)
-    }
-
-    /// Checks that a change can be encoded, and may be made here.
-    #[inline(always)]
-    pub(super) fn check_change(
         &self,
         slice: Slice,
         change: &Change,
     ) -> Result<(), EditError<F::Input>> {
+        let space = &*self.space;
         // The parts of a change are independent of each other and of what was there, so that what
         // can be encoded on top of one leaf can be on top of any. A leaf that is larger than the
         // range is split before it is changed.
@@ -354,46 +197,82 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             F::encode(&change.apply(F::PLAIN), level)?;
             level = level.up();
         }
-        self.check_global(!change.turns_local())?;
-        Ok(())
+        space.check_global(!change.turns_local())?;
+        if F::RULE.breaks() && space.may_refuse(change) {
+            let perms = change.new_perms().filter(|_| space.may_deny());
+            let (mut recent, mut left) = (Recent::new(*change), Left::EMPTY);
+            let mut recode = Recode::<F>::new(space.conditions(), &mut recent, &mut left);
+            let refuse = |entry, level| recode.would_break(entry, level);
+            return Check::<F, _>::run(space, slice, perms, refuse);
+        }
+        space.deny_change(slice, change)
     }
 
-    /// Makes it the recent change, if there is nothing to look for before it is made of a page, but
-    /// whether a table denies it. What was taken up before still is.
+    /// TLBs may hold what is about to be changed.
+    #[inline(always)]
+    pub(super) fn begin_change(&mut self) {
+        if self.space.is_live() {
+            self.space.debt.begin_change();
+        }
+    }
+
+    /// Makes valid what was broken in `slice`, and leaves the rest to be invalidated.
+    #[inline(always)]
+    pub(super) fn changed(&mut self, slice: Slice, left: Left) {
+        self.note(left.changed);
+        self.finish_break(slice, left.broken);
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Checks that no table in or above `slice` denies what a change gives.
+    fn deny_change(&self, slice: Slice, change: &Change) -> Result<(), EditError<F::Input>> {
+        match change.new_perms() {
+            Some(perms) if self.may_deny() => {
+                Check::<F, _>::run(self, slice, Some(perms), |_, _| false)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes it the recent change, if nothing but a table that denies can be in its way. What was
+    /// taken up before still is.
     #[inline(always)]
     fn take_up(&mut self, change: &Change) -> bool {
-        self.recent.change == *change || self.begin(change)
+        self.cache.recent.change == *change || self.begin(change)
     }
 
     #[inline(never)]
     fn begin(&mut self, change: &Change) -> bool {
         // Whether it is made here or in the tree.
-        self.globals |= change.turns_global();
-        if F::encode(&change.apply(F::PLAIN), Level::PAGE).is_err()
-            || self.may_refuse(change)
-            || self.check_global(!change.turns_local()).is_err()
-        {
+        self.debt.add_globals(change.turns_global());
+        let mut level = Level::PAGE;
+        while F::is_leaf_level(level) {
+            if F::encode(&change.apply(F::PLAIN), level).is_err() {
+                return false;
+            }
+            level = level.up();
+        }
+        if self.may_refuse(change) || self.check_global(!change.turns_local()).is_err() {
             return false;
         }
-        self.recent = Recent::new(*change);
+        self.cache.recent = Recent::new(*change);
         true
     }
 }
 
 /// What a change leaves to be done.
 pub(super) struct Left {
-    changed: Footprint,
-    /// What was left suspended, to be [resumed](super::live::Resume).
-    broken: Footprint,
+    pub changed: Footprint,
+    /// What was left suspended, to be [made valid](super::drive::Resume).
+    pub broken: Footprint,
 }
 
 impl Left {
-    pub fn new() -> Self {
-        Self {
-            changed: Footprint::new(),
-            broken: Footprint::new(),
-        }
-    }
+    pub const EMPTY: Self = Self {
+        changed: Footprint::EMPTY,
+        broken: Footprint::EMPTY,
+    };
 }
 
 /// Rewrites leaves: what a change makes of them, pattern by pattern.
@@ -438,8 +317,8 @@ impl<'a, F: Format> Recode<'a, F> {
             self.left.broken.add(slice, Some(plan.level()));
         } else if plan.invalidate {
             self.left.changed.add(slice, Some(plan.level()));
-        } else if plan.news {
-            self.left.changed.add_news();
+        } else if plan.needs_publish {
+            self.left.changed.add_store();
         }
     }
 
@@ -502,7 +381,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
             // A stretch of entries of one pattern: the inner loop of every change of attributes.
             let from = index;
             let mut entry = table.load(index);
-            if !SMALL && entry == 0 {
+            if entry == 0 {
                 index = table.past_hole(index, range.end);
                 continue;
             }

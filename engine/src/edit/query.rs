@@ -3,16 +3,15 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use crate::SMALL;
 use crate::addr::{Address, Level, Span};
-use crate::edit::space::{AddressSpace, EditError, Located};
+use crate::edit::space::{AddressSpace, EditError};
 use crate::entry::LINE;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms, kind_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Place, Slice, Step, Visit};
+use crate::walk::{Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
@@ -32,57 +31,28 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
         let input = input.bits();
-        if SMALL {
-            return self.leaf_anywhere(input);
-        }
-        let page = Slice::around::<F>(input, Level::PAGE);
-        let at = if let Some(number) = self.open.number_of::<F>(input) {
-            self.locate_near(number, page)
-        } else if self.is_open_at(input) {
-            self.locate(page)
-        } else {
+        let near = self.cache.upper.number_of::<F>(input).is_some();
+        let open = near || self.cache.is_open_at(input, self.reach.offset);
+        let Some(at) = (if open { self.locate(input) } else { None }) else {
+            // Here and below the leaf is copied by field: the caller's place for it is not handed
+            // down then, and a usual page stays in registers, which saves 7 instructions.
             let leaf = self.leaf_anywhere(input)?;
-            return Some(leaf.by_words());
-        };
-        self.leaf_at(input, at, true)
-    }
-
-    /// The leaf that translates an address which the root translates, and whose entry is in a table
-    /// of pages if `at` says so. With `open` the engine has encoded all leaves, and no table takes
-    /// anything away.
-    #[inline(always)]
-    pub(super) fn leaf_at(&self, input: u64, at: Option<Located>, open: bool) -> Option<Leaf<F>> {
-        let Some(at) = at else {
-            // Here and below the leaf is moved, not passed on: the caller's place for it is not
-            // handed down then, and a usual page stays in registers, which saves it 7 instructions.
-            let leaf = self.leaf_above(input)?;
             return Some(leaf.by_words());
         };
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
-        // Mostly it is a page like most.
-        if F::is_single_page(entry) && open {
+        if F::is_single_page(entry) {
             let first = input & !((1 << F::PAGE_SHIFT) - 1);
             return Some(Leaf::of_page(first, entry));
         }
         drop(table);
-        let leaf = self.leaf_below(input, at)?;
+        let leaf = self.leaf_anywhere(input)?;
         Some(leaf.by_words())
     }
 
-    /// The leaf, if there is one, in a table of pages, which is opened again: so that of most pages
-    /// it stays in registers.
-    #[cold]
-    #[inline(never)]
-    fn leaf_below(&self, input: u64, at: Located) -> Option<Leaf<F>> {
-        // SAFETY: a walk has come to it.
-        let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
-        self.leaf_in(&table, at.index, Level::PAGE, input, self.denied(input))
-    }
-
     /// The leaf that translates `input`, which the root perhaps does not.
-    #[cfg_attr(not(feature = "small"), cold)]
+    #[cold]
     #[inline(never)]
     fn leaf_anywhere(&self, input: u64) -> Option<Leaf<F>> {
         if !self.translates(input) {
@@ -92,7 +62,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The leaf that translates `input`, which is perhaps not in a table of pages.
-    #[cfg_attr(not(feature = "small"), cold)]
+    #[cold]
     #[inline(never)]
     pub(super) fn leaf_above(&self, input: u64) -> Option<Leaf<F>> {
         let at = self.find(input);
@@ -124,45 +94,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn walk(
         &self,
         span: Span<F::Input>,
-        mut visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check(span)?;
-        if !SMALL
-            && !self.may_deny()
-            && let Some(place) = self.place(slice)
-        {
-            let Place { table, range } = place;
-            let first = slice.first;
-            let seen = see_pages::<F, P>(&table, range.clone(), first, self.runs, &mut visit);
-            if let ControlFlow::Continue((index, first)) = seen
-                && index != range.end
-            {
-                self.walk_table(table, index..range.end, first, visit);
-            }
-            return Ok(());
-        }
-        self.walk_tree(slice, visit);
+        let mut find = Find::new(visit, self.debt.has_runs(), !self.may_deny());
+        self.drive(slice, &mut find);
         Ok(())
-    }
-
-    /// Visits the pages of one table, whatever they are like; no table takes anything away.
-    #[inline(never)]
-    fn walk_table(
-        &self,
-        table: Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
-    ) {
-        let mut find = Find::new(visit, self.runs, !self.may_deny());
-        let _: ControlFlow<()> = find.pages(&table, range, first);
-    }
-
-    /// Visits leaves of any size.
-    #[inline(never)]
-    fn walk_tree(&self, slice: Slice, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) {
-        let mut find = Find::new(visit, self.runs, !self.may_deny());
-        let _: ControlFlow<()> = self.visit(slice, &mut find);
     }
 
     /// Visits every leaf of the space.
@@ -172,7 +109,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 visit(leaf);
                 ControlFlow::Continue(())
             };
-            let mut find = Find::new(visit, self.runs, !self.may_deny());
+            let mut find = Find::new(visit, self.debt.has_runs(), !self.may_deny());
             let _: ControlFlow<()> = self.visit(slice, &mut find);
         }
     }
@@ -337,12 +274,12 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
         let (mut index, mut input) = (start, first);
         while index < end {
             let entry = table.load(index);
-            if !SMALL && self.open && F::is_single_page(entry) {
+            if self.open && F::is_single_page(entry) {
                 let rest = index..end;
                 (index, input) = see_pages::<F, P>(table, rest, input, self.runs, &mut self.visit)?;
                 continue;
             }
-            if !SMALL && entry == 0 {
+            if entry == 0 {
                 let hole = index;
                 index = table.past_hole(hole, end);
                 input = input.wrapping_add(((index - hole) as u64) << F::PAGE_SHIFT);

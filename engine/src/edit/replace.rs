@@ -11,10 +11,10 @@ use crate::addr::{Level, Pa};
 use crate::bbm::Transition;
 use crate::edit::EditError;
 use crate::edit::Gather;
-use crate::flush::{Held, Leaf, Ranges};
-use crate::format::{Format, Kind};
+use crate::flush::{Held, Leaf};
+use crate::format::Format;
 use crate::platform::Platform;
-use crate::walk::descend;
+use crate::table::Table;
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps the page at `page`, which is mapped, to `frame` instead. What was there comes out
@@ -56,66 +56,66 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let new = F::with_address(template.page()?, frame);
         self.space.check_global(attrs.global)?;
         let conditions = self.space.conditions();
+        let no_break = F::RULE.breaks() && conditions.live && !conditions.may_break;
         let serial = self.serial();
-        // Once, unless there is something to split.
-        let (old, denied) = loop {
-            let space = &mut *self.space;
-            // SAFETY: the root of the space.
-            match unsafe { descend::<F, P, false, false>(&space.platform, space.root, slice) } {
-                Some(place) => {
-                    let index = place.range.start;
-                    let entry = place.table.load(index);
-                    if F::kind(entry, Level::PAGE) != Kind::Leaf {
-                        return Err(EditError::NotMapped(page));
-                    }
-                    let denied = space.denied(slice.first);
-                    if denied.intersects(attrs.perms) {
-                        return Err(EditError::Denied(page));
-                    }
-                    let how = match conditions.live {
-                        true => conditions.replacement::<F>(entry, new),
-                        false => Transition::Store,
-                    };
-                    let breaks = F::RULE.breaks() && how == Transition::Break;
-                    if breaks && !conditions.may_break {
-                        return Err(EditError::NeedsBreak(page));
-                    }
-                    if entry & F::CONTIGUOUS == 0 {
-                        space.owed |= conditions.live;
-                        space.globals |= attrs.global;
-                        let now = if breaks { 0 } else { new };
-                        let old = if conditions.is_contended::<F>(entry, Level::PAGE) {
-                            place.table.exchange(index, now)
-                        } else {
-                            place.table.store(index, now);
-                            entry
-                        };
-                        if breaks {
-                            Ranges::run_one(&space.platform, space.target(), slice, Level::PAGE);
-                            place.table.store(index, new);
-                        }
-                        if how == Transition::Invalidate {
-                            self.left.ranges.add_page(slice, Level::PAGE);
-                        } else {
-                            self.left.news |= conditions.live;
-                        }
-                        break (old, denied);
-                    }
-                }
-                None if space.leaf_above(slice.first).is_none() => {
-                    return Err(EditError::NotMapped(page));
-                }
-                None if space.denies(slice.first, attrs.perms) => {
-                    return Err(EditError::Denied(page));
-                }
-                None => {}
+        let denied = self.space.denied(slice.first);
+        // Twice, if there is something to split.
+        loop {
+            let Some(leaf) = self.space.leaf_above(slice.first) else {
+                return Err(EditError::NotMapped(page));
+            };
+            if denied.intersects(attrs.perms) {
+                return Err(EditError::Denied(page));
+            }
+            if leaf.level() == Level::PAGE && !leaf.is_contiguous() {
+                break;
             }
             // What it is to be split for will need a break.
-            if F::RULE.breaks() && conditions.live && !conditions.may_break {
+            if no_break {
                 return Err(EditError::NeedsBreak(page));
             }
-            self.space.cleave(slice)?;
+            self.cleave(slice)?;
+        }
+        let Some(at) = self.space.locate(slice.first) else {
+            return Err(EditError::NotMapped(page));
         };
+        let space = &mut *self.space;
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
+        let entry = table.load(at.index);
+        let how = match conditions.live {
+            true => conditions.replacement::<F>(entry, new),
+            false => Transition::Store,
+        };
+        let breaks = F::RULE.breaks() && how == Transition::Break;
+        if breaks && !conditions.may_break {
+            return Err(EditError::NeedsBreak(page));
+        }
+        if conditions.live {
+            space.debt.begin_change();
+        }
+        space.debt.add_globals(attrs.global);
+        let now = if breaks { 0 } else { new };
+        let old = if conditions.is_contended::<F>(entry, Level::PAGE) {
+            table.exchange(at.index, now)
+        } else {
+            table.store(at.index, now);
+            entry
+        };
+        drop(table);
+        if how == Transition::Store {
+            space.debt.stored();
+        } else {
+            self.left.ranges.add_page(slice, Level::PAGE);
+        }
+        if breaks {
+            self.complete_pending();
+            let space = &mut *self.space;
+            // SAFETY: as above.
+            let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
+            table.store(at.index, new);
+            space.debt.stored();
+        }
         let leaf = Leaf::new(slice.first, old, Level::PAGE, denied);
         Ok(Held::new(leaf, serial))
     }

@@ -8,18 +8,16 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
-use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
-use crate::edit::Recent;
+pub use crate::edit::cache::Half;
+use crate::edit::cache::{Cache, Reach, bits_of_half};
 pub use crate::edit::error::EditError;
-pub use crate::edit::reach::Half;
-use crate::edit::reach::{Open, Reach, bits_of_half};
-use crate::flush::{Leaf, Ranges, Target, reclaim_all};
+use crate::flush::{Debt, Leaf, Target, reclaim_all};
 use crate::format::{Format, Inexpressible, Kind, Perms, address_of, denied_of, kind_of};
 use crate::invalidation::What;
 use crate::platform::{Barrier, Caps, Platform};
-use crate::table::Table;
+use crate::table::{Table, UpperCache};
 use crate::walk::{Place, Slice, Visit, descend, descend_near, descend_to_tables, walk};
 
 /// Whether table walkers use a space while it is edited.
@@ -64,44 +62,15 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) platform: P,
     pub(crate) root: Pa,
     pub(crate) id: u16,
-    reach: Reach,
-    pub(crate) open: Open,
-    /// What the root's entries point to is part of other roots, too.
+    pub(crate) reach: Reach,
+    pub(crate) cache: Cache,
+    /// The tables that the root's entries point to are part of other roots, too.
     pub(crate) pinned: bool,
     liveness: Liveness,
     /// The number of the last flush that needed one.
     pub(crate) serial: u64,
-    /// Walkers may remember something that an edit has changed, and no gather is there that will
-    /// have it forgotten, unless it is the one that borrows the space: the next starts with
-    /// everything.
-    pub(crate) owed: bool,
-    /// Something was mapped that walkers may not see yet, if there are any.
-    pub(crate) news: bool,
-    /// Something was issued, and is perhaps not complete.
-    pub(crate) pending: bool,
-    /// Some leaves may be members of runs.
-    pub(crate) runs: bool,
-    /// Some leaves may be global.
-    pub(crate) globals: bool,
-    /// A pattern of pages that walkers use and that are taken out with a store, or what no page is
-    /// like.
-    pub(crate) plain: u64,
-    /// The change that was made last, and what it makes of the leaf that was met last.
-    pub(crate) recent: Recent,
+    pub(crate) debt: Debt,
     format: PhantomData<F>,
-}
-
-/// What no page is like, but for its address.
-pub(crate) const NOT_PLAIN: u64 = u64::MAX;
-
-/// Of a space, what goes with its tables whether they are edited by one processor or by many.
-pub(crate) struct Parts<P> {
-    pub platform: P,
-    pub root: Pa,
-    pub id: u16,
-    pub reach: Reach,
-    pub serial: u64,
-    pub globals: bool,
 }
 
 /// What an edit knows of the space it edits.
@@ -174,9 +143,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { Table::open(&platform, root, level).clear(F::entries(level)) };
         // SAFETY: an empty root is a tree of any format.
         let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
-        space.open = Open::new(space.reach);
-        space.runs = false;
-        space.globals = false;
+        space.cache = Cache::new(space.reach, true);
+        space.debt = Debt::NONE;
         Some(space)
     }
 
@@ -199,17 +167,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             root,
             id: 0,
             reach,
-            open: Open::unless_restricted::<F>(reach),
+            cache: Cache::new(reach, !F::TABLES_RESTRICT),
             pinned: false,
             liveness,
             serial: 0,
-            owed: false,
-            news: false,
-            pending: false,
-            runs: true,
-            globals: F::GLOBALS,
-            plain: NOT_PLAIN,
-            recent: Recent::NONE,
+            debt: Debt::of_unknown_tree(F::GLOBALS),
             format: PhantomData,
         };
         space.announce();
@@ -278,7 +240,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     fn reach(&mut self, liveness: Liveness) {
         if self.liveness == Liveness::Dead {
             self.platform.barrier(Barrier::Publish);
-            self.news = false;
+            self.debt.take_publish();
         }
         self.become_(liveness);
     }
@@ -288,11 +250,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.liveness = liveness;
         self.announce();
         // How a leaf is changed depends on it.
-        self.recent = Recent::NONE;
-        self.plain = NOT_PLAIN;
+        self.cache.invalidate();
     }
 
-    /// What is loaded under its identity, if it has one: its root, while walkers may use it.
+    /// Registers the root with its identity, if it has one, while the space is live.
     fn announce(&self) {
         if let Some(identity) = self.platform.identity_of(self.root) {
             match self.liveness {
@@ -338,33 +299,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let everything = self.target().forgetting(&self.platform, What::Everything);
         self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);
-        (self.owed, self.pending) = (false, false);
+        self.debt.complete();
         // SAFETY: the root is not loaded (1.), and what was cached of it is forgotten (2.).
         unsafe { self.make_dead() };
-    }
-
-    /// Takes the space apart.
-    pub(crate) fn into_parts(self) -> Parts<P> {
-        Parts {
-            platform: self.platform,
-            root: self.root,
-            id: self.id,
-            reach: self.reach,
-            serial: self.serial,
-            globals: self.globals,
-        }
-    }
-
-    /// Puts together what [`into_parts`](Self::into_parts) has taken apart, now live.
-    pub(crate) fn from_parts(parts: Parts<P>) -> Self {
-        // SAFETY: the root was taken out of a space (1., 2.), and is live as far as is known (3.).
-        let mut space =
-            unsafe { Self::adopt(parts.platform, parts.root, Half::Lower, Liveness::Live) };
-        space.set_reach(parts.reach);
-        space.id = parts.id;
-        space.serial = parts.serial;
-        space.globals = parts.globals;
-        space
     }
 
     /// Frees every table, visiting the leaves. The space has to be [dead](Liveness::Dead).
@@ -421,50 +358,43 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// From now on it holds what all spaces share.
     pub(crate) fn pin(&mut self) {
         self.pinned = true;
-        // It may have made leaves local.
-        self.recent = Recent::NONE;
+        self.debt.add_globals(true);
+        // The last change may have made leaves local.
+        self.cache.invalidate();
     }
 
-    /// Some leaves may be members of runs, if `any` is true.
+    /// Notes that some leaves may be members of runs, if `any`.
     #[inline(always)]
     pub(crate) fn note_runs(&mut self, any: bool) {
-        if F::CONTIGUOUS != 0 && any && !self.runs {
-            self.begin_runs();
+        if F::CONTIGUOUS != 0 && any && !self.debt.has_runs() {
+            self.debt.set_runs(true);
+            // A run may have to be broken where a page has not.
+            self.cache.invalidate();
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn begin_runs(&mut self) {
-        self.runs = true;
-        // A run may have to be broken where a page has not.
-        self.recent = Recent::NONE;
-    }
-
-    /// The same for one half of it.
+    /// Limits the space to one half of what its root translates.
     pub(crate) fn limit_to(&mut self, half: Half) {
-        self.set_reach(Reach::of_half::<F>(half));
+        self.reach = Reach::of_half::<F>(half);
+        self.cache = Cache::new(self.reach, self.cache.is_open());
     }
 
-    fn set_reach(&mut self, reach: Reach) {
-        self.reach = reach;
-        self.open = match self.tables_deny() {
-            true => Open::unless_restricted::<F>(reach),
-            false => Open::new(reach),
-        };
-    }
-
-    /// Whether some table may take permissions away.
+    /// Whether some table may take permissions away, or other software has encoded leaves.
     #[inline(always)]
-    pub(crate) fn tables_deny(&self) -> bool {
-        self.open.size == 0
+    pub(crate) fn may_deny(&self) -> bool {
+        F::TABLES_RESTRICT && !self.cache.is_open()
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_live(&self) -> bool {
+        self.liveness != Liveness::Dead
     }
 
     #[inline(always)]
     pub(crate) fn conditions(&self) -> Conditions {
         Conditions {
             caps: self.platform.caps(),
-            live: self.liveness != Liveness::Dead,
+            live: self.is_live(),
             may_break: self.liveness != Liveness::Own,
         }
     }
@@ -497,24 +427,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// Whether something was mapped that walkers may not see yet. They see it when this returns to
-    /// be made so.
-    #[inline(always)]
-    pub(crate) fn take_news(&mut self) -> bool {
-        core::mem::take(&mut self.news) && self.liveness != Liveness::Dead
-    }
-
     /// Whether the root translates this address.
     #[inline]
     pub(crate) fn translates(&self, input: u64) -> bool {
         self.reach.holds(input, input)
-    }
-
-    /// Whether the root translates this address, and the space is [open](Self::open); where it is
-    /// not, both have to be asked.
-    #[inline(always)]
-    pub(crate) fn is_open_at(&self, input: u64) -> bool {
-        input.wrapping_add(self.reach.offset) < self.open.size
     }
 
     /// The translations that a flush of the space is about: its root and identifier.
@@ -523,7 +439,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Target {
             root: self.root,
             id: self.id,
-            global: self.globals,
+            global: self.debt.has_globals(),
         }
     }
 
@@ -551,124 +467,107 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
-    /// Goes straight down to the table of pages that covers `slice`, which has been checked. `None`
-    /// as [`descend`] says.
-    #[inline(always)]
+    /// Goes straight down to the table of pages that covers `slice`, which has been checked: from
+    /// the cached table if it can. `None` as [`descend`] says.
+    #[inline(never)]
     pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
-        // SAFETY: as above.
-        unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) }
+        match self.cache.upper.number_of::<F>(slice.first) {
+            // SAFETY: a cached table is part of this tree (1.), and has the page (2.).
+            Some(number) => unsafe {
+                descend_near::<F, P, false>(&self.platform, self.cache.upper.tables, number, slice)
+            },
+            // SAFETY: as in `visit`.
+            None => unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) },
+        }
     }
 
-    /// The same for an edit that has [approached](Self::approach) it.
+    /// Finds the entry of the page around `input`, which the root translates. `None` if it is not
+    /// in a table of pages.
     #[inline(always)]
-    pub(crate) fn place_near(&self, slice: Slice) -> Option<Place<'_, P>> {
-        // SAFETY: as above.
-        unsafe { self.open.place::<F, P>(&self.platform, self.root, slice) }
+    pub(crate) fn locate(&self, input: u64) -> Option<Located> {
+        let page = Slice::around::<F>(input, Level::PAGE);
+        // SAFETY: as in `place` and `visit`.
+        let place = unsafe {
+            match self.cache.upper.number_of::<F>(input) {
+                Some(number) => descend_near::<F, P, true>(
+                    &self.platform,
+                    self.cache.upper.tables,
+                    number,
+                    page,
+                ),
+                None => descend::<F, P, false, true>(&self.platform, self.root, page),
+            }
+        };
+        Some(Located::of(&place?))
     }
 
-    /// Where the entry of a page is, which has been checked. `None` as above.
-    #[inline(always)]
-    pub(crate) fn locate(&self, page: Slice) -> Option<Located> {
-        // SAFETY: as above.
-        let place = unsafe { descend::<F, P, false, true>(&self.platform, self.root, page) }?;
-        Some(Located::of(&place))
-    }
-
-    /// The same where it was looked for already, in little code.
-    #[inline(always)]
-    pub(crate) fn locate_again(&self, page: Slice) -> Option<Located> {
-        self.place_near(page).map(|place| Located::of(&place))
-    }
-
-    /// Where the entry of a near page is, by its number. `None` as above.
-    #[inline(always)]
-    pub(crate) fn locate_near(&self, number: u64, page: Slice) -> Option<Located> {
-        // SAFETY: the table is of this tree, as long as it is remembered; it has the page.
-        let place =
-            unsafe { descend_near::<F, P, true>(&self.platform, self.open.tables, number, page) }?;
-        Some(Located::of(&place))
-    }
-
-    /// The same of an address of which nothing is known: `None` also if it is not that of a page,
-    /// or the space is not open there.
+    /// Finds the entry of `page` for an edit, and caches the table that it lies below. `None` also
+    /// if that is no address of a page, or the space is not open there.
     #[inline(always)]
     pub(crate) fn locate_open(&mut self, page: u64) -> Option<Located> {
-        if SMALL {
-            return None;
-        }
-        // Of what is no page the lowest bits are the highest here: it is more than there are.
-        let mut number = page
-            .wrapping_sub(self.open.first)
-            .rotate_right(F::PAGE_SHIFT);
-        if number >= self.open.pages {
-            if !self.approach_far(page) {
+        // The lowest bits of what is no page become the highest: more than there are pages.
+        let number = page.wrapping_sub(self.cache.upper.first);
+        let mut number = number.rotate_right(F::PAGE_SHIFT);
+        if number >= self.cache.upper.pages {
+            if !self.approach(page) {
                 return None;
             }
-            number = page.wrapping_sub(self.open.first) >> F::PAGE_SHIFT;
+            number = page.wrapping_sub(self.cache.upper.first) >> F::PAGE_SHIFT;
         }
-        self.locate_near(number, Slice::around::<F>(page, Level::PAGE))
+        let slice = Slice::around::<F>(page, Level::PAGE);
+        // SAFETY: as in `place`.
+        let place = unsafe {
+            descend_near::<F, P, true>(&self.platform, self.cache.upper.tables, number, slice)
+        };
+        Some(Located::of(&place?))
     }
 
-    /// Pages around the one at an address are near from now on, if the space is open there and
-    /// there are tables for them.
-    #[inline(always)]
-    pub(crate) fn approach(&mut self, input: u64) {
-        if !SMALL && self.open.number_of::<F>(input).is_none() {
-            self.approach_far(input);
-        }
-    }
-
-    /// The same of what is not near. Whether it is now: it is a page, too.
+    /// Caches the table of tables that an edit begins below, unless it is cached.
     #[inline(never)]
-    fn approach_far(&mut self, input: u64) -> bool {
-        let is_page = input & ((1 << F::PAGE_SHIFT) - 1) == 0;
-        if !is_page || !self.is_open_at(input) {
+    pub(crate) fn approach_for(&mut self, slice: Slice) {
+        if self.cache.upper.number_of::<F>(slice.first).is_none() {
+            self.approach(slice.first);
+        }
+    }
+
+    /// Caches the table of tables that `page` lies below, if the space is open there. Returns
+    /// whether it has, which it has not of what is no page.
+    #[inline(never)]
+    pub(crate) fn approach(&mut self, page: u64) -> bool {
+        let is_page = page & ((1 << F::PAGE_SHIFT) - 1) == 0;
+        if !is_page || !self.cache.is_open_at(page, self.reach.offset) {
             return false;
         }
-        let (platform, root) = (&self.platform, self.root);
-        // SAFETY: the root of a space, as above.
-        let tables = unsafe { descend_to_tables::<F, P, false, true>(platform, root, input) };
+        // SAFETY: as in `visit`.
+        let tables =
+            unsafe { descend_to_tables::<F, P, false, true>(&self.platform, self.root, page) };
         let Some(tables) = tables else {
             return false;
         };
         let pages = 1 << (2 * F::INDEX_BITS);
         let (first, pages) = match F::LEVELS {
-            // It is the root, which has entries for no more and no less than what it translates.
+            // The root has entries for what it translates, no more and no less.
             ..3 => (
                 self.reach.offset.wrapping_neg(),
                 self.reach.size >> F::PAGE_SHIFT,
             ),
-            3.. => (input & !((pages << F::PAGE_SHIFT) - 1), pages),
+            3.. => (page & !((pages << F::PAGE_SHIFT) - 1), pages),
         };
-        self.open = Open {
+        self.cache.upper = UpperCache {
             first,
             pages,
             tables,
-            ..self.open
         };
         true
     }
 
-    /// What the tables above a page take away. Few spaces have one that does, so that a walk does
-    /// not look for it on its way down.
+    /// The permissions that the tables above a page deny. Few spaces have a table that does.
     #[inline(always)]
     pub(crate) fn denied(&self, input: u64) -> Perms {
         match self.may_deny() {
             true => self.denied_above(input),
             false => Perms::empty(),
         }
-    }
-
-    /// Whether they may take something away.
-    #[inline(always)]
-    pub(crate) fn may_deny(&self) -> bool {
-        F::TABLES_RESTRICT && self.tables_deny()
-    }
-
-    /// Whether that is any of `perms`.
-    #[inline(always)]
-    pub(crate) fn denies(&self, input: u64, perms: Perms) -> bool {
-        self.denied(input).intersects(perms)
     }
 
     #[cold]
@@ -678,7 +577,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Where the way down to `input` ends.
-    #[cfg_attr(not(feature = "small"), inline(never))]
+    #[inline(never)]
     pub(super) fn find(&self, input: u64) -> Reached<'_, P> {
         let mut denied = Perms::empty();
         let (mut frame, mut level) = (self.root, F::root_level());
@@ -705,11 +604,6 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             (frame, level) = (address_of::<F>(entry, level), below);
         }
     }
-
-    /// Invalidates at once and waits: the middle of a break-before-make.
-    pub(crate) fn invalidate_now(&self, ranges: &mut Ranges) {
-        ranges.run::<F, P>(&self.platform, self.target());
-    }
 }
 
 /// What all spaces share has to be global.
@@ -731,7 +625,7 @@ pub(crate) struct Located {
 
 impl Located {
     #[inline(always)]
-    fn of<P: Platform>(place: &Place<'_, P>) -> Self {
+    pub(super) fn of<P: Platform>(place: &Place<'_, P>) -> Self {
         Self {
             frame: place.table.frame(),
             index: place.range.start,

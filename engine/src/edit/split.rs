@@ -1,27 +1,24 @@
 //! Split: large leaves become tables of smaller ones that translate the same.
 //!
 //! All tables that a split takes are reserved before anything is changed. A new table is filled out
-//! of reach and takes the place of the leaf with one store. What a walker has recorded in the leaf,
-//! accessed and dirty, stands for all of it and goes into every part.
+//! of reach and takes the place of the leaf with one store. Accessed and dirty flags of the leaf
+//! stand for all of it: they go into every part.
 //!
-//! [`cleave`](AddressSpace::cleave) is what other edits begin with: at both ends of their range it
-//! [unfolds](super::fold) the run, and splits the block, that reaches over the end.
+//! [`cleave`](Gather::cleave) is what other edits begin with: it splits the block, and
+//! [unfolds](super::fold) the run, that reaches over an end of their range.
 
 use core::ops::ControlFlow;
 
 use super::Change;
-use super::build::{Consecutive, Leaves, Seed, fill_parts};
+use super::build::fill_parts;
+use super::drive::{Check, Footprint};
 use super::fold::{Unfold, how};
-use super::live::{Footprint, Look};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition, resizing};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError, Reached};
-use crate::flush::{Ranges, free_tree};
-use crate::format::{
-    Attrs, Format, Kind, Perms, address_of, kind_of, meaning, packed_of, with_flags,
-};
-use crate::platform::{Barrier, Platform};
+use crate::edit::space::{Conditions, EditError, Reached};
+use crate::format::{Attrs, Format, Kind, Perms, encoded, meaning, packed_of, with_flags};
+use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
 use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
@@ -32,7 +29,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`NeedsBreak`](EditError::NeedsBreak),
+    /// [`NeedsBreak`](EditError::NeedsBreak), [`NoSuchLeaf`](EditError::NoSuchLeaf),
     /// [`OutOfTables`](EditError::OutOfTables). Nothing has changed then.
     ///
     /// ```
@@ -52,51 +49,48 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         span: Span<F::Input>,
         largest: Level,
     ) -> Result<(), EditError<F::Input>> {
-        let space = &mut *self.space;
-        let slice = space.check(span)?;
+        let slice = self.space.check(span)?;
         if !F::is_leaf_level(largest) {
             return Err(EditError::NoSuchLeaf);
         }
-        let conditions = space.conditions();
-        if space.may_refuse(&Change::new()) {
-            let refuse = |entry, level| {
+        let conditions = self.space.conditions();
+        if self.space.may_refuse(&Change::new()) {
+            Check::<F, _>::run(self.space, slice, None, |entry, level| {
                 entry & F::CONTIGUOUS != 0 && how::<F>(level, &conditions) == Transition::Break
-            };
-            Look::<F, _>::new(refuse, None).at(space, slice)?;
+            })?;
         }
         // The tables for the ends and for the inside are taken together: either all of it happens,
         // or nothing.
-        let wish = Wish {
+        let parts = Parts {
             slice,
             largest: Some(largest),
         };
-        let owed = core::mem::replace(&mut space.owed, conditions.live);
-        let changed = space.split_where(wish).inspect_err(|_| space.owed = owed)?;
-        changed.add_to(conditions, &mut self.left);
+        let changed = self.split_parts(parts, &[slice])?;
+        self.note(changed);
         Ok(())
     }
-}
 
-impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Makes the space fit for shared edits: no contiguous runs, everything complete, and
     /// everything published.
     pub(crate) fn share(mut self) {
-        let conditions = self.space.conditions();
-        if core::mem::take(&mut self.space.runs) {
-            self.owe();
-            for slice in self.space.everything() {
-                self.space.unfold(slice).add_to(conditions, &mut self.left);
+        if self.space.debt.has_runs() {
+            if self.space.is_live() {
+                self.space.debt.begin_change();
             }
+            for slice in self.space.everything() {
+                let mut changed = Footprint::EMPTY;
+                self.unfold(slice, &mut changed);
+                self.note(changed);
+            }
+            self.space.debt.set_runs(false);
         }
-        self.left.news |= !conditions.live;
+        self.left.needs_publish |= !self.space.is_live();
         self.finish(|_| ());
     }
-}
 
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
     #[inline(always)]
-    pub(super) fn cleave(&self, slice: Slice) -> Result<(), EditError<F::Input>> {
+    pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
         match F::CONTIGUOUS != 0 || F::is_leaf_level(Level::PAGE.up()) {
             true => self.cleave_ends(slice),
             false => Ok(()),
@@ -104,180 +98,38 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     #[inline(never)]
-    fn cleave_ends(&self, slice: Slice) -> Result<(), EditError<F::Input>> {
-        // Prepare: whole sub-trees, for the place of one leaf each.
-        let mut grafts = [Graft::NONE; 2];
+    fn cleave_ends(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
         let ends = [slice.first, slice.last];
-        for (end, at) in ends.into_iter().enumerate() {
-            if let Err(error) = self.graft(at, slice, &mut grafts[end]) {
-                let Graft { link, level, .. } = grafts[0];
-                if let (true, Some(below)) = (link != 0, level.down()) {
-                    let frame = address_of::<F>(link, level);
-                    free_tree::<F, P>(&self.platform, frame, below);
-                }
-                return Err(error);
-            }
-        }
-        // Edit.
-        let mut footprint = Footprint::new();
-        for (end, at) in ends.into_iter().enumerate() {
-            if grafts[end].known != 0 {
-                self.put_in(at, slice, &grafts[end], &mut footprint);
-            }
-        }
-        // The old and the new leaves translate alike, but what follows will not: walkers have to
-        // forget the block before its parts can differ.
-        if let (Some(slice), true) = (footprint.slice(), self.conditions().live) {
-            let mut ranges = Ranges::new();
-            ranges.add(slice, None, true);
-            self.invalidate_now(&mut ranges);
-        }
-        Ok(())
-    }
-
-    /// Prepares what takes the place of the leaf at `at`, if that reaches out of `slice` and may be
-    /// replaced.
-    #[inline(never)]
-    fn graft(&self, at: u64, slice: Slice, graft: &mut Graft) -> Result<(), EditError<F::Input>> {
-        let place = self.find(at);
-        let (entry, level) = (place.entry, place.level);
-        if place.kind != Kind::Leaf {
+        if ends.iter().all(|&at| self.leaf_over(at, slice).is_none()) {
             return Ok(());
         }
-        let conditions = self.conditions();
-        let refuse = |breaks, at| match F::RULE.breaks() && breaks && !conditions.may_break {
-            true => Err(EditError::NeedsBreak(F::Input::from_bits(at))),
-            false => Ok(()),
+        let parts = Parts {
+            slice,
+            largest: None,
         };
-        if entry & F::CONTIGUOUS != 0 {
-            let run = run::extent::<F>(at, level);
-            if run.first < slice.first || slice.last < run.last {
-                let breaks = how::<F>(level, &conditions) == Transition::Break;
-                refuse(breaks, run.first)?;
-                graft.known = entry;
-            }
-        }
-        let part = Slice::around::<F>(at, level);
-        let inside = slice.first <= part.first && part.last <= slice.last;
-        // What reaches over both ends is split once.
-        let again = at != slice.first && part.first <= slice.first;
-        if !inside && !again {
-            let breaks = split_how::<F>(level, &conditions) == Transition::Break;
-            refuse(breaks, part.first.max(slice.first))?;
-            let memory = Consecutive::new(part.first, address_of::<F>(entry, level));
-            let mut seed = Seed::<F, _> {
-                leaves: Leaves::of_pages(memory, 0, false),
-                slice,
-                deny: Perms::empty(),
-            };
-            let (attrs, below) = (packed_of::<F>(entry, level), level.down().unwrap_or(level));
-            seed.leaves.encode(part, attrs, below)?;
-            let link = seed.build(&self.platform, level, part);
-            *graft = Graft {
-                known: entry,
-                link: link.ok_or(EditError::OutOfTables)?,
-                level,
-            };
+        let changed = self.split_parts(
+            parts,
+            &ends.map(|at| Slice {
+                first: at,
+                last: at,
+            }),
+        )?;
+        // The old and the new leaves translate alike, but what follows will not: walkers have to
+        // forget the block before its parts can differ.
+        if changed.slice().is_some() && self.space.is_live() {
+            self.note(changed);
+            self.complete_pending();
         }
         Ok(())
-    }
-
-    /// Puts a sub-tree in the place of the leaf at `at`, which is taken out of its run first, if it
-    /// is in one.
-    #[inline(never)]
-    fn put_in(&self, at: u64, slice: Slice, graft: &Graft, footprint: &mut Footprint) {
-        let conditions = self.conditions();
-        let place = self.find(at);
-        let (table, index) = (&place.table, place.index);
-        if place.kind == Kind::Leaf && place.entry & F::CONTIGUOUS != 0 {
-            let run = run::extent::<F>(at, place.level);
-            if run.first < slice.first || slice.last < run.last {
-                let mut unfold = Unfold::new(conditions);
-                unfold.unfold::<F, P>(table, index, place.level, at);
-                if F::RULE.breaks()
-                    && let Some(broken) = unfold.broken.slice()
-                {
-                    let mut ranges = Ranges::new();
-                    ranges.add(broken, Some(place.level), false);
-                    self.invalidate_now(&mut ranges);
-                    for member in run::members::<F>(index, place.level) {
-                        let left = table.load(member);
-                        if kind_of::<F>(left, place.level) == Kind::Invalid {
-                            table.link(member, F::resume(left));
-                        }
-                    }
-                    self.platform.barrier(Barrier::Publish);
-                }
-                footprint.merge(unfold.changed);
-            }
-        }
-        let Graft { known, link, level } = *graft;
-        if link == 0 {
-            return;
-        }
-        let entry = table.load(index);
-        let part = Slice::around::<F>(at, level);
-        let last = if F::RULE.breaks() && split_how::<F>(level, &conditions) == Transition::Break {
-            let last = table.exchange(index, F::suspend(link));
-            let mut broken = Ranges::new();
-            broken.add(part, Some(level), false);
-            self.invalidate_now(&mut broken);
-            table.link(index, link);
-            self.platform.barrier(Barrier::Publish);
-            last
-        } else {
-            footprint.add(part, None);
-            if conditions.is_contended::<F>(entry, level) {
-                table.exchange(index, link)
-            } else {
-                table.link(index, link);
-                entry
-            }
-        };
-        let changed = (last ^ known) & !F::CONTIGUOUS;
-        if let (true, Some(below)) = (changed != 0, level.down()) {
-            let frame = address_of::<F>(link, level);
-            self.change_bits(frame, below, changed & last, changed & known);
-        }
-    }
-
-    /// Walkers have set flags for a leaf at the last: they stand for all parts of it, in which they
-    /// have the same bits. What walkers have set in the parts since then stays set. The parts are
-    /// in the table in `frame`, and below it.
-    #[cold]
-    #[inline(never)]
-    fn change_bits(&self, frame: Pa, level: Level, set: u64, clear: u64) {
-        // SAFETY: it was linked just now, or a descriptor in such a table points to it.
-        let table = unsafe { Table::open(&self.platform, frame, level) };
-        for index in 0..1usize << F::INDEX_BITS {
-            let mut entry = table.load(index);
-            match (kind_of::<F>(entry, level), level.down()) {
-                (Kind::Table, Some(below)) => {
-                    self.change_bits(address_of::<F>(entry, level), below, set, clear);
-                }
-                _ => {
-                    while let Err(now) =
-                        table.compare_exchange(index, entry, (entry | set) & !clear)
-                    {
-                        entry = now;
-                    }
-                }
-            }
-        }
     }
 
     /// The extent of the leaf at `input`, or of the run that it is a member of, and its level, if
     /// that reaches out of `slice`.
-    #[inline(never)]
-    fn run_over(&self, input: u64, slice: Slice) -> Option<(Slice, Level)> {
+    fn leaf_over(&self, input: u64, slice: Slice) -> Option<(Slice, Level)> {
         let Reached {
-            table,
-            index,
-            level,
-            ..
-        } = self.find(input);
-        let entry = table.load(index);
-        if F::kind(entry, level) != Kind::Leaf {
+            level, entry, kind, ..
+        } = self.space.find(input);
+        if kind != Kind::Leaf {
             return None;
         }
         let extent = match entry & F::CONTIGUOUS {
@@ -287,17 +139,21 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         (extent.first < slice.first || extent.last > slice.last).then_some((extent, level))
     }
 
-    /// Splits the leaves that `wish` names, and unfolds the runs that they are part of. Allocates
-    /// everything before it changes anything.
-    fn split_where(&mut self, wish: Wish) -> Result<Footprint, EditError<F::Input>> {
-        let Wish { slice, .. } = wish;
-        let conditions = self.conditions();
+    /// Splits the leaves that `parts` names in `slices`, and unfolds the runs that they are part of.
+    /// Allocates everything before it changes anything. Returns what was changed in place.
+    fn split_parts(
+        &mut self,
+        parts: Parts,
+        slices: &[Slice],
+    ) -> Result<Footprint, EditError<F::Input>> {
+        let Parts { slice, .. } = parts;
+        let conditions = self.space.conditions();
         let ends = [slice.first, slice.last];
 
         // Prepare: may the runs at the ends be unfolded, the blocks replaced, and are there enough
         // tables?
         for at in ends {
-            if let Some((extent, level)) = self.run_over(at, slice) {
+            if let Some((extent, level)) = self.leaf_over(at, slice) {
                 let in_run = extent.last - extent.first >= 1 << F::shift(level);
                 let breaks = how::<F>(level, &conditions) == Transition::Break;
                 if in_run && breaks && !conditions.may_break {
@@ -305,77 +161,78 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 }
             }
         }
-        let mut reserve = Reserve::new(&self.platform);
+        let platform = self.space.platform.clone();
+        let mut reserve = Reserve::new(&platform);
         let mut count = Count::<F, P> {
-            wish,
+            parts,
             conditions,
             reserve: &mut reserve,
+            counted: None,
             refused: None,
         };
-        let _: ControlFlow<()> = self.visit(slice, &mut count);
+        for &slice in slices {
+            let _: ControlFlow<()> = self.space.visit(slice, &mut count);
+        }
         if let Some(error) = count.refused {
             reserve.release();
             return Err(error);
         }
 
         // Edit.
-        let mut split = Split {
-            wish,
-            reserve: &mut reserve,
-            swap: Swap::new(&self.platform, conditions),
-        };
+        if conditions.live {
+            self.space.debt.begin_change();
+        }
+        let mut changed = Footprint::EMPTY;
         for at in ends {
-            if let Some((extent, _)) = self.run_over(at, slice) {
-                split.swap.changed.merge(self.unfold(extent));
+            if let Some((extent, _)) = self.leaf_over(at, slice) {
+                self.unfold(extent, &mut changed);
             }
         }
-        split.swap.changed.merge(self.unfold(slice));
-        let _: ControlFlow<()> = self.visit(slice, &mut split);
-        let Swap {
-            changed, broken, ..
-        } = split.swap;
+        if parts.largest.is_some() {
+            self.unfold(slice, &mut changed);
+        }
+        let mut split = Split {
+            parts,
+            reserve: &mut reserve,
+            conditions,
+            changed,
+            broken: Footprint::EMPTY,
+        };
+        for &slice in slices {
+            let _: ControlFlow<()> = self.space.visit(slice, &mut split);
+        }
+        let (changed, broken) = (split.changed, split.broken);
         reserve.release();
-        self.resume(slice, &broken);
+        self.finish_break(slice, broken);
         Ok(changed)
     }
 
     /// Unfolds the runs in `slice`, all of which are whole.
-    fn unfold(&self, slice: Slice) -> Footprint {
-        let mut unfold = Unfold::new(self.conditions());
-        let _: ControlFlow<()> = self.visit(slice, &mut unfold);
-        self.resume(slice, &unfold.broken);
-        unfold.changed
+    fn unfold(&mut self, slice: Slice, changed: &mut Footprint) {
+        if F::CONTIGUOUS == 0 || !self.space.debt.has_runs() {
+            return;
+        }
+        let mut unfold = Unfold {
+            conditions: self.space.conditions(),
+            changed,
+            broken: Footprint::EMPTY,
+        };
+        let _: ControlFlow<()> = self.space.visit(slice, &mut unfold);
+        let broken = unfold.broken;
+        self.finish_break(slice, broken);
     }
-}
-
-/// A sub-tree that is ready to take the place of a leaf.
-#[derive(Clone, Copy)]
-struct Graft {
-    /// What the leaf was when it was looked at; 0 if there is nothing to do.
-    known: u64,
-    /// The descriptor of the sub-tree; 0 if the leaf stays, and is no longer a member of its run.
-    link: u64,
-    level: Level,
-}
-
-impl Graft {
-    const NONE: Self = Self {
-        known: 0,
-        link: 0,
-        level: Level::PAGE,
-    };
 }
 
 /// Which leaves to split.
 #[derive(Clone, Copy)]
-struct Wish {
+struct Parts {
     /// Those that reach over an end of this range.
     slice: Slice,
     /// Those in the range above this level.
     largest: Option<Level>,
 }
 
-impl Wish {
+impl Parts {
     /// Whether the leaf at `level` that translates `extent` is to be split.
     fn names(&self, level: Level, extent: Slice) -> bool {
         let slice = self.slice;
@@ -385,17 +242,19 @@ impl Wish {
         level > Level::PAGE && meets && (over_end || too_large)
     }
 
-    /// Calls `table` for each table that splitting the leaf takes, with its level.
-    fn tables<F: Format, E>(
+    /// Reserves a table for each that splitting the leaf takes. Returns whether there were as many.
+    fn reserve<F: Format, P: Platform>(
         &self,
+        reserve: &mut Reserve<'_, P>,
         level: Level,
         extent: Slice,
-        table: &mut impl FnMut(Level) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> bool {
         let (true, Some(below)) = (self.names(level, extent), level.down()) else {
-            return Ok(());
+            return true;
         };
-        table(below)?;
+        if !reserve.add(below) {
+            return false;
+        }
         let size = 1u64 << F::shift(below);
         let mut first = extent.first;
         loop {
@@ -403,9 +262,11 @@ impl Wish {
                 first,
                 last: first + (size - 1),
             };
-            self.tables::<F, E>(below, part, table)?;
+            if !self.reserve::<F, P>(reserve, below, part) {
+                return false;
+            }
             if part.last == extent.last {
-                return Ok(());
+                return true;
             }
             first = part.last + 1;
         }
@@ -428,7 +289,7 @@ impl<'a, P: Platform> Reserve<'a, P> {
         }
     }
 
-    /// Takes one more frame for `level` from the platform. Whether there was one.
+    /// Takes one more frame for `level` from the platform. Returns whether there was one.
     fn add(&mut self, level: Level) -> bool {
         let Some(frame) = self.platform.alloc_table(level) else {
             return false;
@@ -439,6 +300,16 @@ impl<'a, P: Platform> Reserve<'a, P> {
         table.store(0, *head);
         *head = frame.get() | 1;
         true
+    }
+
+    /// Takes one out.
+    fn take(&mut self, level: Level) -> Option<Pa> {
+        let head = &mut self.heads[level];
+        let frame = (*head & 1 != 0).then_some(Pa::new(*head & !1))?;
+        // SAFETY: a frame of the reserve was allocated for a table at this level.
+        let table = unsafe { Table::open(self.platform, frame, level) };
+        *head = table.load(0);
+        Some(frame)
     }
 
     /// Gives what is left back to the platform.
@@ -453,23 +324,13 @@ impl<'a, P: Platform> Reserve<'a, P> {
     }
 }
 
-impl<P: Platform> Reserve<'_, P> {
-    /// Takes one out.
-    fn take(&mut self, level: Level) -> Option<Pa> {
-        let head = &mut self.heads[level];
-        let frame = (*head & 1 != 0).then_some(Pa::new(*head & !1))?;
-        // SAFETY: a frame of the reserve was allocated for a table at this level.
-        let table = unsafe { Table::open(self.platform, frame, level) };
-        *head = table.load(0);
-        Some(frame)
-    }
-}
-
-/// Reserves the tables for a split, and looks whether it may be done.
+/// The pass that reserves tables, and looks whether the split may be done.
 struct Count<'a, 'p, F: Format, P: Platform> {
-    wish: Wish,
+    parts: Parts,
     conditions: Conditions,
     reserve: &'a mut Reserve<'p, P>,
+    /// The extent that was reserved for last: both ends of a range may lie in one leaf.
+    counted: Option<u64>,
     refused: Option<EditError<F::Input>>,
 }
 
@@ -479,18 +340,15 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
         let extent = Slice::around::<F>(slice.first, level);
         match F::kind(entry, level) {
             Kind::Table => return Step::Into(F::address(entry, level)),
-            Kind::Leaf if self.wish.names(level, extent) => {
-                let how = split_how::<F>(level, &self.conditions);
-                if how == Transition::Break && !self.conditions.may_break {
+            Kind::Leaf if self.counted != Some(extent.first) && self.parts.names(level, extent) => {
+                self.counted = Some(extent.first);
+                let breaks = split_how::<F>(level, &self.conditions) == Transition::Break;
+                if breaks && !self.conditions.may_break {
                     let at = F::Input::from_bits(slice.first);
                     self.refused = Some(EditError::NeedsBreak(at));
                     return Step::Stop;
                 }
-                let reserve = &mut self.reserve;
-                let enough = self.wish.tables::<F, ()>(level, extent, &mut |level| {
-                    if reserve.add(level) { Ok(()) } else { Err(()) }
-                });
-                if enough.is_err() {
+                if !self.parts.reserve::<F, P>(self.reserve, level, extent) {
                     self.refused = Some(EditError::OutOfTables);
                     return Step::Stop;
                 }
@@ -501,8 +359,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
     }
 }
 
-/// How a leaf at `level` may become a table that translates the same. Which leaf it is has no say,
-/// nor which table.
+/// How a leaf at `level` may become a table that translates the same: it does not matter which.
 fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     let how = match conditions.live {
         true => resizing(F::RULE, 2, &conditions.caps),
@@ -522,30 +379,20 @@ fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     how
 }
 
-/// Puts tables in the place of leaves.
-struct Swap<'p, P: Platform> {
-    platform: &'p P,
+/// The pass that puts tables in the place of leaves.
+struct Split<'a, 'p, P: Platform> {
+    parts: Parts,
+    reserve: &'a mut Reserve<'p, P>,
     conditions: Conditions,
     changed: Footprint,
-    /// What was left suspended, to be [resumed](super::live::Resume).
+    /// What was left suspended.
     broken: Footprint,
 }
 
-impl<'p, P: Platform> Swap<'p, P> {
-    fn new(platform: &'p P, conditions: Conditions) -> Self {
-        Self {
-            platform,
-            conditions,
-            changed: Footprint::new(),
-            broken: Footprint::new(),
-        }
-    }
-
+impl<P: Platform> Split<'_, '_, P> {
     /// Replaces a leaf at `level` by a table of leaves one level smaller, which is returned.
-    /// Nothing is done if the reserve has none.
     fn split<F: Format>(
         &mut self,
-        reserve: &mut Reserve<'_, P>,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
@@ -553,13 +400,11 @@ impl<'p, P: Platform> Swap<'p, P> {
     ) -> Option<Pa> {
         let below = level.down()?;
         let known = table.load(index);
-        let attrs = meaning::<F>(known, level);
-        let bits = F::encode(&attrs, below).ok()?;
-        let child = reserve.take(below)?;
+        let bits = encoded::<F>(packed_of::<F>(known, level), below).ok()?;
+        let child = self.reserve.take(below)?;
         // SAFETY: the frame was reserved for a table at this level.
-        let parts = unsafe { Table::open(self.platform, child, below) };
+        let parts = unsafe { Table::open(self.reserve.platform, child, below) };
         fill_parts::<F, P>(&parts, bits, F::address(known, level), below);
-        drop(parts);
         let link = F::table(child, Perms::empty());
         let last = if split_how::<F>(level, &self.conditions) == Transition::Break {
             self.broken.add(extent, Some(level));
@@ -573,13 +418,11 @@ impl<'p, P: Platform> Swap<'p, P> {
             table.exchange(index, link)
         };
         if last != known {
-            // A walker set a flag for the block at the last: it stands for all of it. What walkers
-            // have set in the pages since then stays set.
+            // A walker set a flag of the block meanwhile: it stands for all parts. What
+            // walkers have set in the parts since then stays set.
             let Attrs {
                 accessed, dirty, ..
             } = meaning::<F>(last, level);
-            // SAFETY: the table was just filled.
-            let parts = unsafe { Table::open(self.platform, child, below) };
             for index in 0..1usize << F::INDEX_BITS {
                 let mut entry = parts.load(index);
                 while let Err(now) = parts.compare_exchange(
@@ -595,22 +438,19 @@ impl<'p, P: Platform> Swap<'p, P> {
     }
 }
 
-/// Replaces the leaves that a wish names by tables that translate the same.
-struct Split<'a, 'p, P: Platform> {
-    wish: Wish,
-    reserve: &'a mut Reserve<'p, P>,
-    swap: Swap<'p, P>,
-}
-
 impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         let extent = Slice::around::<F>(slice.first, level);
         let child = match F::kind(entry, level) {
             Kind::Table => Some(F::address(entry, level)),
-            Kind::Leaf if self.wish.names(level, extent) => {
-                self.swap
-                    .split::<F>(self.reserve, table, index, level, extent)
+            Kind::Invalid if entry != 0 => {
+                // The other end of the range lies in what was split for the first.
+                let link = F::resume(entry);
+                (F::kind(link, level) == Kind::Table).then(|| F::address(link, level))
+            }
+            Kind::Leaf if self.parts.names(level, extent) => {
+                self.split::<F>(table, index, level, extent)
             }
             _ => None,
         };

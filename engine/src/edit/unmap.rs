@@ -1,7 +1,7 @@
 //! Unmap: addresses translate to nothing any more.
 //!
-//! Whole sub-trees are detached by one store at their top and travel with the gather; what is below
-//! them is looked at when they are reclaimed, after the invalidation, when no walker can change it
+//! Whole subtrees are detached by one store at their top and travel with the gather; what is below
+//! them is visited when they are reclaimed, after the invalidation, when no walker can change it
 //! any more and no processor waits. Only the leaves at the two ends of the range, in tables that
 //! stay, are cut one by one. They are handed to the caller at once, but sealed until the
 //! invalidation is complete.
@@ -9,19 +9,17 @@
 use core::array;
 use core::ops::{ControlFlow, Range};
 
-use super::live::Footprint;
-use super::take::{take, take_any, take_run};
-use crate::SMALL;
+use super::drive::Footprint;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError, Liveness, Located, NOT_PLAIN};
+use crate::edit::space::{AddressSpace, Conditions, EditError, Located};
 use crate::entry::LINE;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
-use crate::table::Table;
-use crate::walk::{Denied, Place, Slice, Step, Visit};
+use crate::table::{Table, UpperCache};
+use crate::walk::{Denied, Place, Slice, Step, Visit, walk};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -57,18 +55,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
-        if SMALL {
-            return self.unmap_span(span, held);
-        }
-        if Slice::of(span).is_whole::<F>(Level::PAGE)
-            && let Some(leaf) = self.unmap_one(span.start().bits())
-        {
-            // Where it breaks off is the end.
-            let _: ControlFlow<()> = held(leaf);
-            return Ok(Progress::Done);
-        }
         let slice = self.space.check(span)?;
         self.unmap_leaves(slice, held)
     }
@@ -97,42 +85,25 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         &mut self,
         page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        let at = self.space.locate_open(page.bits());
-        self.unmap_at(page.bits(), at)
-    }
-
-    /// The same where it is as it mostly is; nothing has changed if not.
-    #[inline(never)]
-    fn unmap_one(&mut self, page: u64) -> Option<Held<Leaf<F>>> {
-        let at = self.space.locate_open(page)?;
-        self.take_like_last(page, at)
-    }
-
-    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is
-    /// open there.
-    #[inline(always)]
-    pub(super) fn unmap_at(
-        &mut self,
-        page: u64,
-        at: Option<Located>,
-    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        match at.and_then(|at| self.take_like_last(page, at)) {
-            Some(leaf) => Ok(Some(leaf)),
-            None => self.unmap_any_page(page, at),
+        if let Some(at) = self.space.locate_open(page.bits())
+            && let Some(leaf) = self.take_like_last(page.bits(), at)
+        {
+            return Ok(Some(leaf));
         }
+        self.unmap_any_page(page)
     }
 
-    /// Takes a page away that is like the one before, as most are.
+    /// Fast path. Takes a page away that is like the last one.
     #[inline(always)]
     fn take_like_last(&mut self, page: u64, at: Located) -> Option<Held<Leaf<F>>> {
         let space = &mut *self.space;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
-        if entry & !F::address_mask(Level::PAGE) != space.plain {
+        if entry & !F::address_mask(Level::PAGE) != space.cache.plain {
             return None;
         }
-        space.owed = true;
+        space.debt.begin_change();
         table.store(at.index, 0);
         drop(table);
         let slice = Slice::around::<F>(page, Level::PAGE);
@@ -141,29 +112,14 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Some(Held::new(leaf, self.serial()))
     }
 
-    /// Unmaps a page of which nothing is known but perhaps where its entry is, or which is no page.
+    /// Unmaps a page of which nothing is known, or which is no page.
     #[cold]
     #[inline(never)]
     fn unmap_any_page(
         &mut self,
-        page: u64,
-        at: Option<Located>,
+        page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        let slice = self.space.check_page(F::Input::from_bits(page))?;
-        if !SMALL
-            && let Some(at) = at.or_else(|| self.space.locate_again(slice))
-            && let Some(taken) = self.take_page(slice, at)
-        {
-            return Ok(taken);
-        }
-        self.unmap_part_of_leaf(slice)
-    }
-
-    /// The same of a part of a larger leaf, which is split.
-    fn unmap_part_of_leaf(
-        &mut self,
-        slice: Slice,
-    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+        let slice = self.space.check_page(page)?;
         let mut taken = None;
         let _done = self.unmap_leaves(slice, |leaf| {
             taken = Some(leaf);
@@ -172,165 +128,89 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(taken)
     }
 
-    /// Takes away what is mapped in one page, if that is not in a run.
-    #[inline(always)]
-    fn take_page(&mut self, slice: Slice, at: Located) -> Option<Option<Held<Leaf<F>>>> {
-        let Located { frame, index } = at;
-        let space = &mut *self.space;
-        // SAFETY: a walk has just come to it.
-        let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };
-        let entry = table.load(index);
-        if F::kind(entry, Level::PAGE) != Kind::Leaf {
-            return Some(None);
-        }
-        if entry & F::CONTIGUOUS != 0 {
-            return None;
-        }
-        let conditions = space.conditions();
-        if conditions.live && !conditions.is_contended::<F>(entry, Level::PAGE) {
-            space.plain = entry & !F::address_mask(Level::PAGE);
-        }
-        let entry = take::<F, P>(&table, conditions, index, Level::PAGE, entry);
-        drop(table);
-        let leaf = Leaf::new(slice.first, entry, Level::PAGE, space.denied(slice.first));
-        if conditions.live {
-            space.owed = true;
-            self.left.ranges.add_page(slice, Level::PAGE);
-        }
-        Some(Some(Held::new(leaf, self.serial())))
-    }
-
     /// Unmaps leaves of any size.
+    #[inline(never)]
     fn unmap_leaves(
         &mut self,
         slice: Slice,
-        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
-        if SMALL {
-            return self.unmap_span(slice.span(), held);
-        }
         let serial = self.serial();
-        self.space.approach(slice.first);
-        // By its parts: the platform alone is borrowed while the space notes what it owes.
-        let (root, open) = (self.space.root, self.space.open);
-        if let Some(place) =
-            // SAFETY: `Open::place`: the root of the space, which `open` is of (1.).
-            unsafe { open.place::<F, P>(&self.space.platform, root, slice) }
-            && place.is_whole::<F>(self.space.runs)
-            // A table that is left with nothing is detached instead.
-            && !slice.is_whole::<F>(Level::PAGE.up())
-        {
-            let live = self.space.liveness() != Liveness::Dead;
-            let plain = match self.space.may_deny() {
-                true => NOT_PLAIN,
-                false => self.space.plain,
-            };
-            self.space.owed |= live;
-            // If the visitor unwinds, what was detached until then is not named: everything is,
-            // until it has come to its end.
-            let everything = &mut self.left.ranges.everything;
-            let before = core::mem::replace(everything, live);
-            let Place { table, mut range } = place;
-            let Range { start, .. } = range;
-            let broken_off;
-            (range.start, broken_off) =
-                take_alike::<F, P>(&table, range.clone(), slice.first, plain, serial, &mut held);
-            let mut taken = start..range.start;
-            let mut progress = Progress::Done;
-            if !range.is_empty() {
-                let first = slice
-                    .first
-                    .wrapping_add((taken.len() as u64) << F::PAGE_SHIFT);
-                let rest;
-                (rest, progress, self.space.plain) =
-                    (self.space).unmap_rest(table, range, first, broken_off, serial, &mut held);
-                taken = hull(taken, rest);
+        self.space.approach_for(slice);
+        // A table that is left with nothing is detached instead.
+        let in_table = match slice.is_whole::<F>(Level::PAGE.up()) {
+            true => None,
+            false => {
+                let has_runs = self.space.debt.has_runs();
+                let place = self.space.place(slice);
+                place.filter(|place| place.is_whole::<F>(has_runs))
             }
-            self.left.ranges.everything = before;
-            if live && !taken.is_empty() {
-                let at = |index: usize| {
-                    let pages = index.wrapping_sub(start) as u64;
-                    slice.first.wrapping_add(pages << F::PAGE_SHIFT)
-                };
-                let (first, last) = (at(taken.start), at(taken.end).wrapping_sub(1));
-                self.left
-                    .ranges
-                    .add_page(Slice { first, last }, Level::PAGE);
-            }
-            return Ok(progress);
+        };
+        let in_table = in_table.map(|Place { table, range }| (table.frame(), range));
+        if in_table.is_none() {
+            self.cleave(slice)?;
         }
-        self.unmap_tree(slice, serial, held)
-    }
-
-    /// The same where there are several tables, or something has to be split.
-    #[inline(never)]
-    fn unmap_tree(
-        &mut self,
-        slice: Slice,
-        serial: u64,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
-    ) -> Result<Progress<F::Input>, EditError<F::Input>> {
-        self.space.cleave(slice)?;
-        self.space.open.forget();
         let conditions = self.space.conditions();
-        self.space.owed |= conditions.live;
-        // As above.
-        let before = core::mem::replace(&mut self.left.ranges.everything, conditions.live);
-        let space = &*self.space;
-        let mut unmap = Unmap {
-            platform: &space.platform,
-            pinned: space.pinned,
-            changed: Footprint::new(),
-            denied: Denied::new(Perms::empty()),
-            flush: &mut self.left,
-            pages: Pages::new(conditions, serial, held),
+        self.begin_change();
+        let denied = self.space.denied(slice.first);
+        // If the visitor unwinds, what it was handed until then is not named: everything is, until
+        // the walk has come to its end.
+        let named = self.left.ranges.begin_unnamed(conditions.live);
+        let AddressSpace {
+            platform,
+            root,
+            cache,
+            pinned,
+            ..
+        } = &mut *self.space;
+        let mut pages = Pages {
+            conditions,
+            serial,
+            held,
+            plain: cache.plain,
+            stop: false,
+            end: None,
+            changed: Footprint::EMPTY,
         };
-        let _: ControlFlow<()> = space.visit(slice, &mut unmap);
-        let (changed, progress) = (unmap.changed, unmap.pages.progress::<F>());
-        self.left.ranges.everything = before;
-        changed.add_to(conditions, &mut self.left);
-        Ok(progress)
-    }
-}
-
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Goes on with the pages of one table where they are not like the one that was taken last:
-    /// which were taken, how far it has come, and what the last was like.
-    #[cold]
-    #[inline(never)]
-    fn unmap_rest(
-        &self,
-        table: Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-        stop: bool,
-        serial: u64,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
-    ) -> (Range<usize>, Progress<F::Input>, u64) {
-        let conditions = self.conditions();
-        let mut pages = Pages::new(conditions, serial, held);
-        pages.denied = self.denied(first);
-        pages.plain = self.plain;
-        pages.stop = stop;
-        let taken = pages.take::<F, P>(&table, range, first);
-        // Of a dead space no page is plain: when it is live, hardware may write it.
-        let plain = if conditions.live {
-            pages.plain
+        if let Some((frame, range)) = in_table {
+            // SAFETY: a walk has just come to it.
+            let table = unsafe { Table::open(&*platform, frame, Level::PAGE) };
+            pages.take::<F, P>(&table, range, slice.first, denied);
         } else {
-            NOT_PLAIN
-        };
-        (taken, pages.progress::<F>(), plain)
+            let mut unmap = Unmap {
+                platform: &*platform,
+                cache: &mut cache.upper,
+                pinned: *pinned,
+                denied: Denied::new(Perms::empty()),
+                left: &mut self.left,
+                pages: &mut pages,
+            };
+            // SAFETY: as in `AddressSpace::visit`.
+            let _: ControlFlow<()> =
+                unsafe { walk::<F, P>(platform, *root, F::root_level(), slice, &mut unmap) };
+        }
+        // Of a dead space no page is plain: when it is live, hardware may write it.
+        if conditions.live {
+            cache.plain = pages.plain;
+        }
+        let (changed, end) = (pages.changed, pages.end);
+        self.left.ranges.end_unnamed(named);
+        self.note(changed);
+        Ok(match end {
+            None => Progress::Done,
+            Some(at) => Progress::Stopped(F::Input::from_bits(at)),
+        })
     }
 }
 
 struct Unmap<'a, P: Platform, V> {
     platform: &'a P,
+    cache: &'a mut UpperCache,
     /// The root's entries stay.
     pinned: bool,
-    changed: Footprint,
     denied: Denied,
-    flush: &'a mut Flush,
-    pages: Pages<V>,
+    left: &'a mut Flush,
+    pages: &'a mut Pages<V>,
 }
 
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F, P>
@@ -338,9 +218,6 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
-        let Pages {
-            conditions, serial, ..
-        } = self.pages;
         match (F::kind(entry, level), level.down()) {
             (Kind::Invalid, _) | (Kind::Table, None) => {}
             _ if self.pages.stop => {
@@ -348,12 +225,9 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 return Step::Stop;
             }
             (Kind::Leaf, _) => {
-                let entry = take_any::<F, P>(table, conditions, index, level, entry);
-                let first = slice.first;
-                let leaf = Leaf::new(first, entry, level, self.denied.at(level));
-                let last = first + (leaf.size() - 1);
-                self.changed.add(Slice { first, last }, Some(level));
-                self.pages.stop = (self.pages.held)(Held::new(leaf, serial)).is_break();
+                let denied = self.denied.at(level);
+                self.pages
+                    .take_leaf::<F, P>(table, index, level, slice.first, entry, denied);
             }
             (Kind::Table, Some(below)) => {
                 let child = F::address(entry, level);
@@ -361,30 +235,24 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 if !slice.is_whole::<F>(level) || self.pinned && level == F::root_level() {
                     return Step::Into(child);
                 }
-                if !self.flush.has_room(self.platform, child) {
+                if !self.left.has_room(self.platform, child) {
                     self.pages.end = Some(slice.first);
                     return Step::Stop;
                 }
-                table.store(index, 0);
+                table.detach(index, 0, self.cache);
                 let denied = self.denied.at(below);
                 let fate = Fate::Unmapped;
-                self.flush
+                self.left
                     .carry(self.platform, child, below, slice.first, denied, fate);
-                self.changed.add(slice, None);
+                self.pages.changed.add(slice, None);
             }
         }
         Step::Next
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        self.pages.denied = self.denied.at(Level::PAGE);
-        let Range { start, .. } = range;
-        let taken = self.pages.take::<F, P>(table, range, first);
-        if !taken.is_empty() {
-            let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
-            let (first, last) = (at(taken.start), at(taken.end).wrapping_sub(1));
-            self.changed.add(Slice { first, last }, Some(Level::PAGE));
-        }
+        let denied = self.denied.at(Level::PAGE);
+        self.pages.take::<F, P>(table, range, first, denied);
         match self.pages.end {
             None => ControlFlow::Continue(()),
             Some(_) => ControlFlow::Break(()),
@@ -393,8 +261,8 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 }
 
 /// Takes pages out of a table that are like `plain`, as most are, from the start of `range` on: up
-/// to the first that is not, or behind the one at which the visitor breaks off. Where that is, and
-/// whether it broke off.
+/// to the first that is not, or behind the one at which the visitor breaks off. Returns where that
+/// is, and whether it broke off.
 #[inline(always)]
 fn take_alike<F: Format, P: Platform>(
     table: &Table<'_, P>,
@@ -444,78 +312,78 @@ fn take_alike<F: Format, P: Platform>(
     (index, false)
 }
 
-/// Both ranges, and what lies between them.
-#[inline(always)]
-fn hull(one: Range<usize>, other: Range<usize>) -> Range<usize> {
-    match (one.is_empty(), other.is_empty()) {
-        (true, _) => other,
-        (_, true) => one,
-        _ => one.start.min(other.start)..one.end.max(other.end),
-    }
-}
-
-/// Takes pages out of one table, whatever they are like: the inner loop of small edits.
+/// Takes leaves out of tables that stay: the inner loop of small edits.
 struct Pages<V> {
     conditions: Conditions,
-    denied: Perms,
     serial: u64,
     held: V,
     /// The pattern of the page that was taken last, if a store takes it.
     plain: u64,
     /// The visitor has broken off: stop before the next entry that is mapped.
     stop: bool,
-    /// Where it has stopped, if it has.
+    /// The address at which it has stopped, if it has.
     end: Option<u64>,
+    changed: Footprint,
 }
 
 impl<V> Pages<V> {
-    #[inline(always)]
-    fn new(conditions: Conditions, serial: u64, held: V) -> Self {
-        Self {
-            conditions,
-            denied: Perms::empty(),
-            serial,
-            held,
-            plain: NOT_PLAIN,
-            stop: false,
-            end: None,
-        }
+    /// Takes one leaf, or the run that it is a member of: the ends of the range were cleaved, so
+    /// that the run is whole.
+    #[inline(never)]
+    fn take_leaf<F: Format, P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        input: u64,
+        entry: u64,
+        denied: Perms,
+    ) where
+        V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    {
+        let conditions = self.conditions;
+        let take = &mut |index: usize| {
+            let entry = table.load(index);
+            if conditions.is_contended::<F>(entry, level) {
+                return table.exchange(index, 0);
+            }
+            table.store(index, 0);
+            entry
+        };
+        let taken = match entry & F::CONTIGUOUS {
+            0 => take(index),
+            _ => run::gather::<F>(run::members::<F>(index, level), level, take),
+        };
+        let leaf = Leaf::new(input, taken, level, denied);
+        let last = input + (leaf.size() - 1);
+        self.changed.add(Slice { first: input, last }, Some(level));
+        self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
     }
 
-    /// How far it has come.
-    #[inline(always)]
-    fn progress<F: Format>(&self) -> Progress<F::Input> {
-        match self.end {
-            None => Progress::Done,
-            Some(at) => Progress::Stopped(F::Input::from_bits(at)),
-        }
-    }
-
-    /// Which entries were taken, from the first to the last; those between that were not are holes.
-    #[inline(always)]
+    /// Takes pages out of one table. Stops before the first that is mapped after the visitor has
+    /// broken off.
+    #[inline(never)]
     fn take<F: Format, P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> Range<usize>
-    where
+        denied: Perms,
+    ) where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
         let mask = !F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
-        // What is cut is named when all of it is: if the visitor unwinds, everything is.
-        let (mut from, mut to) = (range.end, range.start);
         let mut index = range.start;
         while index < range.end {
-            let mut entry = table.load(index);
-            if entry & mask == self.plain && !self.stop && self.denied.is_empty() {
+            let entry = table.load(index);
+            if entry & mask == self.plain && !self.stop && denied.is_empty() {
                 let rest = index..range.end;
-                let (plain, serial) = (self.plain, self.serial);
-                from = from.min(index);
+                let (from, plain, serial) = (index, self.plain, self.serial);
                 (index, self.stop) =
-                    take_alike::<F, P>(table, rest, at(index), plain, serial, &mut self.held);
-                to = index;
+                    take_alike::<F, P>(table, rest, at(from), plain, serial, &mut self.held);
+                let (first, last) = (at(from), at(index).wrapping_sub(1));
+                self.changed.add(Slice { first, last }, Some(Level::PAGE));
                 continue;
             }
             if F::kind(entry, Level::PAGE) != Kind::Leaf {
@@ -526,22 +394,17 @@ impl<V> Pages<V> {
                 self.end = Some(at(index));
                 break;
             }
-            from = from.min(index);
-            let page = at(index);
-            if entry & F::CONTIGUOUS != 0 {
-                entry = take_run::<F, P>(table, self.conditions, index, Level::PAGE);
-                index = run::members::<F>(index, Level::PAGE).end;
-            } else {
-                if !self.conditions.is_contended::<F>(entry, Level::PAGE) {
-                    self.plain = entry & mask;
-                }
-                entry = take::<F, P>(table, self.conditions, index, Level::PAGE, entry);
-                index += 1;
+            let input = at(index);
+            let run = run::members::<F>(index, Level::PAGE);
+            index = match entry & F::CONTIGUOUS {
+                0 => index + 1,
+                _ => run.end,
+            };
+            let is_plain = !self.conditions.is_contended::<F>(entry, Level::PAGE);
+            if entry & F::CONTIGUOUS == 0 && is_plain {
+                self.plain = entry & mask;
             }
-            to = index;
-            let leaf = Leaf::new(page, entry, Level::PAGE, self.denied);
-            self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
+            self.take_leaf::<F, P>(table, index - 1, Level::PAGE, input, entry, denied);
         }
-        from.min(to)..to
     }
 }

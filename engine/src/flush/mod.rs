@@ -17,8 +17,8 @@
 //!    tables: it is a [`DeferredReclaim`](crate::shared::DeferredReclaim) first.
 //!
 //! **Nothing is freed before completion**, because only a [`Completed`] can free. A gather that is
-//! dropped completes what it has gathered; an [`Issued`] that is dropped leaks its tables, and the
-//! space remembers to wait. A gather that is forgotten ([`core::mem::forget`]) leaves what it
+//! dropped completes what it has gathered; an [`Issued`] that is dropped waits, and leaks its
+//! tables. A gather that is forgotten ([`core::mem::forget`]) leaves what it
 //! changed owed by the space, and the next gather pays.
 //!
 //! Memory is bounded, and none of it is touched before there is something to put into it. Ranges
@@ -27,6 +27,7 @@
 //! through the side memory of their frames ([`Platform::link_of`]); the page of a table itself is
 //! not written, because walkers may still be reading it.
 
+mod debt;
 mod detached;
 mod joined;
 mod leaf;
@@ -34,6 +35,7 @@ mod ranges;
 mod reclaim;
 
 pub use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
+pub(crate) use debt::Debt;
 pub use detached::MAX_UNLINKED;
 pub(crate) use detached::{Detached, Fate};
 pub use joined::{Append, Joined, Stretch};
@@ -53,11 +55,11 @@ use crate::walk::Slice;
 use detached::Root;
 
 /// What edits have left in a gather.
-// What is asked most is in front, so that short instructions reach it.
+// Hot fields first, within an 8-bit displacement.
 #[repr(C)]
 pub(crate) struct Flush {
-    /// There is something that walkers have to see, besides what they have to forget.
-    pub news: bool,
+    /// Walkers have to see stores, besides what they have to forget.
+    pub needs_publish: bool,
     pub ranges: Ranges,
     pub detached: Detached,
 }
@@ -67,7 +69,7 @@ impl Flush {
     pub const fn new() -> Self {
         Self {
             ranges: Ranges::new(),
-            news: false,
+            needs_publish: false,
             detached: Detached::new(),
         }
     }
@@ -120,10 +122,10 @@ impl Flush {
     #[inline]
     pub fn issue<F: Format, P: Platform>(&mut self, platform: &P, target: Target) -> bool {
         let issued = self.ranges.issue::<F, P>(platform, target);
-        if self.news && !issued {
+        if self.needs_publish && !issued {
             platform.barrier(Barrier::Publish);
         }
-        self.news = false;
+        self.needs_publish = false;
         self.ranges.clear();
         issued
     }
@@ -161,48 +163,22 @@ impl Flush {
     }
 }
 
-mod sealed {
-    pub trait Sealed {}
-}
-pub(crate) use sealed::Sealed;
-
-/// How the edits of a gather end: alone, or beside others that may be walking what was detached.
-pub trait End<F: Format, P: Platform>: Sealed {
-    /// What there is when every processor has forgotten.
+/// The end of a flush: of exclusive edits, or of shared edits beside which software may be walking
+/// what was detached. Dropping it waits for the flush.
+pub trait End<F: Format, P: Platform> {
+    /// The flush when it is complete.
     type Completed;
 
-    #[doc(hidden)]
+    /// Waits until every processor has forgotten.
     fn complete(self, completed: Completed<F, P>) -> Self::Completed;
 }
 
-/// The end of exclusive edits: what was detached can be reclaimed.
+/// A flush whose invalidations are issued and not yet complete.
 ///
-/// ```
-/// use tablewright::flush::{Alone, End};
-/// use tablewright::{format::X86_64, hosted::Hosted};
-/// fn is_an_end<E: End<X86_64<4>, Hosted>>() {}
-/// is_an_end::<Alone>();
-/// ```
-#[derive(Debug)]
-pub struct Alone {
-    pub(crate) wait: bool,
-}
-
-impl Sealed for Alone {}
-
-impl<F: Format, P: Platform> End<F, P> for Alone {
-    type Completed = Completed<F, P>;
-
-    #[inline]
-    fn complete(self, completed: Completed<F, P>) -> Completed<F, P> {
-        if self.wait {
-            completed.platform.barrier(Barrier::Complete);
-        }
-        completed
-    }
-}
-
-/// A flush whose invalidations are issued and not yet complete. The space may be edited meanwhile.
+/// It belongs to the processor that issued: an arm64 `DSB` waits for the `TLBI`s of its own
+/// processor alone (DDI 0487 D8.16.5). So it is not [`Send`], and an exclusive space is borrowed
+/// until it is complete. Dropping it waits as [`complete`](Self::complete) does. If it is
+/// [forgotten](core::mem::forget), the next gather of the space invalidates everything again.
 ///
 /// ```
 /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
@@ -220,13 +196,34 @@ impl<F: Format, P: Platform> End<F, P> for Alone {
 /// assert_eq!(platform.counts().completions, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "what was issued has to be completed; the tables that it carries leak"]
-pub struct Issued<F: Format, P: Platform, E: End<F, P> = Alone> {
-    pub(crate) completed: Completed<F, P>,
-    pub(crate) end: E,
+/// ```compile_fail,E0277
+/// # use tablewright::{AddressSpace, format::Arm64K4, hosted::Threads};
+/// # let platform = Threads::new(64, 12, 2);
+/// # let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+/// let mut gather = space.gather();
+/// let issued = gather.issue();
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || issued.complete());
+/// });
+/// ```
+#[must_use = "the tables that it carries leak if it is dropped"]
+pub struct Issued<F: Format, P: Platform, E: End<F, P>> {
+    completed: Completed<F, P>,
+    end: E,
+    /// Neither `Send` nor `Sync`.
+    of_this_processor: PhantomData<*const ()>,
 }
 
 impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
+    #[inline]
+    pub(crate) fn new(completed: Completed<F, P>, end: E) -> Self {
+        Self {
+            completed,
+            end,
+            of_this_processor: PhantomData,
+        }
+    }
+
     /// Waits until every processor has forgotten. Costs nothing if nothing had to be invalidated.
     #[inline]
     pub fn complete(self) -> E::Completed {

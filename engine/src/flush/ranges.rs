@@ -2,7 +2,6 @@
 
 use core::mem::MaybeUninit;
 
-use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::format::Format;
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
@@ -49,7 +48,7 @@ pub(crate) struct Ranges {
     end: u64,
     /// What the last of them says of its leaves.
     hint: u16,
-    /// All of the space is to be forgotten, whatever the ranges say.
+    /// All of the space is stale, whatever the ranges say.
     pub everything: bool,
     overflowed: bool,
     items: [MaybeUninit<Stale>; MAX_RANGES],
@@ -107,9 +106,6 @@ impl Ranges {
     #[inline]
     fn close(&mut self) {
         let end = self.end;
-        if SMALL {
-            return;
-        }
         if let (Some(item), true) = (self.as_mut_slice().last_mut(), end != NO_END) {
             item.last = end - 1;
         }
@@ -139,8 +135,26 @@ impl Ranges {
         unsafe { core::slice::from_raw_parts_mut(self.items.as_mut_ptr().cast(), self.len) }
     }
 
-    /// Whether any address of `slice` was added.
+    /// Begins an edit whose ranges are added at its end. If it unwinds, everything is stale.
+    /// Returns what [`end_unnamed`](Self::end_unnamed) takes.
+    #[inline(always)]
+    pub fn begin_unnamed(&mut self, live: bool) -> bool {
+        let before = self.everything;
+        self.everything |= live;
+        before
+    }
+
+    #[inline(always)]
+    pub fn end_unnamed(&mut self, everything: bool) {
+        self.everything = everything;
+    }
+
+    /// Whether any address of `slice` may have been added.
     pub fn overlap(&self, slice: Slice) -> bool {
+        // What is beyond the last range is not written down.
+        if self.everything || self.overflowed {
+            return true;
+        }
         // SAFETY: the first `len` items were written by `add`.
         let items: &[Stale] =
             unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), self.len) };
@@ -149,15 +163,13 @@ impl Ranges {
             self.end != NO_END && slice.first < self.end && item.first <= slice.last
         });
         let overlaps = |item: &Stale| slice.first <= item.last && item.first <= slice.last;
-        SMALL && self.overflowed || open || items.iter().any(overlaps)
+        open || items.iter().any(overlaps)
     }
 
     /// Adds a range. `level` is that of all its leaves, if known.
     #[inline(never)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        if SMALL {
-            self.note(slice, level, tables, false);
-        } else if !self.append(slice, level, tables) {
+        if !self.append(slice, level, tables) {
             match self.overflowed {
                 true => self.stretch(slice),
                 false => self.insert(slice, level, tables),
@@ -170,9 +182,7 @@ impl Ranges {
     /// the space is to be forgotten then, and no other edit asks what.
     #[inline(always)]
     pub fn add_page(&mut self, slice: Slice, level: Level) {
-        if SMALL {
-            self.add(slice, Some(level), false);
-        } else if !self.overflowed && !self.append(slice, Some(level), false) {
+        if !self.overflowed && !self.append(slice, Some(level), false) {
             // First whether there is room: where pages are many and far apart, this is all that
             // most of them ask.
             self.insert(slice, Some(level), false);
@@ -201,46 +211,6 @@ impl Ranges {
             true
         } else {
             false
-        }
-    }
-
-    /// The same in little code: a range is merged with the last one alone, and no end is kept
-    /// apart. One that `belongs` to the last is, whatever lies between the two.
-    #[cfg_attr(feature = "small", inline(never))]
-    pub fn note(&mut self, slice: Slice, level: Option<Level>, tables: bool, belongs: bool) {
-        let Slice {
-            mut first,
-            mut last,
-        } = slice;
-        let mut hint = hint(level, tables);
-        let mut at = self.len;
-        if let Some(item) = self.items.get(at.wrapping_sub(1)) {
-            // SAFETY: the first `len` items were written.
-            let item = unsafe { item.assume_init_ref() };
-            // Where the sum wraps, two ranges that touch stay apart, which is as right.
-            let touches = first <= item.last.wrapping_add(1) && item.first <= last.wrapping_add(1);
-            let belongs = belongs || touches && hint == self.hint;
-            if belongs || at == MAX_RANGES {
-                first = first.min(item.first);
-                last = last.max(item.last);
-                if hint != self.hint {
-                    hint = NO_LEVEL << 1 | (hint | self.hint) & 1;
-                }
-                // There is no room for one more: all of the space is to be forgotten.
-                self.overflowed |= !belongs;
-                at -= 1;
-            }
-        }
-        self.hint = hint;
-        if let Some(place) = self.items.get_mut(at) {
-            let level = hint >> 1;
-            place.write(Stale {
-                first,
-                last,
-                level: (level != NO_LEVEL).then_some(Level::new(level as u8)),
-                tables: hint & 1 != 0,
-            });
-            self.len = at + 1;
         }
     }
 
@@ -342,25 +312,6 @@ impl Ranges {
         };
         platform.invalidate(&target.forgetting(platform, what));
         true
-    }
-
-    /// Has every walker forget one leaf of `level`, and waits until it has.
-    #[inline]
-    pub fn run_one<P: Platform>(platform: &P, target: Target, slice: Slice, level: Level) {
-        let Slice { first, last } = slice;
-        let stale = [Stale {
-            first,
-            last,
-            level: Some(level),
-            tables: false,
-        }];
-        let what = match platform.caps().invalidate_all_above {
-            0 => What::Everything,
-            _ => What::Ranges(&stale),
-        };
-        platform.barrier(Barrier::Publish);
-        platform.invalidate(&target.forgetting(platform, what));
-        platform.barrier(Barrier::Complete);
     }
 
     /// Issues the invalidations and waits until they are complete.

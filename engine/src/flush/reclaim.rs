@@ -3,7 +3,6 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::entry::LINE;
 use crate::format::{Format, Kind, Perms, address_of, kind_of};
@@ -110,7 +109,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
     /// Visits a line of pages one by one, or fewer; holes are passed by as far as there are any.
     /// Returns where to go on.
     // A function of its own, so that the loop over lines of leaves has the registers to itself.
-    #[cfg_attr(not(feature = "small"), inline(never))]
+    #[inline(never)]
     fn few(
         &mut self,
         table: &Table<'_, P>,
@@ -122,7 +121,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
         while index < end && index - start < LINE {
             // SAFETY: as above.
             let entry = unsafe { table.read(index) };
-            if !SMALL && entry == 0 {
+            if entry == 0 {
                 index = table.past_hole(index, end);
                 continue;
             }

@@ -57,7 +57,6 @@ mod el2;
 mod ept;
 mod npt;
 pub(crate) mod packed;
-mod pages;
 mod stage2;
 mod x86_64;
 
@@ -71,7 +70,6 @@ pub use el2::{
 };
 pub use ept::Ept;
 pub use npt::Npt;
-pub use pages::PagesOnly;
 pub use stage2::{
     FORCED_WRITE_BACK, Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64,
     Stage2K64Wide,
@@ -807,22 +805,19 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 }
 
 /// The [kind](Format::kind) of an entry, as a call where code is to be small.
-#[cfg_attr(not(feature = "small"), inline(always))]
-#[cfg_attr(feature = "small", inline(never))]
+#[inline(always)]
 pub(crate) fn kind_of<F: Format>(entry: u64, level: Level) -> Kind {
     F::kind(entry, level)
 }
 
 /// The same of the [address](Format::address).
-#[cfg_attr(not(feature = "small"), inline(always))]
-#[cfg_attr(feature = "small", inline(never))]
+#[inline(always)]
 pub(crate) fn address_of<F: Format>(entry: u64, level: Level) -> Pa {
     F::address(entry, level)
 }
 
 /// The same of what a table [takes away](Format::denied).
-#[cfg_attr(not(feature = "small"), inline(always))]
-#[cfg_attr(feature = "small", inline(never))]
+#[inline(always)]
 pub(crate) fn denied_of<F: Format>(table: u64) -> Perms {
     F::denied(table)
 }

@@ -4,7 +4,7 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::EditError;
-use crate::edit::{Consecutive, Fresh, Leaves, Mapping, build};
+use crate::edit::{Fresh, Leaves, Mapping, Source, build};
 use crate::flush::free_tree;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Barrier;
@@ -52,7 +52,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             return Err(EditError::OutputOutOfRange.into());
         }
         let attrs = mapping.attrs();
-        let source = Consecutive::new(slice.first, frame);
+        let memory = [Span::of_leaf(frame, span.size())];
+        let source = Source::new(slice.first, &memory);
         let largest = F::largest_leaf(&self.caps()).min(mapping.top());
         let leaves =
             Leaves::<F>::new(slice, source, &attrs, largest, false).map_err(EditError::from)?;
@@ -66,16 +67,16 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             mapped: 0,
             refused: None,
         };
-        let _walk = self.platform.enter();
+        let _walk = self.platform().enter();
         let _: ControlFlow<()> = self.visit(slice, &mut bulk);
-        self.platform.barrier(Barrier::Publish);
+        self.platform().barrier(Barrier::Publish);
         bulk.refused.map_or(Ok(bulk.mapped), Err)
     }
 }
 
 struct Bulk<'a, F: Format, P: SharedPlatform> {
     space: &'a SharedSpace<F, P>,
-    leaves: Leaves<F>,
+    leaves: Leaves<'a, F>,
     clean: bool,
     instructions: bool,
     mapped: u64,
@@ -154,7 +155,7 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
             } else if whole {
                 let make = || {
                     let mut fresh = Fresh(platform);
-                    build::<F, P, _>(
+                    build::<F, P>(
                         platform,
                         &mut fresh,
                         &self.leaves,

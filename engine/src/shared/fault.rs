@@ -169,7 +169,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             return Err(EditError::NoSuchLeaf.into());
         }
         space.map_global(leaf.attrs.global);
-        let _walk = space.platform.enter();
+        let _walk = space.platform().enter();
         // SAFETY: a walk is entered (1.).
         unsafe { self.map_walking(leaf) }
     }
@@ -319,19 +319,19 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
             let done = if how == Transition::Break || clean || instructions {
                 space.claim_and(found, entry, F::FROZEN, leaf.bits, |space| {
-                    ranges.run::<F, P>(&space.platform, space.target(true));
+                    ranges.run::<F, P>(space.platform(), space.target(true));
                     space.maintain(leaf.frame, leaf.size(), clean, instructions);
                 })
             } else {
                 found.replace(entry, leaf.bits).inspect(|()| {
                     if how == Transition::Invalidate {
-                        ranges.run::<F, P>(&space.platform, space.target(true));
+                        ranges.run::<F, P>(space.platform(), space.target(true));
                     }
                 })
             };
             match done {
                 Ok(()) => {
-                    space.platform.barrier(Barrier::Publish);
+                    space.platform().barrier(Barrier::Publish);
                     let gone = Leaf::new(leaf.input, entry, level, Perms::empty());
                     return Ok(Mapped::Replaced(gone));
                 }
@@ -368,7 +368,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             return Err(Refused::Retry);
         };
         let child = F::address(found.entry, leaf.level);
-        if !self.flush.has_room(&space.platform, child) {
+        if !self.flush.has_room(space.platform(), child) {
             return Err(Refused::Retry);
         }
         let maintenance = space.maintenance(&leaf.attrs, Perms::empty());
@@ -401,7 +401,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let forget_now = |space: &SharedSpace<F, P>| {
             let mut ranges = Ranges::new();
             ranges.add(leaf.slice(), None, true);
-            ranges.run::<F, P>(&space.platform, space.target(true));
+            ranges.run::<F, P>(space.platform(), space.target(true));
         };
         let done = if in_place {
             let now = F::RULE.spares_other_levels() && !collapses;
@@ -435,8 +435,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         };
         let denied = Perms::empty();
         self.flush
-            .carry(&space.platform, child, below, leaf.input, denied, fate);
-        space.platform.barrier(Barrier::Publish);
+            .carry(space.platform(), child, below, leaf.input, denied, fate);
+        space.platform().barrier(Barrier::Publish);
         Ok(Mapped::Collapsed)
     }
 
@@ -512,7 +512,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         left: &mut u64,
     ) -> bool {
         // SAFETY: a table of the tree, in a walk.
-        let table = unsafe { Table::open(&self.platform, frame, level) };
+        let table = unsafe { Table::open(self.platform(), frame, level) };
         let size = 1u64 << F::shift(level);
         let entries = 1usize << F::INDEX_BITS;
         let start = F::index(at, level);
@@ -535,13 +535,13 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Writes the entry for `input` in a table at `level` that is not linked.
     fn set(&self, frame: Pa, level: Level, input: u64, bits: u64) {
         // SAFETY: a table from the cache.
-        let table = unsafe { Table::open(&self.platform, frame, level) };
+        let table = unsafe { Table::open(self.platform(), frame, level) };
         table.store(F::index(input, level), bits);
     }
 
     /// Whether a leaf needs something done to caches before it may be seen: data, instructions.
     pub(super) fn maintenance(&self, attrs: &Attrs, before: Perms) -> (bool, bool) {
-        let maintenance = self.platform.maintenance();
+        let maintenance = self.platform().maintenance();
         // Devices have no business in a cache, and cleaning what is mapped as one may upset it.
         let normal = !attrs.memory.is_device();
         let executable = |perms: Perms| perms.intersects(Perms::ANY_EXEC);
@@ -553,10 +553,10 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     pub(super) fn maintain(&self, frame: Pa, size: u64, clean: bool, instructions: bool) {
         if clean {
-            self.platform.clean(frame, size);
+            self.platform().clean(frame, size);
         }
         if instructions {
-            self.platform.invalidate_instructions(frame, size);
+            self.platform().invalidate_instructions(frame, size);
         }
     }
 
@@ -577,7 +577,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         };
         match installed {
             Ok(()) => {
-                self.platform.barrier(Barrier::Publish);
+                self.platform().barrier(Barrier::Publish);
                 Ok(Mapped::Installed)
             }
             // Most often another processor has mapped the same page.
@@ -610,14 +610,14 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let slice = Slice::around::<F>(input.bits(), Level::PAGE);
         // SAFETY: the root of the space, in a walk.
         let Some(place) =
-            (unsafe { descend::<F, P, true, false>(&self.platform, self.root, slice) })
+            (unsafe { descend::<F, P, true, false>(self.platform(), self.root(), slice) })
         else {
             return Ok(false);
         };
         let bits = F::with_address(bits, Pa::new(frame.get() & !low));
         let filled = place.table.compare_exchange(place.range.start, 0, bits);
         if filled.is_ok() {
-            self.platform.barrier(Barrier::Publish);
+            self.platform().barrier(Barrier::Publish);
         }
         Ok(filled.is_ok())
     }
@@ -665,7 +665,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// More is allowed than before: another processor may fault once for nothing, this one shall
     /// not.
     fn relaxed(&self, slice: Slice, level: Level) {
-        self.platform.barrier(Barrier::Publish);
+        self.platform().barrier(Barrier::Publish);
         // What this processor remembers may be of the table that a larger leaf has just taken the
         // place of.
         let others = level != Level::PAGE && self.has_seen_unfinished(0);
@@ -677,8 +677,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         };
         let ranges = [stale];
         let what = What::Ranges(&ranges);
-        let forgetting = self.target(true).forgetting(&self.platform, what);
-        self.platform.invalidate_here(&forgetting);
+        let forgetting = self.target(true).forgetting(self.platform(), what);
+        self.platform().invalidate_here(&forgetting);
     }
 
     /// Whether two leaves differ in nothing but what hardware sets.
@@ -732,7 +732,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         missing: &dyn Fn(Pa, u64, bool, bool),
     ) {
         // SAFETY: a table of the tree, which is not freed before this walk is over.
-        let table = unsafe { Table::open(&self.platform, frame, level) };
+        let table = unsafe { Table::open(self.platform(), frame, level) };
         let size = 1u64 << F::shift(level);
         for index in 0..1usize << F::INDEX_BITS {
             let first = slice.first + index as u64 * size;
@@ -785,7 +785,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         if !self.translates(input) {
             return Err(EditError::InputOutOfRange.into());
         }
-        let _walk = self.platform.enter();
+        let _walk = self.platform().enter();
         // SAFETY: a walk is entered (1.).
         unsafe { self.relax_if(input, perms, dirty, |_, _| true) }
     }

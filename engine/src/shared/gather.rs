@@ -26,7 +26,7 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Level, Pa};
 use crate::edit::Frames;
-use crate::flush::{Completed, End, Flush, Held, Issued, Leaf, Ranges, Sealed};
+use crate::flush::{Completed, End, Flush, Held, Issued, Leaf, Ranges};
 use crate::format::{Format, Kind};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
@@ -197,7 +197,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     }
 
     fn take_tables(&mut self, wanted: usize) -> bool {
-        let platform = &self.space.platform;
+        let platform = self.space.platform();
         while self.tables.len < wanted {
             let Some(frame) = platform.alloc_table(Level::PAGE) else {
                 return false;
@@ -215,7 +215,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     pub fn release_tables(&mut self) {
         while let Some(frame) = self.tables.pop() {
             // SAFETY: the frame came from the platform, once (1.), and was never linked (2.).
-            unsafe { self.space.platform.free_table(frame, Level::PAGE) };
+            unsafe { self.space.platform().free_table(frame, Level::PAGE) };
         }
     }
 
@@ -257,23 +257,22 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             _ => self.flush.ranges.copy(),
         };
         let target = space.target(!self.flush.ranges.is_empty());
-        let wait = self.flush.issue::<F, P>(&space.platform, target);
+        let wait = self.flush.issue::<F, P>(space.platform(), target);
         let count = Count {
             unfinished: self.count.unfinished,
             counts: core::mem::take(&mut self.count.counts),
         };
         let serial = core::mem::take(&mut self.serial);
         let detached = self.flush.detached.take();
-        Issued {
-            completed: Completed::new(space.platform.clone(), serial, detached),
-            end: Beside {
-                space,
-                wait,
-                mark,
-                ranges,
-                count,
-            },
-        }
+        let completed = Completed::new(space.platform().clone(), serial, detached);
+        let end = Beside {
+            space,
+            wait,
+            mark,
+            ranges,
+            count,
+        };
+        Issued::new(completed, end)
     }
 
     /// Issues and completes, and reclaims if every walk that may hold what was detached is over; if
@@ -285,8 +284,12 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     // Without an allocator there is nowhere else to put what is given back.
     #[allow(clippy::result_large_err)]
     pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), DeferredReclaim<F, P>> {
-        let Flush { news, detached, .. } = &self.flush;
-        if self.is_clean() && !news && detached.is_empty() {
+        let Flush {
+            needs_publish,
+            detached,
+            ..
+        } = &self.flush;
+        if self.is_clean() && !needs_publish && detached.is_empty() {
             self.serial = 0;
             return Ok(());
         }
@@ -322,11 +325,11 @@ impl<F: Format, P: SharedPlatform + Clone> Beside<'_, F, P> {
     /// Waits until every processor has forgotten; then what was frozen may be filled again.
     fn end(&mut self) {
         if core::mem::take(&mut self.wait) {
-            self.space.platform.barrier(Barrier::Complete);
+            self.space.platform().barrier(Barrier::Complete);
         }
         let mark = core::mem::take(&mut self.mark);
         if mark != 0 {
-            let _walk = self.space.platform.enter();
+            let _walk = self.space.platform().enter();
             for stale in self.ranges.as_slice() {
                 let slice = Slice {
                     first: stale.first,
@@ -344,8 +347,6 @@ impl<F: Format, P: SharedPlatform + Clone> Drop for Beside<'_, F, P> {
         self.end();
     }
 }
-
-impl<F: Format, P: SharedPlatform + Clone> Sealed for Beside<'_, F, P> {}
 
 impl<F: Format, P: SharedPlatform + Clone> End<F, P> for Beside<'_, F, P> {
     type Completed = DeferredReclaim<F, P>;

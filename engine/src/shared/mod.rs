@@ -58,19 +58,17 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 
 use core::fmt;
-use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU8, Ordering, fence};
 
 use crate::addr::{Address, Level, Pa};
-use crate::edit::reach::Reach;
-use crate::edit::space::{AddressSpace, EditError, Liveness, Parts};
+use crate::edit::space::{AddressSpace, EditError, Liveness};
 use crate::flush::{Ranges, Target, next_serial};
 use crate::format::{Attrs, Format, Kind};
 use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::table::Table;
-use crate::walk::{Slice, Step as WalkStep, Visit, walk};
+use crate::walk::{Slice, Step as WalkStep, Visit};
 
 /// Cache maintenance that a new mapping needs before it can be used.
 ///
@@ -194,10 +192,8 @@ impl<A: Address> core::error::Error for Refused<A> {}
 ///
 /// It is made of an [`AddressSpace`], and becomes one again when it is not shared any more.
 pub struct SharedSpace<F: Format, P: SharedPlatform> {
-    platform: P,
-    root: Pa,
-    id: u16,
-    reach: Reach,
+    /// The tree. Its cache and its debt are not used while it is shared.
+    space: AddressSpace<F, P>,
     /// Whether leaves may be global: [`NO_GLOBALS`], or more.
     globals: AtomicU8,
     /// The number of the last flush that needed one. It orders nothing: a model need not explore
@@ -209,7 +205,6 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     unfinished: AtomicU32,
     /// Of what is write-protected; see [`protect_all`].
     generation: AtomicU64,
-    format: PhantomData<F>,
 }
 
 const NO_GLOBALS: u8 = 0;
@@ -235,19 +230,18 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         space.gather().share();
         // It is published.
         space.become_(Liveness::Live);
-        let parts = space.into_parts();
         let base = next_serial(0);
+        let globals = match space.debt.has_globals() {
+            true => GLOBALS,
+            false => NO_GLOBALS,
+        };
         Ok(Self {
-            platform: parts.platform,
-            root: parts.root,
-            id: parts.id,
-            reach: parts.reach,
-            globals: AtomicU8::new(if parts.globals { GLOBALS } else { NO_GLOBALS }),
+            space,
+            globals: AtomicU8::new(globals),
             serial: core::sync::atomic::AtomicU64::new(base),
             base,
             unfinished: AtomicU32::new(0),
             generation: AtomicU64::new(0),
-            format: PhantomData,
         })
     }
 
@@ -263,15 +257,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             open: self.may_be_protected(),
         };
         let target = self.target(true);
-        let parts = Parts {
-            platform: self.platform,
-            root: self.root,
-            id: self.id,
-            reach: self.reach,
-            serial: self.serial.into_inner(),
-            globals: target.global,
-        };
-        let space = AddressSpace::from_parts(parts);
+        let mut space = self.space;
+        space.serial = self.serial.into_inner();
+        space.debt.add_globals(target.global);
         if mend.unclaim || mend.open {
             let mut ranges = Ranges::new();
             ranges.everything = true;
@@ -287,27 +275,27 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// The frame of the root.
     pub fn root(&self) -> Pa {
-        self.root
+        self.space.root
     }
 
     /// The platform.
     pub fn platform(&self) -> &P {
-        &self.platform
+        &self.space.platform
     }
 
     pub(crate) fn caps(&self) -> Caps {
-        self.platform.caps()
+        self.platform().caps()
     }
 
     /// A grace period begins: it is [over](SharedSpace::is_over) when no walk is left that started
     /// before it.
     pub fn grace_period(&self) -> GracePeriod {
-        self.platform.grace_period()
+        self.platform().grace_period()
     }
 
     /// Whether a grace period is over: so is every walk that started before it. Does not wait.
     pub fn is_over(&self, period: GracePeriod) -> bool {
-        self.platform.is_over(period)
+        self.platform().is_over(period)
     }
 
     /// The number of a flush.
@@ -351,27 +339,25 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
         }
         Target {
-            root: self.root,
-            id: self.id,
             global,
+            ..self.space.target()
         }
     }
 
     #[inline]
     fn check(&self, span: crate::Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
-        self.reach.check::<F>(span)
+        self.space.check(span)
     }
 
     /// Whether the root translates this address.
     #[inline]
     fn translates(&self, input: F::Input) -> bool {
-        self.reach.holds(input.bits(), input.bits())
+        self.space.translates(input.bits())
     }
 
     fn visit(&self, slice: Slice, visitor: &mut dyn Visit<F, P>) -> ControlFlow<()> {
-        // SAFETY: the root of a tree of this format; the caller has entered a walk, which keeps its
-        // tables.
-        unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
+        // The caller has entered a walk, which keeps the tables.
+        self.space.visit(slice, visitor)
     }
 
     /// The entry that decides about `input` at `level`: at that level, or above where no table is.
@@ -380,11 +366,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// 1. A walk has been entered.
     #[inline(always)]
     unsafe fn find(&self, input: u64, level: Level) -> Found<'_, P> {
-        let (mut frame, mut at) = (self.root, F::root_level());
+        let (mut frame, mut at) = (self.root(), F::root_level());
         loop {
             // SAFETY: the root, or a frame that was read from a descriptor of the tree; in a walk
             // it stays a table (1.).
-            let table = unsafe { Table::open(&self.platform, frame, at) };
+            let table = unsafe { Table::open(self.platform(), frame, at) };
             let index = F::index(input, at);
             let entry = table.follow(index);
             match at.down() {

@@ -141,9 +141,9 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
         }
         self.partly = true;
         let protected = {
-            let _walk = space.platform.enter();
+            let _walk = space.platform().enter();
             // SAFETY: the root; a walk is entered.
-            let root = unsafe { Table::open(&space.platform, space.root, F::root_level()) };
+            let root = unsafe { Table::open(space.platform(), space.root(), F::root_level()) };
             space.write_protect(&root, F::root_level(), F::entries(F::root_level()))
         };
         if protected.is_err() {
@@ -162,7 +162,7 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
         if core::mem::take(&mut self.partly) {
             let mut ranges = Ranges::new();
             ranges.everything = true;
-            ranges.run::<F, P>(&self.space.platform, self.space.target(true));
+            ranges.run::<F, P>(self.space.platform(), self.space.target(true));
         }
         self.count.end();
     }
@@ -238,7 +238,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         if !self.translates(input) {
             return Err(crate::EditError::InputOutOfRange.into());
         }
-        let _walk = self.platform.enter();
+        let _walk = self.platform().enter();
         // SAFETY: a walk is entered (1.).
         unsafe { self.open_walking(input, writes) }
     }
@@ -261,11 +261,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     #[inline(never)]
     fn open_path(&self, input: F::Input) -> Result<(), Refused<F::Input>> {
         let generation = self.generation.load(Acquire);
-        let (mut frame, mut level) = (self.root, F::root_level());
+        let (mut frame, mut level) = (self.root(), F::root_level());
         while let Some(below) = level.down() {
             // SAFETY: the root, or a frame that was read from a descriptor of the tree; a walk is
             // entered.
-            let table = unsafe { Table::open(&self.platform, frame, level) };
+            let table = unsafe { Table::open(self.platform(), frame, level) };
             let index = F::index(input.bits(), level);
             let entry = table.follow(index);
             if F::kind(entry, level) != Kind::Table {
@@ -309,7 +309,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             true => {
                 let frame = F::address(entry, below.up());
                 // SAFETY: a frame that was read from a descriptor of the tree, in a walk.
-                let child = unsafe { Table::open(&self.platform, frame, below) };
+                let child = unsafe { Table::open(self.platform(), frame, below) };
                 self.write_protect(&child, below, 1 << F::INDEX_BITS)
             }
             false => Ok(()),
@@ -329,7 +329,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             }
         }
         if protected.is_ok() {
-            self.platform.barrier(Barrier::Publish);
+            self.platform().barrier(Barrier::Publish);
         }
         protected
     }

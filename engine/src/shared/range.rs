@@ -52,12 +52,12 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let space = self.space;
         let slice = space.check(span)?;
         let (serial, mark) = (self.serial(), self.mark());
-        let _walk = space.platform.enter();
+        let _walk = space.platform().enter();
         // If the visitor unwinds, not all that was taken is named: everything is, until it has come
         // to its end.
-        let everything = core::mem::replace(&mut self.flush.ranges.everything, true);
+        let named = self.flush.ranges.begin_unnamed(true);
         let mut unmap = Unmap {
-            platform: &space.platform,
+            platform: space.platform(),
             flush: &mut self.flush,
             count: &mut self.count,
             serial,
@@ -69,7 +69,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         };
         let _: ControlFlow<()> = space.visit(slice, &mut unmap);
         let (passed_over, end) = (unmap.kept, unmap.end);
-        self.flush.ranges.everything = everything;
+        self.flush.ranges.end_unnamed(named);
         if space.has_seen_unfinished(self.count.own()) {
             self.flush.ranges.add(slice, None, true);
         }
@@ -167,9 +167,9 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let space = self.space;
         let slice = space.check(span)?;
         space.map_global(change.turns_global());
-        let _walk = space.platform.enter();
+        let _walk = space.platform().enter();
         // As in `unmap`, if the visitor unwinds.
-        let everything = core::mem::replace(&mut self.flush.ranges.everything, true);
+        let named = self.flush.ranges.begin_unnamed(true);
         let mut protect = Protect {
             change,
             caps: space.caps(),
@@ -181,7 +181,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         };
         let _: ControlFlow<()> = space.visit(slice, &mut protect);
         let (sum, refused) = (protect.sum, protect.refused);
-        self.flush.ranges.everything = everything;
+        self.flush.ranges.end_unnamed(named);
         // What was changed may be remembered by another level.
         if space.has_seen_unfinished(self.count.own()) {
             self.flush.ranges.add(slice, None, true);
@@ -200,7 +200,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         if !self.space.translates(input) {
             return Err(EditError::InputOutOfRange.into());
         }
-        let _walk = self.space.platform.enter();
+        let _walk = self.space.platform().enter();
         // SAFETY: a walk is entered (1.).
         unsafe { self.split_walking(input, level) }
     }
@@ -242,7 +242,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         );
         let done = loop {
             // SAFETY: a table from the cache, which no walk can reach.
-            let table = unsafe { Table::open(&space.platform, frame, below) };
+            let table = unsafe { Table::open(space.platform(), frame, below) };
             if let Err(error) = SharedSpace::<F, P>::fill(&table, entry, at, below) {
                 drop(table);
                 space.empty(frame, below, &mut self.tables);
@@ -258,7 +258,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             let breaks = how == Transition::Break || unfinished && F::RULE.breaks();
             let swapped = if breaks {
                 space.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
-                    ranges.run::<F, P>(&space.platform, space.target(true));
+                    ranges.run::<F, P>(space.platform(), space.target(true));
                 })
             } else {
                 if !F::RULE.spares_other_levels() {
@@ -271,7 +271,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
                     false => self.flush.ranges.add(slice, level, unfinished),
                     // It names the level of the part, and the old leaf has another.
                     true => {
-                        ranges.run::<F, P>(&space.platform, space.target(true));
+                        ranges.run::<F, P>(space.platform(), space.target(true));
                     }
                 })
             };
@@ -282,7 +282,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             }
         };
         if done.is_ok() {
-            space.platform.barrier(Barrier::Publish);
+            space.platform().barrier(Barrier::Publish);
         } else {
             space.empty(frame, below, &mut self.tables);
         }
@@ -297,7 +297,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         span: Span<F::Input>,
     ) -> Result<Option<F::Input>, EditError<F::Input>> {
         let slice = self.check(span)?;
-        let _walk = self.platform.enter();
+        let _walk = self.platform().enter();
         let mut first = FirstLarge(None);
         let _: ControlFlow<()> = self.visit(slice, &mut first);
         Ok(first.0.map(F::Input::from_bits))
@@ -319,7 +319,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Puts a table back that was filled and not linked.
     fn empty(&self, frame: Pa, level: Level, tables: &mut TableCache) {
         // SAFETY: a table from the cache, which is not linked.
-        let table = unsafe { Table::open(&self.platform, frame, level) };
+        let table = unsafe { Table::open(self.platform(), frame, level) };
         table.fill(0..1 << F::INDEX_BITS, 0, 0);
         drop(table);
         tables.push(frame);
@@ -330,7 +330,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         if !self.translates(input) {
             return None;
         }
-        let _walk = self.platform.enter();
+        let _walk = self.platform().enter();
         // SAFETY: a walk is entered.
         let found = unsafe { self.find(input.bits(), Level::PAGE) };
         let first = Slice::around::<F>(input.bits(), found.level).first;
@@ -558,7 +558,7 @@ impl<F: Format, V: FnMut(Leaf<F>)> Protect<'_, '_, F, V> {
                     if how == Transition::Invalidate {
                         self.flush.ranges.add(extent, Some(level), false);
                     } else if was != is {
-                        self.flush.news = true;
+                        self.flush.needs_publish = true;
                     }
                     (self.changed)(Leaf::new(extent.first, entry, level, Perms::empty()));
                     return ControlFlow::Continue(());

@@ -10,8 +10,8 @@
 mod common;
 
 mod collapse;
-mod cursor;
 mod gathers;
+mod leftovers;
 mod live;
 mod map;
 mod model;

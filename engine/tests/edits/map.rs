@@ -530,7 +530,7 @@ fn a_page_that_other_software_made_writable_is_so_to_every_question() {
     writable(child.query(Va::new(0)).unwrap());
 
     let mut gather = space.gather();
-    writable(gather.cursor().query(Va::new(0)).unwrap());
+    writable(gather.query(Va::new(0)).unwrap());
     let held = gather.unmap_page(Va::new(0)).unwrap().unwrap();
     writable(gather.flush_with(held, |_| ()).unwrap());
 }

@@ -1,121 +1,137 @@
-//! A format of pages alone does what the format does when it is told to map pages alone: the same
-//! errors, entries, tables and invalidations, edit by edit.
+//! A page is a range of one page, whichever call edits it: two spaces are bit for bit alike after
+//! any number of edits, as are what they give out and leave to invalidate.
 
 use super::*;
-use common::Dice;
-use tablewright::Format;
-use tablewright::format::PagesOnly;
+use common::Decoded;
+use tablewright::{Address, Format};
 
-/// What can be seen of a space from outside.
-type Seen = (Vec<(u64, u64)>, u64, Vec<Told>);
-
-fn seen<F: Format<Input = Va>>(space: &AddressSpace<F, &Hosted>, platform: &Hosted) -> Seen {
-    let mut leaves = Vec::new();
-    space.walk_all(|leaf| leaves.push((leaf.input().get(), leaf.descriptor())));
-    (leaves, space.count_tables(), platform.take_log())
+/// A number of the sequence that decides everything.
+fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state >> 11
 }
 
-/// An edit of random pages around the ends of tables; the seed says which.
-fn edit<F: Format<Input = Va>>(
-    space: &mut AddressSpace<F, &Hosted>,
-    dice: &Dice,
-) -> Result<Option<u64>, EditError<Va>> {
-    let page = 1 << F::PAGE_SHIFT;
-    let table = page << F::INDEX_BITS;
-    let first = dice.roll(3) * table + dice.roll(4) * table / 4;
-    let size = match dice.roll(3) {
-        0 => page,
-        1 => (1 + dice.roll(20)) * page,
-        _ => (1 + dice.roll(2)) * table,
-    };
-    let at = span(first, size);
-    let frame = Pa::new(dice.roll(8) * table);
-    let mut gather = space.gather();
-    let done = match dice.roll(4) {
-        0 | 1 => {
-            let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
-            gather.map(at, frame, mapping).map(|()| None)
-        }
-        2 => gather.unmap(at, keep_going).map(|progress| match progress {
-            Progress::Done => None,
-            Progress::Stopped(at) => Some(at.get()),
-        }),
-        _ => {
-            let attrs = [Attrs::USER_DATA, Attrs::USER_RODATA, Attrs::USER_TEXT];
-            let perms = match dice.roll(4) {
-                0 => Perms::empty(),
-                kind => attrs[kind as usize - 1].perms,
-            };
-            let memory = [Memory::Normal, Memory::NonCacheable][dice.roll(2) as usize];
-            let change = Change::new().perms(perms).memory(memory);
-            gather.protect(at, change).map(|()| None)
-        }
-    };
-    gather.finish(|_| ());
-    done
+/// All that a leaf says.
+fn said<F: Format>(leaf: Option<Leaf<F>>) -> Option<(F::Input, Pa, u64, Attrs, u64)> {
+    let leaf = leaf?;
+    let (input, frame, size) = (leaf.input(), leaf.frame(), leaf.size());
+    Some((input, frame, size, leaf.attrs(), leaf.descriptor()))
 }
 
-fn a_format_of_pages_alone_edits_as_the_format_that_maps_pages_alone<F: Judged>() {
-    for seed in 0..12 {
-        let caps = match seed % 3 {
-            0 => without_flags(0),
-            1 => without_flags(2),
-            _ => tablewright::hosted::CAPS,
-        };
-        let platforms = [0, 1].map(|_| Hosted::new(64, F::PAGE_SHIFT).with_caps(caps));
-        let mut format = AddressSpace::<F, _>::new(&platforms[0]).unwrap();
-        let mut pages = AddressSpace::<PagesOnly<F>, _>::new(&platforms[1]).unwrap();
-        if seed % 4 != 0 {
-            format.make_live();
-            pages.make_live();
-        }
-        for platform in &platforms {
-            platform.record();
-        }
-        let dice = [Dice::new(seed), Dice::new(seed)];
-        for step in 0..60 {
-            let done = edit(&mut format, &dice[0]);
-            assert_eq!(edit(&mut pages, &dice[1]), done, "seed {seed}, step {step}");
-            let [of_format, of_pages] = [seen(&format, &platforms[0]), seen(&pages, &platforms[1])];
-            assert_eq!(of_pages, of_format, "seed {seed}, step {step}");
-            let at = Va::new(dice[0].roll(3) << 21);
-            let _same = dice[1].roll(3);
-            let frames = (
-                format.query(at).map(|leaf| (leaf.frame(), leaf.attrs())),
-                pages.query(at).map(|leaf| (leaf.frame(), leaf.attrs())),
-            );
-            assert_eq!(frames.0, frames.1, "seed {seed}, step {step}");
-        }
+fn attrs<F: Format>(number: u64) -> Attrs {
+    let attrs = match F::GLOBALS {
+        true => Attrs::KERNEL_DATA,
+        false => Attrs::GUEST_MEMORY,
+    };
+    // With no permissions it is parked.
+    let perms = match number % 5 {
+        0 => Perms::empty(),
+        1 => attrs.perms - Perms::ANY_WRITE,
+        _ => attrs.perms,
+    };
+    Attrs {
+        perms,
+        accessed: !number.is_multiple_of(3),
+        dirty: !number.is_multiple_of(7),
+        ..attrs
     }
 }
 
-#[test]
-fn a_format_of_pages_alone_edits_as_x86_64() {
-    a_format_of_pages_alone_edits_as_the_format_that_maps_pages_alone::<X86>();
-}
-
-#[test]
-fn a_format_of_pages_alone_edits_as_arm64() {
-    a_format_of_pages_alone_edits_as_the_format_that_maps_pages_alone::<Arm64K4>();
-}
-
-#[test]
-fn a_format_of_pages_alone_maps_no_block_and_no_run() {
-    let platform = Hosted::new(64, 12);
-    let mut space = AddressSpace::<PagesOnly<Arm64K4>, _>::new(&platform).unwrap();
+/// Blocks, runs and pages in three tables, of which the last has not been made.
+fn tables<F: Decoded>(platform: &Hosted, flags: bool) -> AddressSpace<F, &Hosted> {
+    let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(Level::new(1)));
+    let mut space = AddressSpace::<F, _>::new(platform).unwrap();
+    let mut map = |first: u64, pages: u64, mapping: Mapping| {
+        let span = Span::new(F::Input::from_bits(first), pages * page).unwrap();
+        space.map(span, Pa::new(first), mapping).unwrap();
+    };
+    let data = Mapping::new(attrs::<F>(2));
+    map(0, 160, data.largest(Level::PAGE));
+    map(block, block / page, data.largest(Level::new(1)));
+    map(3 * block, 8, data.pages_only().tables_deny_execution());
+    // Where hardware sets flags, what has none is exchanged.
+    if flags {
+        space.make_live();
+    }
     space
-        .map(span(0, 2 * M2), Pa::new(0), Attrs::USER_DATA)
-        .unwrap();
-    let mut leaves = 0;
-    space.walk_all(|leaf| {
-        assert_eq!((leaf.size(), leaf.is_contiguous()), (K4, false));
-        leaves += 1;
-    });
-    assert_eq!(leaves, 1024);
-    assert_eq!(
-        space.gather().split(span(0, M2), BLOCK),
-        Err(EditError::NoSuchLeaf)
-    );
+}
+
+fn a_page_is_a_range_of_one_page<F: Decoded>() {
+    let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(Level::new(1)));
+    if F::INPUT_BITS < F::shift(Level::new(1)) + 3 {
+        return;
+    }
+    for flags in [false, true] {
+        let caps = Caps {
+            bbm: 2,
+            hardware_access: flags,
+            hardware_dirty: flags,
+            ..tablewright::hosted::CAPS
+        };
+        let [one, other] = [0, 1].map(|_| Hosted::new(64, F::PAGE_SHIFT).with_caps(caps));
+        let (mut by_pages, mut by_ranges) = (tables::<F>(&one, flags), tables::<F>(&other, flags));
+        let mut state = 0x9e37_79b9_7f4a_7c15;
+        let mut changed = 0;
+        for _round in 0..24 {
+            let (mut pages, mut ranges) = (by_pages.gather(), by_ranges.gather());
+            for _ in 0..24 {
+                let number = next(&mut state);
+                // Near the ends of tables, and now and then no page at all.
+                let table = number % 4 * block;
+                let near = [0, 1, 2, 17, 40, 150, block / page - 1][number as usize / 8 % 7];
+                let at = F::Input::from_bits(table + near * page);
+                let range = Span::new(at, page).unwrap();
+                let frame = Pa::new((1 << 30) + (number >> 3 & 0xff) * page);
+                let mapping = Mapping::new(attrs::<F>(number >> 5)).pages_only();
+                let change = match number >> 4 & 3 {
+                    0 => Change::new().write_protect(),
+                    1 => Change::new().accessed(false),
+                    _ => Change::new().perms(attrs::<F>(number >> 9).perms),
+                };
+                let known = said(pages.query(at));
+                assert_eq!(said(ranges.query(at)), known, "{}: {at}", F::NAME);
+                match number >> 7 & 3 {
+                    0 => {
+                        let mapped = pages.map_page(at, frame, mapping);
+                        assert_eq!(ranges.map(range, frame, mapping), mapped, "{at}");
+                        changed += u64::from(mapped.is_ok());
+                    }
+                    1 => {
+                        let protected = pages.protect_page(at, change);
+                        assert_eq!(ranges.protect(range, change), protected, "{at}");
+                        changed += u64::from(protected.is_ok());
+                    }
+                    2 => {
+                        let mut one = None;
+                        let done = ranges.unmap(range, |leaf| keep_going(one = Some(leaf)));
+                        let done = done.map(|progress| {
+                            assert!(progress.is_done());
+                            one
+                        });
+                        let [taken, also] = [pages.unmap_page(at), done]
+                            // SAFETY: it is looked at, and nothing is freed.
+                            .map(|it| it.map(|held| held.map(|it| unsafe { it.assume_complete() })))
+                            .map(|it| it.map(said));
+                        assert_eq!(also, taken, "{at}");
+                        changed += u64::from(matches!(taken, Ok(Some(_))));
+                    }
+                    _ => {}
+                }
+                let known = said(pages.query(at));
+                assert_eq!(said(ranges.query(at)), known, "{at}");
+            }
+            let finish = |gather: Gather<'_, F, &Hosted>| gather.finish(|_| ());
+            finish(pages);
+            finish(ranges);
+            let roots = (by_pages.root(), by_ranges.root());
+            let found = snapshot::<F>(&other, roots.1);
+            assert!(found == snapshot::<F>(&one, roots.0), "{}", F::NAME);
+            assert_eq!(one.counts(), other.counts(), "{}", F::NAME);
+        }
+        assert!(changed > 150, "{}: {changed}", F::NAME);
+    }
 }
 
 /// Twenty pages of one table, of which one is another: none, one of other attributes, one that
@@ -204,4 +220,8 @@ fn pages_of_one_table_come_out_wherever_the_visitor_breaks_off<F: Judged>() {
     }
 }
 
-for_each_format!(pages_of_one_table_come_out_wherever_the_visitor_breaks_off);
+for_each_format!(
+    a_page_is_a_range_of_one_page,
+    pages_of_one_table_come_out_wherever_the_visitor_breaks_off
+);
+for_each_guest_format!(a_page_is_a_range_of_one_page);

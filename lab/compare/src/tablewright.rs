@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use tablewright::flush::Issued;
+use tablewright::flush::Completed;
 use tablewright::format::X86_64;
 use tablewright::{AddressSpace, Attrs, Change, Mapping, Pa, Perms, Span, TableLink, Va};
 
@@ -29,7 +29,7 @@ struct Edited {
     attrs: Attrs,
     users: Users,
     /// What was detached and is not reclaimed yet.
-    pending: Option<Issued<Format, Lean>>,
+    pending: Option<Completed<Format, Lean>>,
 }
 
 impl Tablewright {
@@ -135,7 +135,7 @@ impl Subject for Tablewright {
             return Err("stopped half-way".to_owned());
         }
         if course.operation == Operation::Detach {
-            edited.pending = Some(gather.issue());
+            edited.pending = Some(gather.issue().complete());
             return Ok(());
         }
         // Every leaf of what was detached is visited, as where the frames are to be freed. The
@@ -172,8 +172,8 @@ impl Subject for Tablewright {
         let Some(mut edited) = self.edited.take() else {
             return;
         };
-        if let Some(issued) = edited.pending.take() {
-            issued.complete().finish(|_| ());
+        if let Some(completed) = edited.pending.take() {
+            completed.finish(|_| ());
         }
         // SAFETY: no processor ever has the root of these tables loaded.
         unsafe { edited.space.make_dead() };

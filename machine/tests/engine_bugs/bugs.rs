@@ -84,7 +84,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an edit does not wait for processors to forget",
         file: GATHER,
-        find: "«if core::mem::take(&mut self.wait) {\n            self.space.platform.barrier(Barrier::Complete);\n        }»",
+        find: "«if core::mem::take(&mut self.wait) {\n            self.space.platform().barrier(Barrier::Complete);\n        }»",
         with: "",
         rules: &["freed early", "break-before-make"],
     },
@@ -113,7 +113,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a split that needs no break is forgotten later",
         file: RANGE,
-        find: "true => {\n                        «ranges.run::<F, P>(&space.platform, space.target(true));»",
+        find: "true => {\n                        «ranges.run::<F, P>(space.platform(), space.target(true));»",
         with: "self.flush.ranges.add(slice, Some(at), false);",
         rules: &["freed early", "program", "break-before-make", "stale use"],
     },
@@ -184,7 +184,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page in the place of another is not cleaned",
         file: FAULT,
-        find: "ranges.run::<F, P>(&space.platform, space.target(true));\n                    «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
+        find: "ranges.run::<F, P>(space.platform(), space.target(true));\n                    «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
         with: "",
         rules: &["cache maintenance"],
     },

@@ -44,13 +44,13 @@ operations! {
     MapOnce 4 ["edit::AddressSpace::map" "edit::AddressSpace::map_page"];
     /// A gather that is kept.
     Gather 3 ["edit::AddressSpace::gather"];
-    Map 9 ["edit::Gather::map" "edit::Gather::map_page" "edit::Encoded::new" "edit::Gather::cursor" "edit::Cursor::map_page"];
+    Map 9 ["edit::Gather::map" "edit::Gather::map_page" "edit::Encoded::new"];
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
-    Unmap 7 ["edit::Gather::unmap" "edit::Gather::unmap_page" "edit::Cursor::unmap_page"];
+    Unmap 7 ["edit::Gather::unmap" "edit::Gather::unmap_page"];
     ReplacePage 4 ["edit::Gather::replace" "edit::Gather::flush_with"];
     Protect 6 [
-        "edit::Gather::protect" "edit::Gather::protect_page" "edit::Cursor::protect_page" "edit::Change::apply"
+        "edit::Gather::protect" "edit::Gather::protect_page" "edit::Change::apply"
         "edit::Change::apply_on"
     ];
     Split 4 ["edit::Gather::split"];
@@ -63,7 +63,7 @@ operations! {
     /// An unmap whose visitor unwinds.
     UnwindUnmap 2 ["edit::Gather::unmap"];
     Query 4 [
-        "edit::AddressSpace::query" "edit::Cursor::query" "edit::Cursor::space" "flush::Leaf::input" "flush::Leaf::frame" "flush::Leaf::size" "flush::Leaf::level"
+        "edit::AddressSpace::query" "flush::Leaf::input" "flush::Leaf::frame" "flush::Leaf::size" "flush::Leaf::level"
         "flush::Leaf::attrs" "flush::Leaf::is_contiguous" "flush::Leaf::descriptor"
     ];
     Walk 3 ["edit::AddressSpace::walk" "edit::AddressSpace::walk_all"];

@@ -28,8 +28,6 @@ pub enum Bug {
     FreesEarly,
     /// Pages that were released are given back twice.
     FreesTwice,
-    /// What is detached is mapped again before that is complete.
-    ReusesEarly,
     /// A guest's page is given back when its zap begins.
     FreesBeforeZap,
     /// Walks of software are over as soon as they begin.
@@ -38,14 +36,13 @@ pub enum Bug {
 
 impl Bug {
     /// All of them, as they are named on a command line.
-    pub const ALL: [(&'static str, Self); 9] = [
+    pub const ALL: [(&'static str, Self); 8] = [
         ("skips-invalidation", Self::SkipsInvalidation),
         ("skips-completion", Self::SkipsCompletion),
         ("skips-publication", Self::SkipsPublication),
         ("short-range", Self::ShortRange),
         ("frees-early", Self::FreesEarly),
         ("frees-twice", Self::FreesTwice),
-        ("reuses-early", Self::ReusesEarly),
         ("frees-before-zap", Self::FreesBeforeZap),
         ("forgets-walks", Self::ForgetsWalks),
     ];

@@ -35,47 +35,6 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// Has everything forgotten that was done to these addresses, if it matters to what is done
-    /// next.
-    ///
-    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and
-    /// processors remember until it is complete, must not matter any more; and what is detached is
-    /// not mapped again before.
-    pub(super) fn forget_before(
-        &self,
-        cpu: usize,
-        slot: &Slot<'m, F, G>,
-        exclusive: &mut Exclusive<'m, F>,
-        span: Span<F::Input>,
-        maps: bool,
-    ) {
-        if exclusive.look().liveness() == Liveness::Dead {
-            return;
-        }
-        // An edit may take apart the leaf that its end is in.
-        let mask = Self::BLOCK - 1;
-        let (mut first, mut last) = (span.start().bits() & !mask, span.last().bits() | mask);
-        let large = |at: u64| {
-            let segment = slot.model.borrow().segment(at);
-            segment.is_some_and(|(first, segment)| segment.last - first > 8 * Self::BLOCK)
-        };
-        if last - first > 32 * Self::BLOCK
-            || large(span.start().bits())
-            || large(span.last().bits())
-        {
-            (first, last) = (0, u64::MAX);
-        }
-        let touched = exclusive
-            .touched
-            .iter()
-            .any(|&(from, to, _)| from <= last && first <= to);
-        let spared = !self.is_arm() || maps && self.control.is(Bug::ReusesEarly);
-        if (touched || exclusive.murky) && !spared {
-            self.complete(cpu, slot, exclusive);
-        }
-        exclusive.touched.push((first, last, false));
-    }
-
     pub(super) fn mapping(&self, attrs: Attrs, dice: &Dice) -> Mapping {
         let mut mapping = Mapping::new(attrs);
         match dice.below(8) {
@@ -112,7 +71,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 (span, self.far(slot.base, span.start().bits(), dice))
             };
             let mapping = self.mapping(attrs, dice);
-            self.forget_before(cpu, slot, exclusive, span, true);
+            exclusive.touch();
             let mapped = if once {
                 if exclusive.gather.is_some() {
                     self.complete(cpu, slot, exclusive);
@@ -130,10 +89,6 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let encoded = Encoded::<F>::new(mapping);
                 let page = span.size() == Self::PAGE && dice.once_in(2);
                 self.edit(slot, exclusive, |gather| match encoded {
-                    _ if page && Self::is_by_cursor(span) => {
-                        let mut cursor = self.cursor_from_elsewhere(gather, span);
-                        cursor.map_page(span.start(), frame, mapping)
-                    }
                     _ if page => gather.map_page(span.start(), frame, mapping),
                     Ok(encoded) if dice.once_in(2) => gather.map(span, frame, encoded),
                     _ => gather.map(span, frame, mapping),
@@ -173,8 +128,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             };
             let size = frames.len() as u64 * Self::PAGE;
             let span = Span::new(first, size).ok();
-            if let Some(span) = span {
-                self.forget_before(cpu, slot, exclusive, span, true);
+            if span.is_some() {
+                exclusive.touch();
             }
             let mapping = self.mapping(attrs, dice);
             let mapped = self.edit(slot, exclusive, |gather| {
@@ -216,8 +171,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             }
             let change = self.change(dice);
-            self.forget_before(cpu, slot, exclusive, span, false);
-            self.forget_before(cpu, other, child, span, true);
+            exclusive.touch();
+            child.touch();
             let mut size = 0u64;
             let forked = self.edit(slot, exclusive, |parent| {
                 self.edit(other, child, |into| {
@@ -303,7 +258,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let Ok(span) = self.span(slot.base, dice) else {
                 return;
             };
-            self.forget_before(cpu, slot, exclusive, span, false);
+            exclusive.touch();
             let mut room = dice.below(12);
             let (batch, mut gather) = match exclusive.gather.take() {
                 Some(it) => it,
@@ -344,18 +299,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             }
             let progress = match Self::is_by_page(span) {
-                true => {
-                    let taken = match Self::is_by_cursor(span) {
-                        true => {
-                            (self.cursor_from_elsewhere(&mut gather, span)).unmap_page(span.start())
-                        }
-                        false => gather.unmap_page(span.start()),
-                    };
-                    taken.map(|leaf| {
-                        let _: Option<ControlFlow<()>> = leaf.map(held);
-                        Progress::Done
-                    })
-                }
+                true => gather.unmap_page(span.start()).map(|leaf| {
+                    let _: Option<ControlFlow<()>> = leaf.map(held);
+                    Progress::Done
+                }),
                 false => gather.unmap(span, held),
             };
             exclusive.gather = Some((batch, gather));
@@ -380,33 +327,6 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Whether an edit of this range is made by the call for one page: every other one.
     pub(super) fn is_by_page(span: Span<F::Input>) -> bool {
         span.size() == Self::PAGE && span.start().bits() & Self::PAGE != 0
-    }
-
-    /// And whether by a cursor.
-    pub(super) fn is_by_cursor(span: Span<F::Input>) -> bool {
-        span.start().bits() & (2 * Self::PAGE) != 0
-    }
-
-    /// A cursor that has been to the table before that of a page, and to the page.
-    pub(super) fn cursor_from_elsewhere<'g, 's>(
-        &self,
-        gather: &'g mut Gather<'s, F, Plat<'m>>,
-        page: Span<F::Input>,
-    ) -> Cursor<'g, 's, F, Plat<'m>> {
-        let mut cursor = gather.cursor();
-        for at in [
-            page.start().bits().wrapping_sub(Self::BLOCK),
-            page.start().bits(),
-        ] {
-            let at = F::Input::from_bits(at);
-            // Between the two, a walker may set flags.
-            let said = |leaf: Leaf<F>| (leaf.input(), leaf.frame(), leaf.attrs().perms);
-            let (found, known) = (cursor.query(at), cursor.space().query(at));
-            self.check(found.map(said) == known.map(said), || {
-                format!("a cursor finds {found:?} at {at}")
-            });
-        }
-        cursor
     }
 
     /// An edit of what is mapped was refused for a reason.
@@ -445,7 +365,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             let mut attrs = self.attrs(dice);
             attrs.perms -= Perms::ANY_EXEC;
-            self.forget_before(cpu, slot, exclusive, page, false);
+            exclusive.touch();
             let (batch, mut gather) = match exclusive.gather.take() {
                 Some(it) => it,
                 None => (self.number_for(slot), exclusive.space().gather()),
@@ -504,7 +424,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     "a gather gives out what another holds".into()
                 });
                 self.out(batch, &leaf);
-                exclusive.touched.clear();
+                exclusive.touched = false;
                 exclusive.murky = false;
                 exclusive.gather = Some((self.number_for(slot), gather));
             }
@@ -521,11 +441,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             let change = self.change(dice);
-            self.forget_before(cpu, slot, exclusive, span, false);
+            exclusive.touch();
             let protected = self.edit(slot, exclusive, |gather| match Self::is_by_page(span) {
-                true if Self::is_by_cursor(span) => {
-                    (self.cursor_from_elsewhere(gather, span)).protect_page(span.start(), change)
-                }
                 true => gather.protect_page(span.start(), change),
                 false => gather.protect(span, change),
             });
@@ -564,7 +481,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             let level = self.level(dice);
-            self.forget_before(cpu, slot, exclusive, span, false);
+            exclusive.touch();
             if let Err(error) = self.edit(slot, exclusive, |gather| gather.split(span, level)) {
                 self.judge_refusal(slot, exclusive, span, error);
             }
@@ -578,7 +495,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             let (level, runs) = (self.level(dice), dice.once_in(2));
-            self.forget_before(cpu, slot, exclusive, span, false);
+            exclusive.touch();
             if let Err(error) =
                 self.edit(slot, exclusive, |gather| gather.collapse(span, level, runs))
             {
@@ -692,7 +609,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             let Ok(input) = linear.span(low) else { return };
             let (first, last) = (input.start().bits(), input.last().bits());
-            self.forget_before(cpu, slot, exclusive, input, false);
+            exclusive.touch();
             if dice.once_in(2) {
                 let change = self.change(dice);
                 if self

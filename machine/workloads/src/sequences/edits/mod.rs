@@ -14,8 +14,8 @@ use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
 use tablewright::{
-    Address, Attrs, Change, Cursor, EditError, Encoded, Format, Gather, Half, Leaf, Level,
-    Liveness, Mapping, Pa, Perms, Platform, Progress, Span,
+    Address, Attrs, Change, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness,
+    Mapping, Pa, Perms, Platform, Progress, Span,
 };
 use tablewright_machine::{Time, Want};
 
@@ -272,14 +272,32 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     fn issue(&self, cpu: usize, dice: &Dice) {
         self.with_exclusive(cpu, dice, |_, exclusive| {
-            let root = exclusive.look().root().get();
             let Some((batch, gather)) = exclusive.gather.take() else {
                 return;
             };
-            // Which space it is of, to know what is complete with it.
-            let issued = (batch, root, gather.issue());
-            self.local(cpu).issued.borrow_mut().push(issued);
-            exclusive.touched.iter_mut().for_each(|it| it.2 = true);
+            let issued = gather.issue();
+            self.machine.cpu().spend(Time::ns(dice.below(2000)));
+            match dice.below(8) {
+                0 => {
+                    self.leaked.set(true);
+                    std::mem::forget(issued);
+                    exclusive.murky = true;
+                    return;
+                }
+                1 => {
+                    self.leaked.set(true);
+                    drop(issued);
+                }
+                _ => {
+                    let completed = issued.complete();
+                    self.local(cpu)
+                        .completed
+                        .borrow_mut()
+                        .push((batch, completed));
+                }
+            }
+            exclusive.touched = false;
+            exclusive.murky = false;
         });
     }
 
@@ -298,7 +316,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             } else {
                 gather.finish(|leaf| self.out(batch, &leaf));
             }
-            exclusive.touched.clear();
+            exclusive.touched = false;
             exclusive.murky = false;
         });
     }
@@ -307,30 +325,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     fn complete_one(&self, cpu: usize, dice: &Dice) {
         let local = self.local(cpu);
-        if local.issued_beside.borrow().is_empty() || dice.once_in(2) {
-            let Some((batch, root, issued)) = take_any(dice, &local.issued) else {
-                return;
-            };
-            let before = self.control.completes[cpu].get();
-            let completed = issued.complete();
-            local.completed.borrow_mut().push((batch, completed));
-            if self.control.completes[cpu].get() == before {
-                // It had nothing to wait for, and so says nothing about what was issued after it.
-                return;
-            }
-            for slot in &self.slots {
-                let Ok(mut place) = slot.place.try_borrow_mut() else {
-                    continue;
-                };
-                if let Place::Exclusive(exclusive) = &mut *place
-                    && exclusive.look().root().get() == root
-                    && exclusive.is_of(cpu)
-                {
-                    // The completion is of what this CPU has issued before it.
-                    exclusive.touched.retain(|it| !it.2);
-                }
-            }
-        } else if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
+        if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
             let deferred = issued.complete();
             self.reclaimed(cpu, batch);
             self.slots[slot].users.update(|users| users - 1);
@@ -410,7 +405,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// Drops something, or forgets it.
     fn lose(&self, cpu: usize, dice: &Dice, forget: bool) {
-        const KINDS: u64 = 9;
+        const KINDS: u64 = 8;
         let first = dice.below(KINDS);
         let mut kinds = (0..KINDS).map(|n| (first + n) % KINDS);
         let _nothing = kinds.any(|kind| self.lose_one(cpu, dice, forget, kind));
@@ -445,14 +440,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     }
                 });
             }
-            1 => match take_any(dice, &local.issued) {
-                Some((_, _, issued)) => {
-                    self.leaked.set(true);
-                    lose!(issued);
-                }
-                None => lost = false,
-            },
-            2 => match take_any(dice, &local.issued_beside) {
+            1 => match take_any(dice, &local.issued_beside) {
                 Some((batch, slot, issued)) => {
                     self.leaked.set(true);
                     lose!(issued);
@@ -463,32 +451,32 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
                 None => lost = false,
             },
-            3 => match take_any(dice, &local.completed) {
+            2 => match take_any(dice, &local.completed) {
                 Some((_, completed)) => {
                     self.leaked.set(true);
                     lose!(completed);
                 }
                 None => lost = false,
             },
-            4 => match take_any(dice, &local.deferred) {
+            3 => match take_any(dice, &local.deferred) {
                 Some((_, deferred)) => {
                     self.leaked.set(true);
                     lose!(deferred);
                 }
                 None => lost = false,
             },
-            5 => match take_any(dice, &local.held) {
+            4 => match take_any(dice, &local.held) {
                 Some((_, held)) => lose!(held),
                 None => lost = false,
             },
-            6 => match take_any(dice, &local.protecting) {
+            5 => match take_any(dice, &local.protecting) {
                 Some((slot, start)) => {
                     lose!(start);
                     self.slots[slot].users.update(|users| users - 1);
                 }
                 None => lost = false,
             },
-            7 => match take_any(dice, &local.gathers) {
+            6 => match take_any(dice, &local.gathers) {
                 Some(it) => {
                     // What may still be walked when it is dropped leaks as well.
                     self.leaked.set(true);

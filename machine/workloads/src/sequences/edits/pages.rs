@@ -27,7 +27,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let page = self.page(slot.base, dice);
                 let at = page.start().bits();
                 let is_mapped = slot.model.borrow().at(at).is_some();
-                self.forget_before(cpu, slot, exclusive, page, !is_mapped);
+                exclusive.touch();
                 match (is_mapped, dice.below(2)) {
                     (false, _) => self.map_alike(slot, exclusive, page, attrs),
                     (true, 0) => self.unmap_alike(cpu, slot, exclusive, page),

@@ -15,7 +15,7 @@ mod spaces;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
-use tablewright::flush::{Alone, Completed, Held, Issued};
+use tablewright::flush::{Completed, Held, Issued};
 use tablewright::guest::{Backing, Request, SlotCell};
 use tablewright::shared::{self, Beside, DeferredReclaim, Protecting, SharedSpace};
 use tablewright::{
@@ -77,8 +77,8 @@ pub struct Exclusive<'m, F: Format> {
     pub gather: Option<(u64, Gather<'m, F, Plat<'m>>)>,
     /// The CPU.
     home: usize,
-    /// Addresses that were changed and are perhaps not forgotten, and whether that was issued.
-    pub touched: Vec<(u64, u64, bool)>,
+    /// Something was changed, and is perhaps not forgotten.
+    pub touched: bool,
     /// A gather was forgotten, and none was complete since.
     pub murky: bool,
 }
@@ -101,10 +101,14 @@ impl<'m, F: Format> Exclusive<'m, F> {
         }
     }
 
-    /// A gather was dropped. If it had edited nothing, it has not waited for what was issued
-    /// before.
+    /// An edit is about to be made.
+    pub fn touch(&mut self) {
+        self.touched |= self.look().liveness() != Liveness::Dead;
+    }
+
+    /// A gather was dropped.
     pub fn dropped(&mut self) {
-        self.touched.retain(|it| it.2);
+        self.touched = false;
         self.murky = false;
     }
 
@@ -213,7 +217,6 @@ type IssuedBeside<'m, F> = Issued<F, Plat<'m>, Beside<'m, F, Plat<'m>>>;
 pub struct Local<'m, F: Format, L> {
     pub loaded: Cell<Option<usize>>,
     pub gathers: RefCell<Vec<Gathering<'m, F>>>,
-    pub issued: RefCell<Vec<(u64, u64, Issued<F, Plat<'m>, Alone>)>>,
     pub issued_beside: RefCell<Vec<(u64, usize, IssuedBeside<'m, F>)>>,
     pub completed: RefCell<Vec<(u64, Completed<F, Plat<'m>>)>>,
     pub deferred: RefCell<Vec<(u64, DeferredReclaim<F, Plat<'m>>)>>,
@@ -229,7 +232,6 @@ impl<F: Format, L: Default> Default for Local<'_, F, L> {
         Self {
             loaded: Cell::new(None),
             gathers: RefCell::default(),
-            issued: RefCell::default(),
             issued_beside: RefCell::default(),
             completed: RefCell::default(),
             deferred: RefCell::default(),
@@ -518,7 +520,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let completed = gather.issue().complete();
         self.release_all(cpu, batch, |held| completed.release(held));
         completed.finish(|leaf| self.out(batch, &leaf));
-        exclusive.touched.clear();
+        exclusive.touched = false;
         exclusive.murky = false;
     }
 
@@ -739,13 +741,6 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             drop(start);
             self.slots[slot].users.update(|users| users - 1);
-        }
-        let issued = std::mem::take(&mut *local.issued.borrow_mut());
-        for (batch, _, issued) in issued {
-            local
-                .completed
-                .borrow_mut()
-                .push((batch, issued.complete()));
         }
         let completed = std::mem::take(&mut *local.completed.borrow_mut());
         for (batch, completed) in completed {

@@ -43,7 +43,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             space: Box::into_raw(Box::new(space)),
             gather: None,
             home,
-            touched: Vec::new(),
+            touched: false,
             murky: false,
         }
     }
@@ -124,7 +124,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         slot.steady.set(false);
         what(slot, &mut exclusive);
         let steady = exclusive.gather.is_none()
-            && exclusive.touched.is_empty()
+            && !exclusive.touched
             && !exclusive.murky
             && exclusive.look().liveness() != Liveness::Dead;
         if let (true, Some(plat)) = (steady, slot.plat.get()) {
@@ -214,7 +214,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         slot.steady.set(false);
         let (root, id) = (exclusive.look().root(), exclusive.look().id());
         let own = exclusive.look().liveness() == Liveness::Own;
-        let (touched, murky) = (exclusive.touched.clone(), exclusive.murky);
+        let (touched, murky) = (exclusive.touched, exclusive.murky);
         match SharedSpace::new(exclusive.into_inner()) {
             Ok(shared) => {
                 self.check(!own, || "a space was shared that is the code's own".into());
@@ -301,7 +301,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         let dead = exclusive.look().liveness() == Liveness::Dead;
         if way.refuses && !dead {
-            let (touched, murky) = (std::mem::take(&mut exclusive.touched), exclusive.murky);
+            let (touched, murky) = (exclusive.touched, exclusive.murky);
             match exclusive.into_inner().destroy(|_| ()) {
                 Ok(()) => self.fail("a live space was destroyed"),
                 Err(space) => {

@@ -1,0 +1,332 @@
+//! Edits of one gather in any order, on a machine whose other CPU uses the addresses meanwhile: no
+//! rule of the architecture is broken, at each level of break-before-make.
+
+use std::cell::{Cell, RefCell};
+
+use tablewright::format::Arm64K4;
+use tablewright::{
+    AddressSpace, Attrs, Change, Format, Gather, Half, Level, Mapping, Memory as Mem, Pa, Span, Va,
+};
+use tablewright_machine::{
+    Architecture, Granule, Machine, Mapper, Memory, Regime, Request, Setup, Time,
+};
+
+const MIB2: u64 = 2 << 20;
+
+fn arm(bbm: u8) -> Architecture {
+    let regime = Regime::Arm64Stage1 {
+        granule: Granule::K4,
+        wide: false,
+    };
+    Architecture {
+        bbm,
+        ..Architecture::arm64(regime)
+    }
+}
+
+fn va(first: u64, size: u64) -> Span<Va> {
+    Span::new(Va::new(first), size).unwrap()
+}
+
+type G<'s, 'm, F> = Gather<'s, F, Mapper<'m>>;
+
+/// Runs `edit` in one gather on CPU 0, while CPU 1 uses the addresses. Returns what the machine
+/// reports.
+fn run<F: Format<Input = Va>>(
+    architecture: Architecture,
+    mapping: Mapping,
+    uses: &[u64],
+    edit: impl Fn(&mut G<'_, '_, F>, &Machine),
+) -> Vec<String> {
+    run_on::<F>(architecture, mapping, uses, |space, machine| {
+        let mut gather = space.gather();
+        edit(&mut gather, machine);
+        gather.finish(|_| ());
+    })
+}
+
+/// Runs edits of the space.
+fn run_on<F: Format<Input = Va>>(
+    architecture: Architecture,
+    mapping: Mapping,
+    uses: &[u64],
+    edit: impl Fn(&mut AddressSpace<F, Mapper<'_>>, &Machine),
+) -> Vec<String> {
+    let mut all = Vec::new();
+    for seed in 0..6 {
+        let mut setup = Setup::new(architecture.clone(), Memory::new(2048, 12, 1 << 30));
+        setup.scheduler.cpus = 2;
+        setup.scheduler.perturbation.seed = seed + 1;
+        let machine = Machine::new(setup);
+        let mapper = machine.new_space();
+        let mut space = AddressSpace::<F, _>::new(mapper).unwrap();
+        mapper.attach(space.root(), Half::Lower, 0);
+        let block = Pa::new(1 << 41);
+        space.map(va(0, MIB2), block, mapping).unwrap();
+        space.make_live();
+        let space = RefCell::new(space);
+        let step = Cell::new(0);
+        let outcome = machine.run(|cpu| {
+            let wait = |until: u32| {
+                while step.get() < until {
+                    cpu.spend(Time::ns(10));
+                    cpu.order();
+                }
+            };
+            mapper.load();
+            if cpu.id() == 0 {
+                wait(1);
+                edit(&mut space.borrow_mut(), &machine);
+                step.set(2);
+                return;
+            }
+            for &at in uses {
+                machine.touch(Request::write(at)).unwrap();
+            }
+            step.set(1);
+            while step.get() < 2 {
+                cpu.spend(Time::ns(10));
+                cpu.order();
+                for &at in uses {
+                    let _ = machine.touch(Request::write(at));
+                }
+            }
+        });
+        if let Err(error) = outcome {
+            all.push(format!("{error}"));
+        }
+        all.extend(machine.violations().iter().map(|it| it.to_string()));
+        if !all.is_empty() {
+            break;
+        }
+    }
+    all.truncate(3);
+    all
+}
+
+const DATA: Attrs = Attrs::KERNEL_DATA;
+const NC: Change = Change::new().memory(Mem::NonCacheable);
+
+fn none(all: Vec<String>) {
+    assert!(all.is_empty(), "{all:#?}");
+}
+
+#[test]
+fn a_page_of_a_block_that_was_split_is_replaced() {
+    none(run::<Arm64K4>(
+        arm(2),
+        Mapping::new(DATA),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            gather.split(va(0, MIB2), Level::PAGE).unwrap();
+            let _held = gather
+                .replace(Va::new(0x3000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+}
+
+#[test]
+fn a_block_that_was_collapsed_gets_another_type() {
+    none(run::<Arm64K4>(
+        arm(2),
+        Mapping::new(DATA).pages_only(),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            assert_eq!(gather.collapse(va(0, MIB2), Level::new(1), false), Ok(1));
+            gather.protect(va(0, MIB2), NC).unwrap();
+        },
+    ));
+}
+
+#[test]
+fn a_page_that_was_unmapped_is_mapped_to_other_memory() {
+    none(run::<Arm64K4>(
+        arm(2),
+        Mapping::new(DATA).pages_only(),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            let _held = gather.unmap_page(Va::new(0x3000)).unwrap().unwrap();
+            gather
+                .map_page(Va::new(0x3000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+}
+
+#[test]
+fn edits_with_a_flush_between_them() {
+    none(run::<Arm64K4>(
+        arm(2),
+        Mapping::new(DATA),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            gather.split(va(0, MIB2), Level::PAGE).unwrap();
+            gather.flush(|_| ());
+            gather.protect(va(0x3000, 0x1000), NC).unwrap();
+            let _held = gather
+                .replace(Va::new(0x5000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+    none(run::<Arm64K4>(
+        arm(2),
+        Mapping::new(DATA).pages_only(),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            assert_eq!(gather.collapse(va(0, MIB2), Level::new(1), false), Ok(1));
+            gather.flush(|_| ());
+            gather.protect(va(0, MIB2), NC).unwrap();
+        },
+    ));
+    // Below level 2 the split itself breaks, and is complete.
+    none(run::<Arm64K4>(
+        arm(1),
+        Mapping::new(DATA),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            gather.split(va(0, MIB2), Level::PAGE).unwrap();
+            gather.protect(va(0x3000, 0x1000), NC).unwrap();
+            let _held = gather
+                .replace(Va::new(0x5000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+}
+
+#[test]
+fn a_run_that_was_folded_gets_another_type() {
+    none(run::<Arm64K4>(
+        arm(1),
+        Mapping::new(DATA).pages_only(),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            assert!(
+                gather
+                    .collapse(va(0, 0x10_0000), Level::PAGE, true)
+                    .unwrap()
+                    > 0
+            );
+            gather.protect(va(0, 0x1_0000), NC).unwrap();
+        },
+    ));
+}
+
+#[test]
+fn a_member_of_a_run_that_was_unfolded_is_replaced() {
+    none(run::<Arm64K4>(
+        arm(1),
+        Mapping::new(DATA).largest(Level::PAGE),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            gather.split(va(0, 0x10_0000), Level::PAGE).unwrap();
+            let _held = gather
+                .replace(Va::new(0x3000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+}
+
+#[test]
+fn a_page_that_was_write_protected_is_replaced() {
+    none(run::<Arm64K4>(
+        arm(0),
+        Mapping::new(DATA).pages_only(),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            gather
+                .protect(va(0x3000, 0x1000), Change::new().write_protect())
+                .unwrap();
+            let _held = gather
+                .replace(Va::new(0x3000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+}
+
+/// A map of a page, without a gather, where one that was forgotten has unmapped.
+#[test]
+fn a_page_that_a_forgotten_gather_unmapped_is_mapped_to_other_memory() {
+    let pages = Mapping::new(DATA).pages_only();
+    none(run_on::<Arm64K4>(
+        arm(2),
+        pages,
+        &[0x3000, 0x5000],
+        |space, _| {
+            let mut gather = space.gather();
+            let _held = gather.unmap_page(Va::new(0x3000)).unwrap().unwrap();
+            std::mem::forget(gather);
+            space
+                .map_page(Va::new(0x3000), Pa::new(1 << 42), DATA)
+                .unwrap();
+        },
+    ));
+}
+
+/// A DSB waits for the TLBIs of its own CPU: what CPU 0 has issued and dropped or forgotten is
+/// complete when CPU 2 relies on it.
+#[test]
+fn what_one_cpu_has_issued_is_complete_before_another_relies_on_it() {
+    for forgotten in [false, true] {
+        for seed in 0..60 {
+            let mut setup = Setup::new(arm(0), Memory::new(2048, 12, 1 << 30));
+            setup.scheduler.cpus = 3;
+            setup.scheduler.perturbation.seed = seed + 1;
+            let machine = Machine::new(setup);
+            let mapper = machine.new_space();
+            let mut space = AddressSpace::<Arm64K4, _>::new(mapper).unwrap();
+            mapper.attach(space.root(), Half::Lower, 0);
+            let (at, page) = (Va::new(0x3000), machine.take_page().unwrap());
+            space.map_page(at, page, DATA).unwrap();
+            space.make_live();
+            let (space, step) = (RefCell::new(space), Cell::new(0));
+            let outcome = machine.run(|cpu| {
+                let wait = |until: u32| {
+                    while step.get() < until {
+                        cpu.spend(Time::ns(10));
+                        cpu.order();
+                    }
+                };
+                mapper.load();
+                match cpu.id() {
+                    1 => {
+                        machine.touch(Request::write(0x3000)).unwrap();
+                        step.set(1);
+                        while step.get() < 3 {
+                            cpu.spend(Time::ns(10));
+                            cpu.order();
+                            let _ = machine.touch(Request::write(0x3000));
+                        }
+                    }
+                    0 => {
+                        wait(1);
+                        let mut space = space.borrow_mut();
+                        let mut gather = space.gather();
+                        let _lost = gather.unmap_page(at).unwrap().unwrap();
+                        match (gather.issue(), forgotten) {
+                            (issued, true) => std::mem::forget(issued),
+                            (issued, false) => drop(issued),
+                        }
+                        step.set(2);
+                    }
+                    _ => {
+                        wait(2);
+                        // Nothing is mapped there any more, as this gather finds.
+                        let mut space = space.borrow_mut();
+                        let mut gather = space.gather();
+                        assert!(gather.unmap_page(at).unwrap().is_none());
+                        gather.finish(|_| ());
+                        machine.give_page(page);
+                        step.set(3);
+                    }
+                }
+            });
+            let mut all: Vec<String> = outcome.err().iter().map(ToString::to_string).collect();
+            all.extend(machine.violations().iter().map(ToString::to_string));
+            assert!(
+                all.is_empty(),
+                "forgotten: {forgotten}, seed {seed}: {all:#?}"
+            );
+        }
+    }
+}
