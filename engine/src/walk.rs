@@ -173,15 +173,6 @@ pub(crate) struct Place<'p, P: Platform> {
     pub range: Range<usize>,
 }
 
-impl<P: Platform> Place<'_, P> {
-    /// Whether, of pages, those at the two ends are in no run, so that no leaf reaches over an end.
-    #[inline(always)]
-    pub fn is_whole<F: Format>(&self, runs: bool) -> bool {
-        let in_run = |index| self.table.load(index) & F::CONTIGUOUS != 0;
-        F::CONTIGUOUS == 0 || !runs || !in_run(self.range.start) && !in_run(self.range.end - 1)
-    }
-}
-
 /// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`.
 /// With `SHARED`, tables may be linked meanwhile.
 ///

@@ -197,55 +197,74 @@ impl<'f, F: Format> Leaves<'f, F> {
         usize::try_from(size >> F::shift(level)).unwrap_or(usize::MAX)
     }
 
-    /// Writes leaves into `range` of a table at `level`; the first of them translates `first`. Whole
-    /// aligned runs get the contiguous bit.
-    #[inline(never)]
+    /// Writes leaves into `range` of a table at `level`; the first of them translates `first`.
+    #[inline(always)]
     pub fn fill<P: Platform>(
         &self,
         table: &Table<'_, P>,
         level: Level,
         range: Range<usize>,
-        mut first: u64,
+        first: u64,
     ) {
-        let run = match self.runs {
+        let runs = match self.runs {
             true => F::contiguous(level),
             false => 0,
         };
-        let mut start = range.start;
-        while start < range.end {
-            // A stretch of leaves of one piece, all or none of which are in runs.
-            let piece = self.source.at(first);
-            let left = (piece.last - first).saturating_add(1) >> F::shift(level);
-            let mut count = (left as usize).clamp(1, range.end - start);
-            let frame = Pa::new(first.wrapping_add(piece.delta));
-            let mut leaf = F::with_address(self.bits[level], frame);
-            if run > 0 && piece.is_aligned(F::shift(level) + run) {
-                let members = 1usize << run;
-                let whole = (start.wrapping_neg() & (members - 1)).min(count);
-                count = match whole {
-                    0 if count >= members => {
-                        leaf |= F::CONTIGUOUS;
-                        count & !(members - 1)
-                    }
-                    0 => count,
-                    before => before,
-                };
+        fill::<F, P>(
+            table,
+            level,
+            range,
+            first,
+            (self.bits[level], runs),
+            &self.source,
+        );
+    }
+}
+
+/// Writes leaves into `range` of a table at `level`: `bits` with the memory of `source`, of which
+/// the first is that of `first`. Whole aligned runs of `1 << runs` get the contiguous bit.
+#[inline(never)]
+pub(super) fn fill<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    level: Level,
+    range: Range<usize>,
+    mut first: u64,
+    (bits, runs): (u64, u32),
+    source: &Source<'_>,
+) {
+    let shift = F::shift(level);
+    let mut start = range.start;
+    while start < range.end {
+        // A stretch of leaves of one piece, all or none of which are in runs.
+        let piece = source.at(first);
+        let left = (piece.last - first).saturating_add(1) >> shift;
+        let mut count = (left as usize).clamp(1, range.end - start);
+        let frame = Pa::new(first.wrapping_add(piece.delta));
+        let mut leaf = F::with_address(bits, frame);
+        if F::CONTIGUOUS != 0 && runs > 0 && piece.is_aligned(shift + runs) {
+            let members = 1usize << runs;
+            let before = (start.wrapping_neg() & (members - 1)).min(count);
+            if before > 0 {
+                count = before;
+            } else if count >= members {
+                count &= !(members - 1);
+                leaf |= F::CONTIGUOUS;
             }
-            if F::LINEAR_BITS < 64 {
-                // The address continues in other bits of the descriptor.
-                let linear = (1u64 << (F::LINEAR_BITS % 64)) - 1;
-                let left = ((linear - (frame.get() & linear)) >> F::shift(level)) + 1;
-                count = count.min(usize::try_from(left).unwrap_or(usize::MAX));
-            }
-            let mut step = 1u64 << F::shift(level);
-            if self.bits[level] & F::address_mask(level) != 0 {
-                // A parked leaf's address is inverted on x86.
-                step = step.wrapping_neg();
-            }
-            table.fill(start..start + count, leaf, step);
-            start += count;
-            first = first.wrapping_add((count as u64) << F::shift(level));
         }
+        if F::LINEAR_BITS < 64 {
+            // The address continues in other bits of the descriptor.
+            let linear = (1u64 << (F::LINEAR_BITS % 64)) - 1;
+            let left = ((linear - (frame.get() & linear)) >> shift) + 1;
+            count = count.min(usize::try_from(left).unwrap_or(usize::MAX));
+        }
+        let mut step = 1u64 << shift;
+        if bits & F::address_mask(level) != 0 {
+            // A parked leaf's address is inverted on x86.
+            step = step.wrapping_neg();
+        }
+        table.fill(start..start + count, leaf, step);
+        start += count;
+        first = first.wrapping_add((count as u64) << shift);
     }
 }
 
@@ -297,6 +316,12 @@ pub(crate) fn build<F: Format, P: Platform>(
         F::index(slice.last, level) + 1,
     );
     table.fill(0..start, 0, 0);
+    if level == Level::PAGE {
+        // Nearly all tables are the last ones.
+        leaves.fill(&table, level, start..end, slice.first);
+        table.fill(end..1 << F::INDEX_BITS, 0, 0);
+        return Some(frame);
+    }
     let size = 1u64 << F::shift(level);
     let (mut index, mut first) = (start, slice.first);
     while index < end {

@@ -137,7 +137,7 @@ impl Cache {
     pub fn invalidate(&mut self) {
         self.upper.invalidate();
         self.plain = NOT_PLAIN;
-        self.recent = Recent::NONE;
+        self.recent.clear();
     }
 
     /// Whether the space is open at an address, `offset` being that of its reach.
@@ -156,7 +156,7 @@ impl Cache {
     pub fn close<F: Format>(&mut self) {
         if F::TABLES_RESTRICT {
             self.open = 0;
-            self.invalidate();
+            self.upper.invalidate();
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The driver of edits: where an operation is done, and what it leaves.
 //!
 //! An operation is a [`Visit`]: it is handed ranges of entries of one table, through one indirect
-//! call, and loops over them itself. [`drive`](AddressSpace::drive) brings it to the tables of a
-//! range, which is compiled once for all operations. An edit has two passes: one that looks, and
-//! allocates, and may fail; then one that cannot.
+//! call, and loops over them itself. The [walk](crate::walk) brings it to the tables of a range: it
+//! is compiled once for all operations. Pages of one table are a range of entries like any other,
+//! which the fast path of an operation comes to from the cached table. An edit has two passes: one
+//! that looks, and allocates, and may fail; then one that cannot.
 //!
 //! An edit of a live space owes three things to the walkers:
 //!
@@ -25,24 +26,9 @@ use crate::flush::Flush;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
-use crate::walk::{Place, Slice, Step, Visit, one_by_one};
+use crate::walk::{Slice, Step, Visit, one_by_one};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Has an operation visit `slice`, which has been checked. Entries of one table of pages are
-    /// come to from the cached table.
-    ///
-    /// Such an operation is not told of the tables above: it asks what they [deny](Self::denied).
-    #[inline(never)]
-    pub(super) fn drive(&self, slice: Slice, op: &mut dyn Visit<F, P>) {
-        if !self.may_deny()
-            && let Some(Place { table, range }) = self.place(slice)
-        {
-            let _: ControlFlow<()> = op.pages(&table, range, slice.first);
-            return;
-        }
-        let _: ControlFlow<()> = self.visit(slice, op);
-    }
-
     /// Whether rewriting leaves by `change` may have to be refused because it needs a break.
     pub(super) fn may_refuse(&self, change: &Change) -> bool {
         let Conditions {

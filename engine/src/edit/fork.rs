@@ -86,7 +86,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         };
         let _: ControlFlow<()> = self.space.visit(slice, &mut tables);
         tables.made?;
-        child.complete_overlap(slice);
+        child.complete_overlap(slice.first, slice.last);
         child.space.note_runs(self.space.debt.has_runs());
         self.space.debt.add_globals(change.turns_global());
         let globals = self.space.debt.has_globals();

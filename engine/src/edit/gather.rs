@@ -152,7 +152,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// break-before-make.
     ///
     /// The debt stays: the edit that calls it goes on.
-    #[inline(never)]
+    #[inline]
     pub(super) fn complete_pending(&mut self) {
         let target = self.space.target();
         if self.left.issue::<F, P>(&self.space.platform, target) {
@@ -163,8 +163,16 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// Completes what is pending where something is about to be mapped: from an address that was
     /// unmapped to one that is mapped to other memory is a break-before-make.
     #[inline(always)]
-    pub(super) fn complete_overlap(&mut self, slice: Slice) {
-        if F::RULE.breaks() && !self.left.ranges.is_empty() && self.left.ranges.overlap(slice) {
+    pub(super) fn complete_overlap(&mut self, first: u64, last: u64) {
+        if F::RULE.breaks() && self.space.debt.is_flush_pending() {
+            self.complete_if_overlap(Slice { first, last });
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn complete_if_overlap(&mut self, slice: Slice) {
+        if self.left.ranges.overlap(slice) {
             self.complete_pending();
         }
     }

@@ -10,7 +10,7 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use super::build::{Fresh, Leaves, Source, build, build_path};
+use super::build::{Fresh, Leaves, Source, build, build_path, fill};
 use super::mapping::{Mapping, check_memory};
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::Gather;
@@ -214,18 +214,16 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// assert_eq!(again, Err(EditError::AlreadyMapped(Va::new(0x7000))));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn map_page(
         &mut self,
         page: F::Input,
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let leaf = self.space.leaf_of(frame, &mapping)?;
-        let slice = Slice::around::<F>(page.bits(), Level::PAGE);
-        self.complete_overlap(slice);
-        self.space.map_leaf(page, leaf, &mapping)?;
-        self.mapped(slice);
+        self.complete_overlap(page.bits(), page.bits());
+        self.space.map_leaf(page, frame, &mapping)?;
+        self.mapped(Slice::around::<F>(page.bits(), Level::PAGE));
         Ok(())
     }
 
@@ -250,7 +248,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
     /// Maps `slice` to `memory`, both of which have been checked. `page` is the descriptor of a
     /// page.
-    #[inline(never)]
+    #[inline(always)]
     fn map_leaves(
         &mut self,
         slice: Slice,
@@ -258,21 +256,65 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         page: u64,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
-        let (attrs, deny) = (&mapping.attrs, mapping.denied());
-        self.space.check_global(attrs.global)?;
+        self.space.check_global(mapping.attrs.global)?;
+        self.complete_overlap(slice.first, slice.last);
         let source = Source::new(slice.first, memory);
+        // Fast path: holes of one table of pages.
+        let in_table = match mapping.denied().is_empty() {
+            true => self.space.pages_of(slice),
+            false => None,
+        };
+        let filled = in_table.is_some_and(|(frame, range)| {
+            let table = self.space.open(frame);
+            let is_clear = table.is_clear(range.clone());
+            let runs = match mapping.runs {
+                true => F::contiguous(Level::PAGE),
+                false => 0,
+            };
+            match memory {
+                _ if !is_clear => {}
+                // One run of frames whose descriptors follow each other.
+                [run] if F::LINEAR_BITS >= 64 && runs == 0 && !F::is_parked(page) => {
+                    let leaf = F::with_address(page, run.start());
+                    table.fill(range, leaf, 1 << F::PAGE_SHIFT);
+                }
+                _ => {
+                    let bits = (page, runs);
+                    fill::<F, P>(&table, Level::PAGE, range, slice.first, bits, &source);
+                }
+            }
+            is_clear
+        });
+        if !filled {
+            self.map_tree(slice, source, page, mapping)?;
+        }
+        self.space.note_runs(mapping.runs);
+        self.space.debt.add_globals(mapping.attrs.global);
+        self.mapped(slice);
+        Ok(())
+    }
+
+    /// Maps where tables are missing, or there are several.
+    #[cold]
+    #[inline(never)]
+    fn map_tree(
+        &mut self,
+        slice: Slice,
+        source: Source<'_>,
+        page: u64,
+        mapping: &Mapping,
+    ) -> Result<(), EditError<F::Input>> {
+        let (attrs, deny) = (&mapping.attrs, mapping.denied());
         let mut leaves = Leaves::<F>::of_pages(source, page, mapping.runs);
         if slice.holds::<F>(Level::PAGE.up()) {
             let largest = F::largest_leaf(&self.space.platform.caps()).min(mapping.largest);
             leaves.enlarge(slice, attrs, largest)?;
         }
-        self.complete_overlap(slice);
-        let space = &mut *self.space;
         if !deny.is_empty() {
-            space.cache.close::<F>();
+            self.space.cache.close::<F>();
         }
-        let may_deny = space.may_deny();
-        space.approach_for(slice);
+        let may_deny = self.space.may_deny();
+        let space = &*self.space;
         let mut prepare = Prepare {
             platform: &space.platform,
             perms: may_deny.then_some(attrs.perms),
@@ -281,7 +323,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             commit: Commit { leaves, slice },
             end: None,
         };
-        space.drive(slice, &mut prepare);
+        let _: ControlFlow<()> = space.visit(slice, &mut prepare);
         match prepare.end {
             Some(Ok(())) => {}
             Some(Err(error)) => {
@@ -292,9 +334,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 let _: ControlFlow<()> = space.visit(slice, &mut prepare.commit);
             }
         }
-        space.note_runs(mapping.runs);
-        space.debt.add_globals(attrs.global);
-        self.mapped(slice);
         Ok(())
     }
 }
@@ -322,12 +361,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let leaf = self.leaf_of(frame, &mapping)?;
         if F::RULE.breaks() && self.debt.is_flush_pending() {
             // A gather was forgotten that may have unmapped the page: see `Gather::complete_overlap`.
-            self.finish_forgotten();
+            self.flush_everything();
         }
-        self.map_leaf(page, leaf, &mapping)?;
+        self.map_leaf(page, frame, &mapping)?;
         let live = self.is_live();
         if live && self.platform.caps().invalid_entries_cached {
             let slice = Slice::around::<F>(page.bits(), Level::PAGE);
@@ -338,21 +376,17 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    #[cold]
-    #[inline(never)]
-    fn finish_forgotten(&mut self) {
-        drop(self.gather());
-    }
-
-    /// Maps one page by its descriptor.
+    /// Maps one page.
     #[inline(always)]
     fn map_leaf(
         &mut self,
         page: F::Input,
-        leaf: u64,
+        frame: Pa,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        match self.locate_open(page.bits()) {
+        let at = self.locate_open(page.bits());
+        let leaf = self.leaf_of(frame, template)?;
+        match at {
             Some(at) if self.fill_hole(at, leaf) => {}
             _ => self.map_any_page(page, leaf, &template.mapping())?,
         }
@@ -490,9 +524,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        if !table.is_clear(range.clone())
-            && let Err(error) = holes::<F, P>(table, range.clone(), first)
-        {
+        if let Err(error) = holes::<F, P>(table, range.clone(), first) {
             self.end = Some(Err(error));
             return ControlFlow::Break(());
         }

@@ -1,12 +1,17 @@
 //! The plan of a change: what it makes of leaves of one pattern, worked out once and cached.
 
 use super::Change;
+use core::ops::Range;
+
 use crate::addr::Level;
 use crate::bbm::{State, Transition, recoding};
 use crate::edit::cache::NOT_PLAIN;
 use crate::edit::space::Conditions;
+use crate::entry::LINE;
 use crate::format::packed::ACCESSED;
 use crate::format::{Attrs, Format, Kind, encoded, in_place_of, packed_of};
+use crate::platform::Platform;
+use crate::table::Table;
 
 /// How to change an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,31 @@ impl Plan {
         self.how
     }
 
+    /// Rewrites pages from the start of `range` on, up to the first that the plan is not for, or
+    /// that a break needs. Returns where that is. `mask` is that of their addresses.
+    #[inline(always)]
+    pub(super) fn rewrite_alike<P: Platform>(
+        &self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        mask: u64,
+    ) -> usize {
+        let (key, now) = (self.key(), self.result());
+        match self.how {
+            How::Keep => {
+                let mut index = range.start;
+                while index < range.end && table.load(index) & !mask == key {
+                    index += 1;
+                }
+                index
+            }
+            How::Store if range.len() <= LINE => table.recode_few(range, key, !mask, now),
+            How::Store => table.recode(range, key, !mask, now),
+            How::Exchange => table.recode_contended(range, key, !mask, now),
+            How::Break => range.start,
+        }
+    }
+
     /// Whether a store does it, or nothing has to be done.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
@@ -107,6 +137,15 @@ impl Recent {
                 exchanged: NOT_PLAIN,
             },
         }
+    }
+
+    /// Forgets the change, field by field, so that LLVM emits no memcpy.
+    pub fn clear(&mut self) {
+        self.change = Change::new();
+        let plan = &mut self.plan;
+        (plan.key, plan.flip, plan.how) = (0, 0, How::Keep);
+        (plan.invalidate, plan.needs_publish) = (false, false);
+        (plan.stored, plan.exchanged) = (NOT_PLAIN, NOT_PLAIN);
     }
 
     /// Finds out what to do with `entry`, from memory if it is like the one before.

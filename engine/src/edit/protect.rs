@@ -18,7 +18,8 @@ use core::ops::{ControlFlow, Range};
 use super::Change;
 use super::drive::{Check, Footprint};
 use super::plan::{How, Plan, Recent};
-use crate::addr::{Address, Level, Span};
+use super::unmap::{is_cut, pages_of};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError, Located};
 use crate::format::{Format, Kind, saturate, withheld};
@@ -134,42 +135,50 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Changes the leaves in `slice`, which has been checked.
-    #[inline(never)]
+    #[inline(always)]
     fn change_leaves(&mut self, slice: Slice, change: &Change) -> Result<(), EditError<F::Input>> {
-        if !self.space.take_up(change) {
-            self.prepare_change(slice, change)?;
-        } else if let Some(()) = self.change_pages(slice, change) {
+        if self.space.take_up(change)
+            && let Some((frame, range)) = self.space.pages_of(slice)
+            && is_cut::<F, P>(&self.space.open(frame), &range, self.space.debt.has_runs())
+        {
+            self.change_pages(slice, frame, range);
             return Ok(());
-        } else {
-            self.space.deny_change(slice, change)?;
         }
-        self.cleave(slice)?;
-        self.begin_change();
-        let mut recent = Recent::new(*change);
-        let mut left = Left::EMPTY;
-        let mut recode = Recode::<F>::new(self.space.conditions(), &mut recent, &mut left);
-        let _: ControlFlow<()> = self.space.visit(slice, &mut recode);
-        self.changed(slice, left);
-        Ok(())
+        self.change_tree(slice, change)
     }
 
-    /// Changes pages of one table, if nothing is in the way of the change that was taken up.
+    /// Fast path. Changes pages of one table, which are mostly like the last one, by the change
+    /// that was taken up.
     #[inline(always)]
-    fn change_pages(&mut self, slice: Slice, change: &Change) -> Option<()> {
-        self.space.approach_for(slice);
-        let conditions = self.space.conditions();
-        let denies = |perms| self.space.denied(slice.first).intersects(perms);
-        if change.new_perms().is_some_and(denies) {
-            return None;
+    fn change_pages(&mut self, slice: Slice, frame: Pa, mut range: Range<usize>) {
+        let plan = self.space.cache.recent.plan;
+        if plan.level() == Level::PAGE {
+            if plan.invalidate {
+                self.space.debt.begin_change();
+            }
+            let (start, mask) = (range.start, F::address_mask(Level::PAGE));
+            range.start = plan.rewrite_alike(&self.space.open(frame), range.clone(), mask);
+            let done = pages_of::<F>(slice.first, start, start..range.start);
+            if plan.needs_publish {
+                self.space.debt.stored();
+            } else if plan.invalidate && range.start != start {
+                self.left.ranges.add_page(done, Level::PAGE);
+            }
+            if range.is_empty() {
+                return;
+            }
+            let first = done.last.wrapping_add(1);
+            return self.change_others(Slice { first, ..slice }, frame, range);
         }
-        let place = self.space.place(slice)?;
-        if !place.is_whole::<F>(self.space.debt.has_runs()) {
-            return None;
-        }
-        let (frame, range) = (place.table.frame(), place.range.clone());
-        drop(place);
+        self.change_others(slice, frame, range);
+    }
+
+    /// Changes pages of one table, whatever they are like.
+    #[cold]
+    #[inline(never)]
+    fn change_others(&mut self, slice: Slice, frame: Pa, range: Range<usize>) {
         self.begin_change();
-        let mut left = Left::EMPTY;
+        let (conditions, mut left) = (self.space.conditions(), Left::EMPTY);
         let AddressSpace {
             platform, cache, ..
         } = &mut *self.space;
@@ -179,7 +188,20 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let _: ControlFlow<()> = recode.pages(&table, range, slice.first);
         drop(table);
         self.changed(slice, left);
-        Some(())
+    }
+
+    /// Changes leaves where there are several tables, or something is in the way.
+    #[cold]
+    #[inline(never)]
+    fn change_tree(&mut self, slice: Slice, change: &Change) -> Result<(), EditError<F::Input>> {
+        self.prepare_change(slice, change)?;
+        self.cleave(slice)?;
+        self.begin_change();
+        let (mut recent, mut left) = (Recent::new(*change), Left::EMPTY);
+        let mut recode = Recode::<F>::new(self.space.conditions(), &mut recent, &mut left);
+        let _: ControlFlow<()> = self.space.visit(slice, &mut recode);
+        self.changed(slice, left);
+        Ok(())
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
@@ -198,14 +220,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             level = level.up();
         }
         space.check_global(!change.turns_local())?;
-        if F::RULE.breaks() && space.may_refuse(change) {
-            let perms = change.new_perms().filter(|_| space.may_deny());
+        let refusable = F::RULE.breaks() && space.may_refuse(change);
+        let perms = change.new_perms().filter(|_| space.may_deny());
+        if refusable || perms.is_some() {
             let (mut recent, mut left) = (Recent::new(*change), Left::EMPTY);
             let mut recode = Recode::<F>::new(space.conditions(), &mut recent, &mut left);
-            let refuse = |entry, level| recode.would_break(entry, level);
+            let refuse = |entry, level| refusable && recode.would_break(entry, level);
             return Check::<F, _>::run(space, slice, perms, refuse);
         }
-        space.deny_change(slice, change)
+        Ok(())
     }
 
     /// TLBs may hold what is about to be changed.
@@ -225,16 +248,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
-    /// Checks that no table in or above `slice` denies what a change gives.
-    fn deny_change(&self, slice: Slice, change: &Change) -> Result<(), EditError<F::Input>> {
-        match change.new_perms() {
-            Some(perms) if self.may_deny() => {
-                Check::<F, _>::run(self, slice, Some(perms), |_, _| false)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Makes it the recent change, if nothing but a table that denies can be in its way. What was
     /// taken up before still is.
     #[inline(always)]
@@ -246,14 +259,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     fn begin(&mut self, change: &Change) -> bool {
         // Whether it is made here or in the tree.
         self.debt.add_globals(change.turns_global());
-        let mut level = Level::PAGE;
-        while F::is_leaf_level(level) {
-            if F::encode(&change.apply(F::PLAIN), level).is_err() {
-                return false;
-            }
-            level = level.up();
-        }
-        if self.may_refuse(change) || self.check_global(!change.turns_local()).is_err() {
+        if F::encode(&change.apply(F::PLAIN), Level::PAGE).is_err()
+            || self.may_refuse(change)
+            || self.check_global(!change.turns_local()).is_err()
+        {
             return false;
         }
         self.cache.recent = Recent::new(*change);
@@ -380,32 +389,19 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
         while index < range.end {
             // A stretch of entries of one pattern: the inner loop of every change of attributes.
             let from = index;
-            let mut entry = table.load(index);
+            let entry = table.load(index);
             if entry == 0 {
                 index = table.past_hole(index, range.end);
                 continue;
             }
             let plan = self.plan(entry, Level::PAGE);
-            let (rest, now) = (index..range.end, plan.result());
-            match plan.how {
-                How::Keep => {
-                    while entry & !mask == plan.key() {
-                        index += 1;
-                        if index == range.end {
-                            break;
-                        }
-                        entry = table.load(index);
-                    }
-                }
-                How::Store => index = table.recode(rest, plan.key(), !mask, now),
-                How::Exchange => index = table.recode_contended(rest, plan.key(), !mask, now),
-                How::Break => {
-                    let slice = Slice::around::<F>(at(index), Level::PAGE);
-                    self.rewrite(table, index, Level::PAGE, slice);
-                    index += 1;
-                    continue;
-                }
+            if plan.how == How::Break {
+                let slice = Slice::around::<F>(at(index), Level::PAGE);
+                self.rewrite(table, index, Level::PAGE, slice);
+                index += 1;
+                continue;
             }
+            index = plan.rewrite_alike(table, index..range.end, mask);
             if index != from {
                 let (first, last) = (at(from), at(index).wrapping_sub(1));
                 self.leave(plan.how, Slice { first, last });

@@ -11,7 +11,7 @@ use crate::format::{Format, Kind, Perms, kind_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Slice, Step, Visit};
+use crate::walk::{Denied, Place, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
@@ -45,6 +45,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if F::is_single_page(entry) {
             let first = input & !((1 << F::PAGE_SHIFT) - 1);
             return Some(Leaf::of_page(first, entry));
+        }
+        if entry == 0 {
+            return None;
         }
         drop(table);
         let leaf = self.leaf_anywhere(input)?;
@@ -94,12 +97,43 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn walk(
         &self,
         span: Span<F::Input>,
-        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+        mut visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check(span)?;
-        let mut find = Find::new(visit, self.debt.has_runs(), !self.may_deny());
-        self.drive(slice, &mut find);
+        let (has_runs, open) = (self.debt.has_runs(), !self.may_deny());
+        // Fast path: pages of one table.
+        if open && let Some(Place { table, range }) = self.place(slice) {
+            let end = range.end;
+            let seen = see_pages::<F, P>(&table, range, slice.first, has_runs, &mut visit);
+            if let ControlFlow::Continue((index, first)) = seen
+                && index != end
+            {
+                self.walk_table(table, index..end, first, visit);
+            }
+            return Ok(());
+        }
+        self.walk_tree(slice, visit);
         Ok(())
+    }
+
+    /// Visits pages of one table, whatever they are like.
+    #[inline(never)]
+    fn walk_table(
+        &self,
+        table: Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+    ) {
+        let mut find = Find::new(visit, self.debt.has_runs(), true);
+        let _: ControlFlow<()> = find.pages(&table, range, first);
+    }
+
+    /// Visits leaves of any size.
+    #[inline(never)]
+    fn walk_tree(&self, slice: Slice, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) {
+        let mut find = Find::new(visit, self.debt.has_runs(), !self.may_deny());
+        let _: ControlFlow<()> = self.visit(slice, &mut find);
     }
 
     /// Visits every leaf of the space.

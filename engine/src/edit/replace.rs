@@ -12,7 +12,7 @@ use crate::bbm::Transition;
 use crate::edit::EditError;
 use crate::edit::Gather;
 use crate::flush::{Held, Leaf};
-use crate::format::Format;
+use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::table::Table;
 
@@ -60,29 +60,32 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let serial = self.serial();
         let denied = self.space.denied(slice.first);
         // Twice, if there is something to split.
-        loop {
-            let Some(leaf) = self.space.leaf_above(slice.first) else {
-                return Err(EditError::NotMapped(page));
+        let (at, entry) = loop {
+            let at = self.space.locate(slice.first);
+            let entry = at.map_or(0, |at| {
+                // SAFETY: a walk has come to it.
+                unsafe { Table::open(&self.space.platform, at.frame, Level::PAGE) }.load(at.index)
+            });
+            let is_leaf = match at {
+                Some(_) => F::kind(entry, Level::PAGE) == Kind::Leaf,
+                None => self.space.leaf_above(slice.first).is_some(),
             };
+            if !is_leaf {
+                return Err(EditError::NotMapped(page));
+            }
             if denied.intersects(attrs.perms) {
                 return Err(EditError::Denied(page));
             }
-            if leaf.level() == Level::PAGE && !leaf.is_contiguous() {
-                break;
+            match at {
+                Some(at) if entry & F::CONTIGUOUS == 0 => break (at, entry),
+                // What it is to be split for will need a break.
+                _ if no_break => return Err(EditError::NeedsBreak(page)),
+                _ => self.cleave(slice)?,
             }
-            // What it is to be split for will need a break.
-            if no_break {
-                return Err(EditError::NeedsBreak(page));
-            }
-            self.cleave(slice)?;
-        }
-        let Some(at) = self.space.locate(slice.first) else {
-            return Err(EditError::NotMapped(page));
         };
         let space = &mut *self.space;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
-        let entry = table.load(at.index);
         let how = match conditions.live {
             true => conditions.replacement::<F>(entry, new),
             false => Transition::Store,

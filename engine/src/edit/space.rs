@@ -6,7 +6,7 @@
 
 use core::fmt;
 use core::marker::PhantomData;
-use core::ops::ControlFlow;
+use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
@@ -296,12 +296,20 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if self.liveness == Liveness::Dead {
             return;
         }
+        self.flush_everything();
+        // SAFETY: the root is not loaded (1.), and what was cached of it is forgotten (2.).
+        unsafe { self.make_dead() };
+    }
+
+    /// Has every processor forget the space, and waits: what gathers owe that were forgotten.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn flush_everything(&mut self) {
+        self.platform.barrier(Barrier::Publish);
         let everything = self.target().forgetting(&self.platform, What::Everything);
         self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);
         self.debt.complete();
-        // SAFETY: the root is not loaded (1.), and what was cached of it is forgotten (2.).
-        unsafe { self.make_dead() };
     }
 
     /// Frees every table, visiting the leaves. The space has to be [dead](Liveness::Dead).
@@ -467,18 +475,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
-    /// Goes straight down to the table of pages that covers `slice`, which has been checked: from
-    /// the cached table if it can. `None` as [`descend`] says.
-    #[inline(never)]
+    /// Goes straight down from the root to the table of pages that covers `slice`, which has been
+    /// checked. `None` as [`descend`] says.
+    #[inline(always)]
     pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
-        match self.cache.upper.number_of::<F>(slice.first) {
-            // SAFETY: a cached table is part of this tree (1.), and has the page (2.).
-            Some(number) => unsafe {
-                descend_near::<F, P, false>(&self.platform, self.cache.upper.tables, number, slice)
-            },
-            // SAFETY: as in `visit`.
-            None => unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) },
-        }
+        // SAFETY: as in `visit`.
+        unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) }
     }
 
     /// Finds the entry of the page around `input`, which the root translates. `None` if it is not
@@ -486,7 +488,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub(crate) fn locate(&self, input: u64) -> Option<Located> {
         let page = Slice::around::<F>(input, Level::PAGE);
-        // SAFETY: as in `place` and `visit`.
+        // SAFETY: as in `pages_of` and `visit`.
         let place = unsafe {
             match self.cache.upper.number_of::<F>(input) {
                 Some(number) => descend_near::<F, P, true>(
@@ -515,19 +517,34 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             number = page.wrapping_sub(self.cache.upper.first) >> F::PAGE_SHIFT;
         }
         let slice = Slice::around::<F>(page, Level::PAGE);
-        // SAFETY: as in `place`.
+        // SAFETY: as in `pages_of`.
         let place = unsafe {
             descend_near::<F, P, true>(&self.platform, self.cache.upper.tables, number, slice)
         };
         Some(Located::of(&place?))
     }
 
-    /// Caches the table of tables that an edit begins below, unless it is cached.
-    #[inline(never)]
-    pub(crate) fn approach_for(&mut self, slice: Slice) {
-        if self.cache.upper.number_of::<F>(slice.first).is_none() {
+    /// Fast path of an edit. Finds the table of pages that covers `slice`, which has been checked,
+    /// and the entries. `None` if there is no such table, or the space is not open.
+    #[inline(always)]
+    pub(crate) fn pages_of(&mut self, slice: Slice) -> Option<(Pa, Range<usize>)> {
+        let mut number = self.cache.upper.number_of::<F>(slice.first);
+        if number.is_none() {
             self.approach(slice.first);
+            number = self.cache.upper.number_of::<F>(slice.first);
         }
+        // SAFETY: a cached table is part of this tree (1.), and has the page (2.).
+        let place = unsafe {
+            descend_near::<F, P, false>(&self.platform, self.cache.upper.tables, number?, slice)
+        };
+        place.map(|Place { table, range }| (table.frame(), range))
+    }
+
+    /// Opens a table of pages that a walk has come to.
+    #[inline(always)]
+    pub(crate) fn open(&self, frame: Pa) -> Table<'_, P> {
+        // SAFETY: a table of this tree, as all are that walks come to.
+        unsafe { Table::open(&self.platform, frame, Level::PAGE) }
     }
 
     /// Caches the table of tables that `page` lies below, if the space is open there. Returns

@@ -19,7 +19,7 @@ use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::{Table, UpperCache};
-use crate::walk::{Denied, Place, Slice, Step, Visit, walk};
+use crate::walk::{Denied, Slice, Step, Visit, walk};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -129,32 +129,80 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Unmaps leaves of any size.
-    #[inline(never)]
+    #[inline(always)]
     fn unmap_leaves(
+        &mut self,
+        slice: Slice,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Progress<F::Input>, EditError<F::Input>> {
+        // Fast path: some pages of one table. A table that is left with nothing is detached
+        // instead.
+        let is_table = slice.is_whole::<F>(Level::PAGE.up());
+        let in_table = if is_table {
+            None
+        } else {
+            self.space.pages_of(slice)
+        };
+        let Some((frame, range)) = in_table.filter(|(frame, range)| {
+            is_cut::<F, P>(&self.space.open(*frame), range, self.space.debt.has_runs())
+        }) else {
+            return self.unmap_tree(slice, held);
+        };
+        let live = self.space.is_live();
+        self.begin_change();
+        // If the visitor unwinds, what it was handed until then is not named: everything is, until
+        // the walk has come to its end.
+        let named = self.left.ranges.begin_unnamed(live);
+        let (serial, plain) = (self.serial(), self.space.cache.plain);
+        let (start, rest) = (range.start, range.clone());
+        let table = self.space.open(frame);
+        let (mut index, stop) =
+            take_alike::<F, P>(&table, rest, slice.first, plain, serial, &mut held);
+        drop(table);
+        let mut taken = start..index;
+        let mut progress = Progress::Done;
+        if index != range.end {
+            let mut pages = Pages::new(self.space.conditions(), serial, plain, held);
+            pages.stop = stop;
+            let first = slice
+                .first
+                .wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
+            let table = self.space.open(frame);
+            let others = pages.take::<F, P>(&table, index..range.end, first, Perms::empty());
+            drop(table);
+            if !others.is_empty() {
+                index = others.end;
+                taken = if taken.is_empty() {
+                    others
+                } else {
+                    start..index
+                };
+            }
+            progress = pages.progress::<F>();
+            if live {
+                self.space.cache.plain = pages.plain;
+            }
+        }
+        self.left.ranges.end_unnamed(named);
+        if live && !taken.is_empty() {
+            let taken = pages_of::<F>(slice.first, start, taken);
+            self.left.ranges.add_page(taken, Level::PAGE);
+        }
+        Ok(progress)
+    }
+
+    /// Unmaps where there are several tables, or something has to be split.
+    #[cold]
+    #[inline(never)]
+    fn unmap_tree(
         &mut self,
         slice: Slice,
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
-        let serial = self.serial();
-        self.space.approach_for(slice);
-        // A table that is left with nothing is detached instead.
-        let in_table = match slice.is_whole::<F>(Level::PAGE.up()) {
-            true => None,
-            false => {
-                let has_runs = self.space.debt.has_runs();
-                let place = self.space.place(slice);
-                place.filter(|place| place.is_whole::<F>(has_runs))
-            }
-        };
-        let in_table = in_table.map(|Place { table, range }| (table.frame(), range));
-        if in_table.is_none() {
-            self.cleave(slice)?;
-        }
-        let conditions = self.space.conditions();
+        self.cleave(slice)?;
         self.begin_change();
-        let denied = self.space.denied(slice.first);
-        // If the visitor unwinds, what it was handed until then is not named: everything is, until
-        // the walk has come to its end.
+        let (conditions, serial) = (self.space.conditions(), self.serial());
+        // As above.
         let named = self.left.ranges.begin_unnamed(conditions.live);
         let AddressSpace {
             platform,
@@ -163,43 +211,43 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             pinned,
             ..
         } = &mut *self.space;
-        let mut pages = Pages {
-            conditions,
-            serial,
-            held,
-            plain: cache.plain,
-            stop: false,
-            end: None,
+        let mut unmap = Unmap {
+            platform: &*platform,
+            cache: &mut cache.upper,
+            pinned: *pinned,
+            denied: Denied::new(Perms::empty()),
+            left: &mut self.left,
+            pages: Pages::new(conditions, serial, cache.plain, held),
             changed: Footprint::EMPTY,
         };
-        if let Some((frame, range)) = in_table {
-            // SAFETY: a walk has just come to it.
-            let table = unsafe { Table::open(&*platform, frame, Level::PAGE) };
-            pages.take::<F, P>(&table, range, slice.first, denied);
-        } else {
-            let mut unmap = Unmap {
-                platform: &*platform,
-                cache: &mut cache.upper,
-                pinned: *pinned,
-                denied: Denied::new(Perms::empty()),
-                left: &mut self.left,
-                pages: &mut pages,
-            };
-            // SAFETY: as in `AddressSpace::visit`.
-            let _: ControlFlow<()> =
-                unsafe { walk::<F, P>(platform, *root, F::root_level(), slice, &mut unmap) };
-        }
-        // Of a dead space no page is plain: when it is live, hardware may write it.
-        if conditions.live {
-            cache.plain = pages.plain;
-        }
-        let (changed, end) = (pages.changed, pages.end);
+        // SAFETY: as in `AddressSpace::visit`.
+        let _: ControlFlow<()> =
+            unsafe { walk::<F, P>(platform, *root, F::root_level(), slice, &mut unmap) };
+        let (changed, progress) = (unmap.changed, unmap.pages.progress::<F>());
         self.left.ranges.end_unnamed(named);
         self.note(changed);
-        Ok(match end {
-            None => Progress::Done,
-            Some(at) => Progress::Stopped(F::Input::from_bits(at)),
-        })
+        Ok(progress)
+    }
+}
+
+/// Whether the pages at both ends of a range are in no run, so that no leaf reaches over an end.
+#[inline(always)]
+pub(super) fn is_cut<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    range: &Range<usize>,
+    has_runs: bool,
+) -> bool {
+    let in_run = |index| table.load(index) & F::CONTIGUOUS != 0;
+    F::CONTIGUOUS == 0 || !has_runs || !in_run(range.start) && !in_run(range.end - 1)
+}
+
+/// The addresses of a range of pages of one table, where `first` is that of page `start`.
+#[inline(always)]
+pub(super) fn pages_of<F: Format>(first: u64, start: usize, range: Range<usize>) -> Slice {
+    let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
+    Slice {
+        first: at(range.start),
+        last: at(range.end).wrapping_sub(1),
     }
 }
 
@@ -210,7 +258,8 @@ struct Unmap<'a, P: Platform, V> {
     pinned: bool,
     denied: Denied,
     left: &'a mut Flush,
-    pages: &'a mut Pages<V>,
+    pages: Pages<V>,
+    changed: Footprint,
 }
 
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F, P>
@@ -244,7 +293,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 let fate = Fate::Unmapped;
                 self.left
                     .carry(self.platform, child, below, slice.first, denied, fate);
-                self.pages.changed.add(slice, None);
+                self.changed.add(slice, None);
             }
         }
         Step::Next
@@ -252,7 +301,12 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let denied = self.denied.at(Level::PAGE);
-        self.pages.take::<F, P>(table, range, first, denied);
+        let start = range.start;
+        let taken = self.pages.take::<F, P>(table, range, first, denied);
+        if !taken.is_empty() {
+            let slice = pages_of::<F>(first, start, taken);
+            self.changed.add(slice, Some(Level::PAGE));
+        }
         match self.pages.end {
             None => ControlFlow::Continue(()),
             Some(_) => ControlFlow::Break(()),
@@ -263,7 +317,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 /// Takes pages out of a table that are like `plain`, as most are, from the start of `range` on: up
 /// to the first that is not, or behind the one at which the visitor breaks off. Returns where that
 /// is, and whether it broke off.
-#[inline(always)]
+#[inline(never)]
 fn take_alike<F: Format, P: Platform>(
     table: &Table<'_, P>,
     range: Range<usize>,
@@ -323,10 +377,27 @@ struct Pages<V> {
     stop: bool,
     /// The address at which it has stopped, if it has.
     end: Option<u64>,
-    changed: Footprint,
 }
 
 impl<V> Pages<V> {
+    fn new(conditions: Conditions, serial: u64, plain: u64, held: V) -> Self {
+        Self {
+            conditions,
+            serial,
+            held,
+            plain,
+            stop: false,
+            end: None,
+        }
+    }
+
+    fn progress<F: Format>(&self) -> Progress<F::Input> {
+        match self.end {
+            None => Progress::Done,
+            Some(at) => Progress::Stopped(F::Input::from_bits(at)),
+        }
+    }
+
     /// Takes one leaf, or the run that it is a member of: the ends of the range were cleaved, so
     /// that the run is whole.
     #[inline(never)]
@@ -338,7 +409,8 @@ impl<V> Pages<V> {
         input: u64,
         entry: u64,
         denied: Perms,
-    ) where
+    ) -> Slice
+    where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
         let conditions = self.conditions;
@@ -356,12 +428,13 @@ impl<V> Pages<V> {
         };
         let leaf = Leaf::new(input, taken, level, denied);
         let last = input + (leaf.size() - 1);
-        self.changed.add(Slice { first: input, last }, Some(level));
         self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
+        Slice { first: input, last }
     }
 
     /// Takes pages out of one table. Stops before the first that is mapped after the visitor has
-    /// broken off.
+    /// broken off. Returns the first to the last that were taken; those between that were not are
+    /// holes.
     #[inline(never)]
     fn take<F: Format, P: Platform>(
         &mut self,
@@ -369,21 +442,22 @@ impl<V> Pages<V> {
         range: Range<usize>,
         first: u64,
         denied: Perms,
-    ) where
+    ) -> Range<usize>
+    where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
         let mask = !F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+        let (mut from, mut to) = (range.end, range.start);
         let mut index = range.start;
         while index < range.end {
             let entry = table.load(index);
             if entry & mask == self.plain && !self.stop && denied.is_empty() {
-                let rest = index..range.end;
-                let (from, plain, serial) = (index, self.plain, self.serial);
+                from = from.min(index);
+                let (rest, plain, serial) = (index..range.end, self.plain, self.serial);
                 (index, self.stop) =
-                    take_alike::<F, P>(table, rest, at(from), plain, serial, &mut self.held);
-                let (first, last) = (at(from), at(index).wrapping_sub(1));
-                self.changed.add(Slice { first, last }, Some(Level::PAGE));
+                    take_alike::<F, P>(table, rest, at(index), plain, serial, &mut self.held);
+                to = index;
                 continue;
             }
             if F::kind(entry, Level::PAGE) != Kind::Leaf {
@@ -394,17 +468,20 @@ impl<V> Pages<V> {
                 self.end = Some(at(index));
                 break;
             }
+            from = from.min(index);
             let input = at(index);
-            let run = run::members::<F>(index, Level::PAGE);
             index = match entry & F::CONTIGUOUS {
-                0 => index + 1,
-                _ => run.end,
+                0 => {
+                    if !self.conditions.is_contended::<F>(entry, Level::PAGE) {
+                        self.plain = entry & mask;
+                    }
+                    index + 1
+                }
+                _ => run::members::<F>(index, Level::PAGE).end,
             };
-            let is_plain = !self.conditions.is_contended::<F>(entry, Level::PAGE);
-            if entry & F::CONTIGUOUS == 0 && is_plain {
-                self.plain = entry & mask;
-            }
             self.take_leaf::<F, P>(table, index - 1, Level::PAGE, input, entry, denied);
+            to = index;
         }
+        from.min(to)..to
     }
 }
