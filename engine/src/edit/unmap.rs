@@ -275,8 +275,10 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
             }
             (Kind::Leaf, _) => {
                 let denied = self.denied.at(level);
-                self.pages
-                    .take_leaf::<F, P>(table, index, level, slice.first, entry, denied);
+                let pages = &mut self.pages;
+                let first = slice.first;
+                let taken = pages.take_leaf::<F, P>(table, index, level, first, entry, denied);
+                self.changed.add(taken, Some(level));
             }
             (Kind::Table, Some(below)) => {
                 let child = F::address(entry, level);
