@@ -188,7 +188,7 @@ fn no_circle_of_rooms_elsewhere() {
         ("lab", "reproduce", "dirty_log"),
         ("lab/harness", "report", "error"),
         ("lab/experiments", "dirty_log", "write_protect"),
-        ("lab/compare", "pages", "subject"),
+        ("lab/compare", "runner", "subject"),
         ("linear", "engine", "fixmap"),
     ] {
         let modules = modules(&root.join(part).join("src"));

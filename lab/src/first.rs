@@ -42,7 +42,7 @@ pub fn run() -> Result<(), Error> {
     print("\nIs it fast? Nanoseconds for each page, beside the best other crate\n")?;
     for (size, rows) in [
         (human(LARGE), compare::large(LARGE, ROUNDS)?),
-        ("1 page".to_owned(), compare::pages::single(ROUNDS)?),
+        ("1 page".to_owned(), compare::single(ROUNDS)?),
     ] {
         rows.iter().try_for_each(|row| print(&bars(&size, row)))?;
     }

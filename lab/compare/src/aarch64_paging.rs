@@ -1,16 +1,18 @@
-//! The crate aarch64-paging: Arm tables, not live, so that it does no TLB maintenance on any host.
+//! The crate aarch64-paging: Arm tables of a mapping that is not active, so that it does no TLB
+//! maintenance on any host.
 
 use std::ptr::{self, NonNull};
 
-use aarch64_paging::Mapping;
 use aarch64_paging::descriptor::{El1Attributes, PhysicalAddress, UpdatableDescriptor};
 use aarch64_paging::paging::{Constraints, El1And0, MemoryRegion, PageTable, Translation, VaRange};
+use aarch64_paging::{MapError, Mapping};
 
-use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
+use crate::calls::{Calls, MOST, answer, physical};
+use crate::subject::{Operation, Subject, Users, none};
 
 /// A page that can be written.
-pub(super) const PAGE: El1Attributes = El1Attributes::VALID
+const PAGE: El1Attributes = El1Attributes::VALID
     .union(El1Attributes::ATTRIBUTE_INDEX_1)
     .union(El1Attributes::INNER_SHAREABLE)
     .union(El1Attributes::ACCESSED)
@@ -18,12 +20,12 @@ pub(super) const PAGE: El1Attributes = El1Attributes::VALID
     .union(El1Attributes::PXN)
     .union(El1Attributes::UXN);
 
-/// A mapping of aarch64-paging, and what it maps.
+/// A mapping of aarch64-paging.
 #[derive(Default)]
-pub struct Aarch64Paging(Option<(Mapping<Identity, El1And0>, MemoryRegion)>);
+pub struct Aarch64Paging(Option<Mapping<Identity, El1And0>>);
 
-/// Tables from the arena, at the address at which they are.
-pub(super) struct Identity(pub(super) Arena);
+/// Tables from the arena, at their physical addresses.
+struct Identity(Arena);
 
 impl Translation<El1Attributes> for Identity {
     fn allocate_table(&mut self) -> (NonNull<PageTable<El1Attributes>>, PhysicalAddress) {
@@ -41,116 +43,76 @@ impl Translation<El1Attributes> for Identity {
     }
 }
 
-impl Aarch64Paging {
-    fn mapping(&mut self) -> Result<&mut (Mapping<Identity, El1And0>, MemoryRegion), String> {
-        self.0.as_mut().ok_or_else(|| "not begun".to_owned())
-    }
+fn region(start: u64, calls: &Calls) -> MemoryRegion {
+    MemoryRegion::new(start as usize, (start + calls.bytes()) as usize)
+}
+
+/// Maps a range with an invalid entry, which frees tables that lie within it.
+fn detach(mapping: &mut Mapping<Identity, El1And0>, range: &MemoryRegion) -> Result<(), MapError> {
+    let nothing = El1Attributes::empty();
+    mapping.map_range(range, PhysicalAddress(0), nothing, Constraints::empty())
 }
 
 impl Subject for Aarch64Paging {
-    fn encoding(&self) -> Encoding {
-        Encoding::Arm64
-    }
-
-    fn courses(&self) -> &'static [Course] {
-        &[
-            Course {
-                users: Users::None,
-                operation: Operation::Unmap,
-                method: "modify_range, compact_subtables",
-            },
-            Course {
-                users: Users::None,
-                operation: Operation::Unmap,
-                method: "modify_range, map_range",
-            },
-            Course {
-                users: Users::None,
-                operation: Operation::Detach,
-                method: "map_range",
-            },
-        ]
-    }
-
-    fn begin(&mut self, arena: Arena, work: Work, _: Users) -> Result<(), String> {
+    fn begin(&mut self, arena: Arena, _: Users, _: &Calls) -> Result<(), String> {
         let mapping =
             Mapping::with_asid_and_va_range(Identity(arena), 1, 0, El1And0, VaRange::Lower);
-        let range = MemoryRegion::new(
-            Work::VIRTUAL as usize,
-            (Work::VIRTUAL + work.bytes) as usize,
-        );
-        self.0 = Some((mapping, range));
+        self.0 = Some(mapping);
         Ok(())
     }
 
-    fn map(&mut self) -> Result<(), String> {
-        let (mapping, range) = self.mapping()?;
-        mapping
-            .map_range(
-                range,
-                PhysicalAddress(Work::PHYSICAL as usize),
-                PAGE,
-                Constraints::NO_BLOCK_MAPPINGS | Constraints::NO_CONTIGUOUS_HINT,
-            )
-            .map_err(|error| error.to_string())
-    }
-
-    fn protect(&mut self) -> Result<(), String> {
-        let (mapping, range) = self.mapping()?;
+    fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
+        let mapping = self.0.as_mut().ok_or("not begun")?;
         let read_only = |_: &MemoryRegion, entry: &mut UpdatableDescriptor<El1Attributes>| {
             entry.modify_flags(El1Attributes::READ_ONLY, El1Attributes::empty())
         };
-        mapping
-            .modify_range(range, &read_only)
-            .map_err(|error| error.to_string())
+        let clear = |_: &MemoryRegion, entry: &mut UpdatableDescriptor<El1Attributes>| {
+            entry.set(PhysicalAddress(0), El1Attributes::empty())
+        };
+        let mut sum = 0_u64;
+        for &start in &calls.starts {
+            let range = region(start, calls);
+            match operation {
+                Operation::Map => mapping.map_range(
+                    &range,
+                    PhysicalAddress(physical(start) as usize),
+                    PAGE,
+                    Constraints::NO_BLOCK_MAPPINGS | Constraints::NO_CONTIGUOUS_HINT,
+                ),
+                Operation::Protect => mapping.modify_range(&range, &read_only),
+                Operation::Detach => detach(mapping, &range),
+                // The faster of its two ways. Of a whole table it would detach the table and look
+                // at none of its pages.
+                Operation::Unmap if calls.pages < MOST => detach(mapping, &range),
+                Operation::Unmap => mapping.modify_range(&range, &clear),
+                Operation::Query => mapping.walk_range(&range, &mut |_, entry, level| {
+                    if level == 3 && entry.is_valid() {
+                        let writable = !entry.flags().contains(El1Attributes::READ_ONLY);
+                        sum = sum.wrapping_add(answer(entry.output_address().0 as u64, writable));
+                    }
+                    Ok(())
+                }),
+                _ => return Err(none()),
+            }
+            .map_err(|error| error.to_string())?;
+        }
+        Ok(sum)
     }
 
-    fn end(&mut self, course: Course) -> Result<(), String> {
-        let (mapping, range) = self.mapping()?;
-        if course.operation == Operation::Unmap {
-            let clear = |_: &MemoryRegion, entry: &mut UpdatableDescriptor<El1Attributes>| {
-                entry.set(PhysicalAddress(0), El1Attributes::empty())
-            };
-            mapping
-                .modify_range(range, &clear)
-                .map_err(|error| error.to_string())?;
-        }
-        if course.method.ends_with("compact_subtables") {
+    fn reclaim(&mut self, method: &'static str, calls: &Calls) -> Result<(), String> {
+        let mapping = self.0.as_mut().ok_or("not begun")?;
+        if method.ends_with("compact_subtables") {
             mapping.compact_subtables();
             return Ok(());
         }
-        mapping
-            .map_range(
-                range,
-                PhysicalAddress(0),
-                El1Attributes::empty(),
-                Constraints::empty(),
-            )
-            .map_err(|error| error.to_string())
-    }
-
-    fn query(&self, virtual_address: u64) -> Option<Leaf> {
-        let (mapping, _) = self.0.as_ref()?;
-        let start = virtual_address as usize;
-        let page = MemoryRegion::new(start, start + Work::PAGE as usize);
-        let mut found = None;
-        mapping
-            .walk_range(&page, &mut |_, entry, level| {
-                if entry.is_valid() && level == 3 {
-                    found = Some(Leaf {
-                        physical: entry.output_address().0 as u64,
-                        writable: !entry.flags().contains(El1Attributes::READ_ONLY),
-                    });
-                }
-                Ok(())
-            })
-            .ok()?;
-        found
+        for &start in &calls.starts {
+            detach(mapping, &region(start, calls)).map_err(|error| error.to_string())?;
+        }
+        Ok(())
     }
 
     fn root(&self) -> Option<u64> {
-        let (mapping, _) = self.0.as_ref()?;
-        Some(mapping.root_address().0 as u64)
+        Some(self.0.as_ref()?.root_address().0 as u64)
     }
 
     fn finish(&mut self) {

@@ -1,5 +1,4 @@
-//! The arena in use, for crates whose frame allocator is a type without state, as it is in most
-//! kernels.
+//! The arena in use, for crates whose frame allocator is a type without state, as in most kernels.
 
 use std::cell::Cell;
 
@@ -9,12 +8,12 @@ thread_local! {
     static ARENA: Cell<Option<Arena>> = const { Cell::new(None) };
 }
 
-/// Makes `arena` the one that [`take`] takes from.
+/// Sets the arena that [`take`] takes from.
 pub fn set(arena: Arena) {
     ARENA.set(Some(arena));
 }
 
-/// Takes a frame from the current arena, and tells its address.
+/// Takes a frame from the current arena and returns its address.
 #[inline]
 pub fn take() -> Option<usize> {
     Some(ARENA.get()?.take()?.addr().get())

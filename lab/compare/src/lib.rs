@@ -7,19 +7,21 @@ use tablewright_harness::{
 
 mod aarch64_paging;
 mod bare;
+mod calls;
 mod candidates;
-mod check;
 mod current;
+mod fault;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 mod page_table_multiarch;
-pub mod pages;
 mod picture;
+mod rows;
 mod runner;
+mod shared;
 mod subject;
 mod tablewright;
+mod text;
 mod threads;
-mod verdict;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -27,25 +29,21 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 
-use crate::arena::{Arena, Memory};
+use crate::arena::Memory;
+use crate::calls::{Calls, MOST, PAGE, TABLES};
+use crate::candidates::{CRATES, Candidate, of_format, of_range};
 use crate::error::Error;
 use crate::file::Target;
-use crate::format::Format;
+use crate::format::{Architecture, Format};
 use crate::progress::Progress;
 use crate::report::Report;
+use crate::rows::{Kind, Parameters, Row};
+use crate::runner::{Arenas, Measurement};
 use crate::size::{Size, human};
-use crate::stats::Samples;
-use candidates::{BARE, CANDIDATES, Candidate};
-use runner::Measurement;
-use subject::{OURS, Operation, Work};
+use crate::subject::Operation;
 
-/// Tables more than are needed, so that two threads may each have half of them, the tables above
-/// among them.
-const SPARE: u64 = 16;
-
-/// What `compare` can be asked.
+/// The arguments of `compare`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Operations:
@@ -100,7 +98,7 @@ pub struct Arguments {
         num_args = 0..=1,
         value_delimiter = ',',
         default_missing_value = "1,4,16,64,512",
-        value_parser = clap::value_parser!(u16).range(1..=pages::MOST as i64),
+        value_parser = clap::value_parser!(u16).range(1..=calls::MOST as i64),
         allow_negative_numbers = true,
         conflicts_with_all = ["size", "memory"],
     )]
@@ -111,7 +109,7 @@ pub struct Arguments {
         value_name = "CRATE",
         num_args = 1..,
         value_delimiter = ',',
-        value_parser = PossibleValuesParser::new(CANDIDATES.iter().map(|candidate| candidate.name)),
+        value_parser = PossibleValuesParser::new(CRATES.iter().map(|(name, _)| *name)),
     )]
     only: Vec<String>,
     /// How often to measure; figures are medians
@@ -146,158 +144,145 @@ impl Memories {
     }
 }
 
-#[derive(Serialize)]
-struct Parameters {
-    size_bytes: u64,
-    page_bytes: u64,
-    entries: u64,
-    tables: u64,
-    memory: &'static [Memory],
-    crates: Vec<&'static str>,
-    rounds: u32,
-}
-
-#[derive(Serialize)]
-struct Row {
-    #[serde(rename = "crate")]
-    name: &'static str,
-    version: &'static str,
-    operation: Operation,
-    method: &'static str,
-    memory: Memory,
-    threads: u32,
-    ns_per_entry: f64,
-    ratio_to_bare: Option<f64>,
-    ratio_to_best_other: Option<f64>,
-    /// Of an edit of live tables: to the same edit of tables that are not in use.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio_to_dead: Option<f64>,
-    spread: f64,
-    #[serde(rename = "samples_ns")]
-    samples: Samples,
-}
-
 /// Runs the comparison and prints it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let work = work(arguments.size)?;
+    let bytes = bytes(arguments.size)?;
     let plot = arguments
         .plot
         .as_deref()
         .map(|path| Target::new("--plot", path))
         .transpose()?;
-    if let Some(pages) = &arguments.pages {
-        return pages::run(pages::Request {
-            pages,
-            only: &arguments.only,
-            rounds: arguments.rounds,
-            json: arguments.json,
-            plot,
-        });
-    }
-    let candidates: Vec<&Candidate> = std::iter::once(&BARE)
-        .chain(CANDIDATES.iter().filter(|candidate| {
-            arguments.only.is_empty() || arguments.only.iter().any(|name| name == candidate.name)
-        }))
-        .collect();
-    let memories = arguments.memory.list();
-
-    let mut report = Report {
-        experiment: "compare",
-        parameters: Parameters {
-            size_bytes: work.bytes,
-            page_bytes: Work::PAGE,
-            entries: work.entries(),
-            tables: work.tables(),
-            memory: memories,
-            crates: candidates.iter().map(|candidate| candidate.name).collect(),
-            rounds: arguments.rounds,
-        },
-        rows: Vec::new(),
-        warnings: stats::build_warning().into_iter().collect(),
+    let report = match &arguments.pages {
+        Some(pages) => scattered(pages, arguments)?,
+        None => range(bytes, arguments)?,
     };
-    // Two threads share memory that has been touched.
-    let together = memories.contains(&Memory::Warm) && candidates.iter().any(|c| c.name == OURS);
-    let each = candidates.len() * memories.len() + usize::from(together);
-    let steps = (u64::from(arguments.rounds) + 1) * each as u64;
-    let mut progress = Progress::new(steps);
-    for &memory in memories {
-        let arena = Arena::new(work.tables() + SPARE, Format::COMMON.page_shift(), memory)?;
-        let measurements = runner::run(&candidates, work, arguments.rounds, arena, &mut progress)?;
-        report
-            .warnings
-            .extend(warnings(&measurements, memory, arena));
-        report.rows.extend(rows(&candidates, measurements, memory));
-        if memory == Memory::Warm && together {
-            let figures = threads::run(work, arguments.rounds, arena, &mut progress)?;
-            report.rows.extend(rows_of_two(figures));
-        }
-    }
-    drop(progress);
-    report.print(arguments.json, text)?;
+    report.print(arguments.json, text::of)?;
     match plot {
-        Some(target) => target.fill(&picture::of(&report).svg()?),
+        Some(target) => target.fill(&picture::svg(&report)?),
         None => Ok(()),
     }
 }
 
-/// An operation, by the engine and by the fastest of the other crates.
-pub struct Against {
-    /// Which.
-    pub operation: &'static str,
-    /// Nanoseconds.
-    pub ours: f64,
-    /// Nanoseconds of the other, and its name.
-    pub other: (f64, String),
-}
+impl Arguments {
+    /// Whether a crate is to be measured.
+    fn chosen(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
 
-impl Against {
-    /// Out of what was measured: name, version, nanoseconds. `None` if the engine or the others are
-    /// not among them.
-    pub fn of<'n>(
-        operation: &'static str,
-        measured: impl Iterator<Item = (&'n str, &'n str, f64)>,
-    ) -> Option<Self> {
-        let (ours, others): (Vec<_>, Vec<_>) = measured.partition(|(name, ..)| *name == OURS);
-        let fastest =
-            |of: Vec<(&'n str, &'n str, f64)>| of.into_iter().min_by(|a, b| a.2.total_cmp(&b.2));
-        let ((_, _, ours), (name, version, other)) = (fastest(ours)?, fastest(others)?);
-        Some(Self {
-            operation,
-            ours,
-            other: (other, format!("{name} {version}")),
-        })
+    fn report(&self, parameters: Parameters) -> rows::Report {
+        Report {
+            experiment: "compare",
+            parameters: Parameters {
+                page_bytes: PAGE,
+                rounds: self.rounds,
+                ..parameters
+            },
+            rows: Vec::new(),
+            warnings: stats::build_warning().into_iter().collect(),
+        }
     }
 }
 
-/// Map, protect and unmap of so many bytes of pages, which are a multiple of what a table covers.
-pub fn large(bytes: u64, rounds: u32) -> Result<Vec<Against>, Error> {
-    let work = Work { bytes };
-    let candidates: Vec<&Candidate> = std::iter::once(&BARE).chain(CANDIDATES).collect();
-    let arena = Arena::new(
-        work.tables() + SPARE,
-        Format::COMMON.page_shift(),
-        Memory::Warm,
-    )?;
-    let mut progress = Progress::new(u64::from(rounds + 1) * candidates.len() as u64);
-    let measured = runner::run(&candidates, work, rounds, arena, &mut progress)?;
-    let against = |operation: Operation| {
-        let of = measured
-            .iter()
-            .filter(|one| one.candidate != 0 && one.operation == operation);
-        Against::of(
-            operation.name(),
-            of.map(|one| {
-                let by = candidates[one.candidate];
-                (by.name, by.version, one.samples.median())
-            }),
-        )
-    };
-    let operations = [Operation::Map, Operation::Protect, Operation::Unmap];
-    Ok(operations.into_iter().filter_map(against).collect())
+/// Compares one range.
+fn range(bytes: u64, arguments: &Arguments) -> Result<rows::Report, Error> {
+    let candidates = of_range(|name| arguments.chosen(name));
+    let memories = arguments.memory.list();
+    let rounds = arguments.rounds;
+    let calls = Calls::range(bytes);
+    let mut report = arguments.report(Parameters {
+        size_bytes: Some(bytes),
+        entries: Some(calls.entries()),
+        tables: calls::tables(bytes),
+        memory: memories,
+        crates: candidates.iter().map(|candidate| candidate.name).collect(),
+        ..Parameters::default()
+    });
+    // Two threads share memory that has been touched.
+    let ours = candidates.iter().find(|candidate| candidate.is_ours());
+    let together = ours.filter(|_| memories.contains(&Memory::Warm));
+    let each = candidates.len() * memories.len() + usize::from(together.is_some());
+    let mut progress = Progress::new((u64::from(rounds) + 1) * each as u64);
+    for &memory in memories {
+        let arena = runner::arena(bytes, memory)?;
+        let measured = runner::range(&candidates, bytes, rounds, arena, &mut progress)?;
+        let rows = rows::rows(&candidates, measured, Kind::Range(memory));
+        report.warnings.extend(rows::noise(&rows));
+        let warning = stats::huge_page_warning(arena, memory);
+        report.warnings.extend(warning);
+        report.rows.extend(rows);
+        if let Some(ours) = together.filter(|_| memory == Memory::Warm) {
+            let figures = threads::run(calls.entries(), rounds, arena, &mut progress)?;
+            report.rows.extend(of_two(&candidates[0], ours, figures));
+        }
+    }
+    Ok(report)
 }
 
-fn work(size: Size) -> Result<Work, Error> {
-    let table = Work::PAGE * Format::COMMON.entries_per_table();
+/// The rows of two threads: two arrays, and one tree.
+fn of_two(bare: &Candidate, ours: &Candidate, figures: threads::Figures) -> [Row; 2] {
+    let arrays = figures.arrays.median();
+    let row = |candidate, method, samples| {
+        let kind = Kind::Range(Memory::Warm);
+        let row = Row::new(candidate, Operation::MapTogether, method, kind, samples);
+        Row {
+            threads: Some(2),
+            ratio_to_bare: rows::ratio(row.ns(), arrays),
+            ..row
+        }
+    };
+    [
+        row(bare, "two arrays", figures.arrays),
+        row(ours, "map_range", figures.tree),
+    ]
+}
+
+/// Compares scattered calls in each format.
+fn scattered(pages: &[u16], arguments: &Arguments) -> Result<rows::Report, Error> {
+    let mut pages: Vec<u64> = pages.iter().copied().map(u64::from).collect();
+    pages.sort_unstable();
+    pages.dedup();
+    let formats: Vec<(Architecture, Vec<Candidate>)> = [Architecture::X86_64, Architecture::Arm64]
+        .into_iter()
+        .map(|format| (format, of_format(format, |name| arguments.chosen(name))))
+        // A format that no chosen crate writes has nothing to compare.
+        .filter(|(_, candidates)| candidates.iter().any(|candidate| !candidate.is_bare()))
+        .collect();
+    let most = formats.iter().map(|(_, candidates)| candidates.len()).max();
+    let arenas = Arenas::new(most.unwrap_or(0))?;
+    let mut crates: Vec<&'static str> = Vec::new();
+    for candidate in formats.iter().flat_map(|(_, candidates)| candidates) {
+        if !crates.contains(&candidate.name) {
+            crates.push(candidate.name);
+        }
+    }
+    let mut report = arguments.report(Parameters {
+        range_bytes: Some(TABLES * MOST * PAGE),
+        tables: TABLES,
+        formats: formats.iter().map(|(format, _)| *format).collect(),
+        crates,
+        ..Parameters::default()
+    });
+    if let Some(arena) = arenas.first() {
+        let warning = stats::huge_page_warning(arena, Memory::Warm);
+        report.warnings.extend(warning);
+    }
+    let rounds = arguments.rounds;
+    let runs = formats.len() * pages.len();
+    let mut progress = Progress::new((u64::from(rounds) + 1) * runs as u64);
+    for (format, candidates) in &formats {
+        for &pages in &pages {
+            let measured = runner::scattered(candidates, pages, rounds, &arenas, &mut progress)?;
+            let kind = Kind::Scattered(*format, pages);
+            report.rows.extend(rows::rows(candidates, measured, kind));
+        }
+    }
+    report.parameters.pages = pages;
+    report.warnings.extend(rows::noise(&report.rows));
+    Ok(report)
+}
+
+fn bytes(size: Size) -> Result<u64, Error> {
+    let table = PAGE * Format::COMMON.entries_per_table();
     let bytes = size.bytes();
     if !bytes.is_multiple_of(table) {
         return Err(Error::Usage(format!(
@@ -305,283 +290,81 @@ fn work(size: Size) -> Result<Work, Error> {
             human(table)
         )));
     }
-    if bytes > Work::MOST {
+    if bytes > calls::MOST_BYTES {
         return Err(Error::Usage(format!(
             "--size {size} is more than the {} that the address space holds",
-            human(Work::MOST)
+            human(calls::MOST_BYTES)
         )));
     }
-    Ok(Work { bytes })
+    Ok(bytes)
 }
 
-/// The bare loop does nothing but touch memory: what scatters there is the computer, not a crate.
-fn warnings(measurements: &[Measurement], memory: Memory, arena: Arena) -> Vec<String> {
-    let name = match memory {
-        Memory::Warm => "warm",
-        Memory::Cold => "cold",
-    };
-    let worst = measurements
-        .iter()
-        .filter(|measurement| measurement.candidate == 0)
-        .max_by(|a, b| a.samples.spread().total_cmp(&b.samples.spread()));
-    let noise = worst.and_then(|worst| {
-        let what = format!("the bare loop of {} ({name})", worst.operation.name());
-        stats::noise_warning(&what, &worst.samples)
-    });
-    noise
-        .into_iter()
-        .chain(stats::huge_page_warning(arena, memory))
-        .collect()
+/// Nanoseconds of an operation, by the engine and by the fastest of the other crates.
+pub struct Against {
+    /// The name of the operation.
+    pub operation: &'static str,
+    /// Nanoseconds of the engine.
+    pub ours: f64,
+    /// Nanoseconds of the other, and its name.
+    pub other: (f64, String),
 }
 
-fn rows(candidates: &[&Candidate], measurements: Vec<Measurement>, memory: Memory) -> Vec<Row> {
-    let medians: Vec<(usize, Operation, f64)> = measurements
-        .iter()
-        .map(|measurement| {
-            (
-                measurement.candidate,
-                measurement.operation,
-                measurement.samples.median(),
-            )
-        })
-        .collect();
-    let best = |operation, among: &dyn Fn(usize) -> bool| {
-        medians
+/// Map, protect and unmap, as far as the engine and another crate were measured.
+fn against(candidates: &[Candidate], measured: &[Measurement]) -> Vec<Against> {
+    let fastest = |operation: Operation, ours: bool| {
+        measured
             .iter()
-            .filter(|(candidate, other, _)| *other == operation && among(*candidate))
-            .map(|(_, _, median)| *median)
-            .min_by(f64::total_cmp)
+            .filter(|one| one.operation == operation)
+            .map(|one| (&candidates[one.candidate], one.samples.median()))
+            .filter(|(by, _)| !by.is_bare() && !by.hardware_flags && by.is_ours() == ours)
+            .min_by(|a, b| a.1.total_cmp(&b.1))
     };
-    // The bare loop is the first of the candidates.
-    measurements
-        .into_iter()
-        .map(|measurement| {
-            let this = measurement.candidate;
-            let median = measurement.samples.median();
-            let bare = measurement
-                .operation
-                .bare()
-                .and_then(|operation| best(operation, &|candidate| candidate == 0));
-            let dead = (measurement.operation == Operation::ProtectLive)
-                .then(|| best(Operation::Protect, &|candidate| candidate == this))
-                .flatten();
-            let best_other = best(measurement.operation, &|candidate| {
-                candidate != 0 && candidate != this
-            });
-            Row {
-                name: candidates[this].name,
-                version: candidates[this].version,
-                operation: measurement.operation,
-                method: measurement.method,
-                memory,
-                threads: 1,
-                ns_per_entry: median,
-                ratio_to_bare: bare.and_then(|bare| ratio(median, bare)),
-                ratio_to_best_other: best_other
-                    .filter(|_| this != 0)
-                    .and_then(|best| ratio(best, median)),
-                ratio_to_dead: dead.and_then(|dead| ratio(median, dead)),
-                spread: measurement.samples.spread(),
-                samples: measurement.samples,
-            }
+    let of = |operation: Operation| {
+        let (_, ours) = fastest(operation, true)?;
+        let (by, other) = fastest(operation, false)?;
+        Some(Against {
+            operation: operation.name(),
+            ours,
+            other: (other, format!("{} {}", by.name, by.version())),
         })
-        .collect()
-}
-
-/// What two threads have done, beside each other.
-fn rows_of_two(figures: threads::Figures) -> [Row; 2] {
-    let bare = figures.arrays.median();
-    let row = |candidate: &Candidate, method, samples: Samples, ratio_to_bare| Row {
-        name: candidate.name,
-        version: candidate.version,
-        operation: Operation::MapTogether,
-        method,
-        memory: Memory::Warm,
-        threads: 2,
-        ns_per_entry: samples.median(),
-        ratio_to_bare,
-        ratio_to_best_other: None,
-        ratio_to_dead: None,
-        spread: samples.spread(),
-        samples,
     };
-    let ours = CANDIDATES
-        .iter()
-        .find(|candidate| candidate.name == OURS)
-        .unwrap_or(&BARE);
-    let ratio_to_bare = ratio(figures.tree.median(), bare);
-    [
-        row(&BARE, "two arrays", figures.arrays, ratio(bare, bare)),
-        row(ours, "map_range", figures.tree, ratio_to_bare),
-    ]
+    let operations = [Operation::Map, Operation::Protect, Operation::Unmap];
+    operations.into_iter().filter_map(of).collect()
 }
 
-/// A ratio, unless the clock was too coarse to see one of the two.
-fn ratio(this: f64, that: f64) -> Option<f64> {
-    (this > 0.0 && that > 0.0).then(|| this / that)
+/// Compares map, protect and unmap of one range, a multiple of the bytes that a table covers.
+pub fn large(bytes: u64, rounds: u32) -> Result<Vec<Against>, Error> {
+    let candidates = of_range(|_| true);
+    let arena = runner::arena(bytes, Memory::Warm)?;
+    let mut progress = Progress::new(u64::from(rounds + 1) * candidates.len() as u64);
+    let measured = runner::range(&candidates, bytes, rounds, arena, &mut progress)?;
+    Ok(against(&candidates, &measured))
 }
 
-fn text(report: &Report<Parameters, Row>) -> String {
-    let parameters = &report.parameters;
-    let mut text = format!(
-        "{} mapped with {} entries of 4 KiB in {} tables\nnanoseconds per entry, median of {}\n",
-        human(parameters.size_bytes),
-        report::count(parameters.entries),
-        report::count(parameters.tables),
-        report::counted(u64::from(parameters.rounds), "round", "rounds"),
-    );
-    for &memory in parameters.memory {
-        text += match memory {
-            Memory::Warm => "\nTable memory warm: touched before, in huge pages\n",
-            Memory::Cold => "\nTable memory cold: mapped anew each round\n",
-        };
-        let mut rows: Vec<&Row> = report
-            .rows
-            .iter()
-            .filter(|row| row.memory == memory)
-            .collect();
-        // By operation; within one the fastest first. The bare loop comes first or nearly so: of
-        // `map` it zeroes each table before it fills it, as most crates do, and one that does not
-        // can be faster.
-        rows.sort_by(|a, b| {
-            (a.operation as u8)
-                .cmp(&(b.operation as u8))
-                .then(a.ns_per_entry.total_cmp(&b.ns_per_entry))
-        });
-        text += &report::table(
-            ["", "by", "ns/entry", "x bare", "vs best"],
-            2,
-            rows.chunk_by(|a, b| a.operation == b.operation)
-                .flat_map(|group| {
-                    let name = [group[0].operation.name(), "", "", "", ""].map(str::to_owned);
-                    std::iter::once(name).chain(group.iter().map(|row| cells(row)))
-                })
-                .collect(),
-        );
-    }
-    text + &verdict::text(&report.rows)
-}
-
-/// A row of the table, indented below the name of its operation. What would make it wider than a
-/// terminal is set in two lines.
-fn cells(row: &Row) -> [String; 5] {
-    const WIDE: usize = 20;
-    let optional = |figure: Option<f64>| figure.map_or("-".to_owned(), report::figure);
-    [
-        format!("  {} {}", row.name, row.version)
-            .trim_end()
-            .to_owned(),
-        if row.method.len() > WIDE {
-            row.method.replace(", ", ",\n")
-        } else {
-            row.method.to_owned()
-        },
-        report::figure(row.ns_per_entry),
-        optional(row.ratio_to_bare),
-        optional(row.ratio_to_best_other),
-    ]
+/// Compares map, protect and unmap of one page, in this computer's format.
+pub fn single(rounds: u32) -> Result<Vec<Against>, Error> {
+    let candidates = of_format(Architecture::HOST, |_| true);
+    let arenas = Arenas::new(candidates.len())?;
+    let mut progress = Progress::new(u64::from(rounds + 1));
+    let measured = runner::scattered(&candidates, 1, rounds, &arenas, &mut progress)?;
+    Ok(against(&candidates, &measured))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measurement(candidate: usize, operation: Operation, ns: f64) -> Measurement {
-        Measurement {
-            candidate,
-            operation,
-            method: "",
-            samples: [ns].into_iter().collect(),
-        }
-    }
-
-    #[test]
-    fn ratios_are_to_the_limit_and_to_the_best_of_the_others() {
-        let candidates = [&BARE, &CANDIDATES[0], &CANDIDATES[1]];
-        let rows = rows(
-            &candidates,
-            vec![
-                measurement(0, Operation::Map, 0.5),
-                measurement(1, Operation::Map, 2.0),
-                measurement(1, Operation::Detach, 0.1),
-                measurement(2, Operation::Map, 1.0),
-            ],
-            Memory::Warm,
-        );
-        let ratios: Vec<_> = rows
-            .iter()
-            .map(|row| (row.ratio_to_bare, row.ratio_to_best_other))
-            .collect();
-        assert_eq!(
-            ratios,
-            [
-                (Some(1.0), None),
-                (Some(4.0), Some(0.5)),
-                (None, None),
-                (Some(2.0), Some(2.0)),
-            ]
-        );
-    }
-
-    #[test]
-    fn a_live_edit_is_held_against_the_dead_one_and_the_right_limit() {
-        let candidates = [&BARE, &CANDIDATES[0]];
-        let rows = rows(
-            &candidates,
-            vec![
-                measurement(0, Operation::Protect, 1.0),
-                measurement(0, Operation::Exchange, 8.0),
-                measurement(1, Operation::Protect, 2.0),
-                measurement(1, Operation::ProtectLive, 3.0),
-                measurement(1, Operation::ProtectHardware, 16.0),
-            ],
-            Memory::Warm,
-        );
-        let ratios: Vec<_> = rows
-            .iter()
-            .skip(2)
-            .map(|row| (row.ratio_to_bare, row.ratio_to_dead))
-            .collect();
-        assert_eq!(
-            ratios,
-            [(Some(2.0), None), (Some(3.0), Some(1.5)), (Some(2.0), None)]
-        );
-    }
-
-    #[test]
-    fn every_candidate_does_the_work_right() {
-        let work = Work { bytes: 4 << 20 };
-        let candidates: Vec<&Candidate> = std::iter::once(&BARE).chain(CANDIDATES).collect();
-        for memory in [Memory::Warm, Memory::Cold] {
-            let arena = Arena::new(work.tables(), 12, memory).unwrap();
-            let measurements =
-                runner::run(&candidates, work, 1, arena, &mut Progress::new(1)).unwrap();
-            assert!(measurements.len() >= candidates.len() * 3);
-        }
-    }
-
     #[test]
     fn two_threads_share_what_others_have_used() {
-        // Of sizes that leave each thread whole tables, and not.
+        // Sizes with an even and an odd number of tables, and too small to share.
         for bytes in [2 << 20, 6 << 20, 64 << 20, 1 << 30] {
-            let work = Work { bytes };
-            let arena = Arena::new(work.tables() + SPARE, 12, Memory::Warm).unwrap();
+            let arena = runner::arena(bytes, Memory::Warm).unwrap();
             let mut progress = Progress::new(1);
-            runner::run(&[&BARE], work, 1, arena, &mut progress).unwrap();
-            let figures = threads::run(work, 2, arena, &mut progress).unwrap();
+            runner::range(&of_range(|_| false), bytes, 1, arena, &mut progress).unwrap();
+            let figures = threads::run(bytes / PAGE, 2, arena, &mut progress).unwrap();
             let samples = 2 * threads::PAIRS as usize;
             let counts = (figures.arrays.len(), figures.tree.len());
             assert_eq!(counts, (samples, samples));
         }
-    }
-
-    #[test]
-    fn running_out_of_tables_is_an_error_of_the_subject() {
-        let work = Work { bytes: 4 << 20 };
-        let arena = Arena::new(3, 12, Memory::Warm).unwrap();
-        let error = runner::run(&[&BARE], work, 1, arena, &mut Progress::new(1))
-            .map(drop)
-            .unwrap_err();
-        assert_eq!(error.to_string(), "bare: map: out of tables");
     }
 }

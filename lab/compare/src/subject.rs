@@ -1,35 +1,45 @@
-//! What the comparison asks of a crate, and which crates there are.
+//! The interface of a measured crate, and the operations that are timed.
 
 use serde::Serialize;
 
 use crate::arena::Arena;
-use crate::format::Format;
-use crate::format::tables_of_pages;
-use crate::judge::Expected;
+use crate::calls::Calls;
 
-/// What is timed.
+/// The name of the engine that this program belongs to.
+pub const OURS: &str = "tablewright";
+/// The name of the bare loop.
+pub const BARE: &str = "bare";
+
+/// A timed operation, in the order of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
-    /// Map the range in an empty space.
+    /// Map ranges that nothing maps, writable.
     Map,
-    /// The same by two threads at once, in one space.
+    /// Map one range by two threads at once, in one space.
     MapTogether,
-    /// Make the range read-only.
+    /// Make ranges read-only.
     Protect,
-    /// The same while walkers use the tables, which they only read.
+    /// Make a range read-only while walkers read its tables.
     ProtectLive,
-    /// The same while walkers use the tables and may set bits in every entry.
+    /// Make a range read-only while walkers may set bits in every entry.
     ProtectHardware,
-    /// Visit and clear every leaf, and give every table back that covers nothing else.
+    /// Visit and clear every leaf. Of one range: also free the tables that cover nothing else.
     Unmap,
-    /// Make the range unreachable without visiting its leaves.
+    /// Make a range unreachable without visiting its leaves.
     Detach,
-    /// Like unmap, every leaf with an atomic exchange, because hardware may still write to it.
+    /// Find the frame of each page, and whether it is writable.
+    Query,
+    /// A fault on one page that nothing maps, in an address space that processors share.
+    Fault,
+    /// An atomic exchange for each entry, and nothing else.
     Exchange,
 }
 
 impl Operation {
+    /// The operations of scattered calls that every crate has, in the order of a round.
+    pub const SCATTERED: [Self; 4] = [Self::Map, Self::Query, Self::Protect, Self::Unmap];
+
     /// Its name in tables and messages.
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,6 +50,8 @@ impl Operation {
             Self::ProtectHardware => "protect (hw writes)",
             Self::Unmap => "unmap",
             Self::Detach => "detach",
+            Self::Query => "query",
+            Self::Fault => "fault (shared)",
             Self::Exchange => "exchange",
         }
     }
@@ -53,12 +65,20 @@ impl Operation {
             _ => Some(self),
         }
     }
+
+    /// The operation that a subject runs for it.
+    pub const fn edit(self) -> Self {
+        match self {
+            Self::ProtectLive | Self::ProtectHardware => Self::Protect,
+            _ => self,
+        }
+    }
 }
 
-/// What else uses the tables while they are edited.
+/// Processors that use the tables during edits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Nothing: they are being made, or being taken down.
+    /// None: the tables are out of use.
     None,
     /// Walkers that only read entries.
     Walkers,
@@ -66,137 +86,71 @@ pub enum Users {
     WritingWalkers,
 }
 
-impl Users {
-    /// What making the range read-only is called.
-    pub const fn protect(self) -> Operation {
-        match self {
-            Self::None => Operation::Protect,
-            Self::Walkers => Operation::ProtectLive,
-            Self::WritingWalkers => Operation::ProtectHardware,
-        }
-    }
-}
-
-/// The course of a cycle: for which users the range is made read-only, and how it is taken down.
+/// A cycle over one range: the users during protection, and the way down.
 #[derive(Clone, Copy, Debug)]
 pub struct Course {
-    /// What else uses the tables.
+    /// The users of the tables, once they are mapped.
     pub users: Users,
-    /// What it amounts to: unmap, detach or exchange.
+    /// Unmap, detach or exchange.
     pub operation: Operation,
-    /// The calls that do it.
+    /// The calls that make it up.
     pub method: &'static str,
 }
 
-/// The work: a range of pages, the same for all.
-#[derive(Clone, Copy, Debug)]
-pub struct Work {
-    /// How much is mapped: as much as whole tables of pages cover.
-    pub bytes: u64,
-}
-
-impl Work {
-    /// The first virtual address: not zero, so that no address is right by accident, and where a
-    /// table of every level begins, so that a comparison needs no more tables than it must.
-    pub const VIRTUAL: u64 = 1 << 39;
-    /// The first physical address mapped.
-    pub const PHYSICAL: u64 = 1 << 32;
-    /// The page size.
-    pub const PAGE: u64 = Format::COMMON.page_bytes();
-    /// The most that can be mapped: to the end of the lower half of the address space.
-    pub const MOST: u64 = (1 << 47) - Self::VIRTUAL;
-
-    /// What the tables should hold once the range is mapped.
-    pub const fn expected(self, writable: bool) -> Expected {
-        Expected {
-            start: Self::VIRTUAL,
-            frame: Self::PHYSICAL,
-            bytes: self.bytes,
-            writable,
-            executable: false,
-            memory: None,
+impl Course {
+    /// Takes down tables that are out of use.
+    pub const fn unused(operation: Operation, method: &'static str) -> Self {
+        Self {
+            users: Users::None,
+            operation,
+            method,
         }
     }
 
-    /// How many leaves there are.
-    pub const fn entries(self) -> u64 {
-        self.bytes / Self::PAGE
+    /// The timed steps in order, each with its method.
+    pub const fn steps(self) -> [(Operation, &'static str); 3] {
+        let protect = match self.users {
+            Users::None => Operation::Protect,
+            Users::Walkers => Operation::ProtectLive,
+            Users::WritingWalkers => Operation::ProtectHardware,
+        };
+        [
+            (Operation::Map, ""),
+            (protect, ""),
+            (self.operation, self.method),
+        ]
     }
-
-    /// How many tables it takes, with the root.
-    pub fn tables(self) -> u64 {
-        tables_of_pages(
-            Format::COMMON,
-            &[(Self::VIRTUAL, Self::VIRTUAL + self.bytes)],
-        )
-    }
 }
 
-/// How the entries of a subject are to be read by the check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
-    /// Arm, stage 1, 4 KiB granule.
-    Arm64,
-    /// x86, four levels.
-    X86_64,
-    /// No mapping, only values.
-    None,
-}
-
-/// What a subject says about one page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaf {
-    /// Where it is mapped to.
-    pub physical: u64,
-    /// Whether it may be written.
-    pub writable: bool,
-}
-
-/// A crate under comparison.
+/// A crate, or the bare loop, in one format. A cycle maps, protects and unmaps the same ranges.
 ///
-/// A cycle is `begin`, `map`, `protect`, `end`, `finish`, all on one of the courses. All tables
-/// come from the arena that `begin` was given, and no reference into a table outlives the call that
+/// All tables come from the arena of `begin`, and no reference into a table outlives the call that
 /// made it. An error is one line.
 pub trait Subject {
-    /// How its entries read.
-    fn encoding(&self) -> Encoding;
+    /// Makes an empty space for these calls. Not timed.
+    fn begin(&mut self, arena: Arena, users: Users, calls: &Calls) -> Result<(), String>;
 
-    /// The courses, each measured in its own cycle. What several courses share is measured on the
-    /// first of them.
-    fn courses(&self) -> &'static [Course];
+    /// Puts the tables to use by processors. Not timed.
+    fn go_live(&mut self) {}
 
-    /// Makes an empty space. Not timed.
-    fn begin(&mut self, arena: Arena, work: Work, users: Users) -> Result<(), String>;
+    /// Runs the operation on each range by a call of its own, and once whatever all of them share.
+    /// Returns the sum of the [answers](crate::calls::answer) of queries.
+    fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String>;
 
-    /// Maps the range with pages, writable, not executable.
-    fn map(&mut self) -> Result<(), String>;
-
-    /// Makes the range read-only.
-    fn protect(&mut self) -> Result<(), String>;
-
-    /// Takes the mapping down.
-    fn end(&mut self, course: Course) -> Result<(), String>;
-
-    /// What the subject itself says about a page. `None` if it is not mapped.
-    fn query(&self, virtual_address: u64) -> Option<Leaf>;
+    /// Frees the tables that cover nothing but an unmapped range, as the method of the course says.
+    /// Timed as a part of unmap.
+    fn reclaim(&mut self, _method: &'static str, _calls: &Calls) -> Result<(), String> {
+        Ok(())
+    }
 
     /// The address of the root table, if there is one.
     fn root(&self) -> Option<u64>;
 
-    /// Gives back whatever is left. Not timed.
+    /// Frees all tables. Not timed.
     fn finish(&mut self);
 }
 
-/// The name of the engine that this program belongs to.
-pub const OURS: &str = "tablewright";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sixteen_gigabytes_take_8210_tables() {
-        let work = Work { bytes: 16 << 30 };
-        assert_eq!((work.entries(), work.tables()), (4_194_304, 8210));
-    }
+/// The error of an operation that a subject does not have.
+pub fn none() -> String {
+    "has none".to_owned()
 }
