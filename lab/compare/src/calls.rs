@@ -49,8 +49,8 @@ impl Calls {
         }
     }
 
-    /// As many ranges as each table has room for, in an order that no prefetcher foresees. The
-    /// last page of a table is left out, unless a range covers the table.
+    /// All ranges that each table has room for, in an order that no prefetcher foresees. The last
+    /// page of a table is left out, unless a range covers the table.
     pub fn scattered(pages: u64) -> Self {
         let in_table = if pages == MOST { 1 } else { (MOST - 1) / pages };
         let start = |table, range| VIRTUAL + (table * MOST + range * pages) * PAGE;

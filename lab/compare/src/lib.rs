@@ -113,7 +113,12 @@ pub struct Arguments {
     )]
     only: Vec<String>,
     /// How often to measure; figures are medians
-    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        default_value_t = 11,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=10_000),
+    )]
     rounds: u32,
     /// Print JSON, with every sample
     #[arg(long)]

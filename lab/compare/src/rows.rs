@@ -1,4 +1,4 @@
-//! What is reported: a row for each operation of each crate, with its ratios.
+//! The report: a row for each operation of each crate, with its ratios.
 
 use serde::Serialize;
 

@@ -37,7 +37,7 @@ pub struct Measurement {
 /// The calls of a round.
 struct Plan {
     calls: Calls,
-    /// The same calls, in the parts that are timed.
+    /// Those calls, in the parts that are timed.
     parts: Vec<Calls>,
     /// Pages that stay mapped between the calls.
     kept: Option<Calls>,

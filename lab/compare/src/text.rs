@@ -249,8 +249,8 @@ fn ratios<'r, I: Iterator<Item = &'r Row>>(
         ),
     };
     format!(
-        "\n{table}{verdict}\n{MISSED} misses: at most {TO_BARE:.2} x bare; vs best at least 1.00 up \
-         to 16 pages, 2.00 from 64 on\n{limit}",
+        "\n{table}{verdict}\n{MISSED} misses: at most {TO_BARE:.2} x bare; vs best at least 1.00 \
+         up to 16 pages, 2.00 from 64 on\n{limit}",
     )
 }
 
