@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use tablewright::hyperv::{FlushEncoder, PAGE_WORDS, Targets, VpSet};
+use tablewright::hyperv::{FlushEncoder, PAGE_WORDS};
 use tablewright::shootdown::Cpus;
 use tablewright::{Invalidation, Pa, Stale, What};
 
@@ -32,15 +32,14 @@ fn main() -> ExitCode {
         global: false,
         what: What::Ranges(&ranges),
     };
-    let vps: Vec<u32> = (0..CPUS as u32).map(|cpu| cpu * 5 % 640).collect();
+    let vps: Vec<usize> = (0..CPUS).map(|cpu| cpu * 5 % 640).collect();
     let mut cpus = Cpus::EMPTY;
     let all = (0..CPUS).all(|cpu| cpus.insert(cpu));
     let mut page = [0; PAGE_WORDS];
     let mut encode = || {
-        let mut set = VpSet::EMPTY;
+        let mut set = Cpus::EMPTY;
         let known = black_box(&cpus).iter().all(|cpu| set.insert(vps[cpu]));
-        let targets = Targets::Set(&set);
-        let input = encoder.encode(&mut page, targets, black_box(&flush));
+        let input = encoder.encode(&mut page, Some(&set), black_box(&flush));
         let reps = input.map(|input| input.map_or(0, |input| input.reps()));
         (known, black_box(reps))
     };

@@ -45,9 +45,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pages = count as u64 * 64;
     let platform = &Threads::new(8, 12, 1);
     let mut plain = vec![0u64; count];
-    let (one, first, second) = (words(count), words(count), words(count));
-    let bitmap = Bitmap::new(&one, pages)?;
-    let flip = Flip::new(Bitmap::new(&first, pages)?, Bitmap::new(&second, pages)?)?;
+    let (mut one, mut first, mut second) = (words(count), words(count), words(count));
+    let bitmap = Bitmap::new(&mut one, pages)?;
+    let [first, second] = [&mut first, &mut second].map(|words| Bitmap::new(words, pages));
+    let flip = Flip::new(first?, second?)?;
     let (mut base, mut few, mut all) = (f64::MAX, f64::MAX, f64::MAX);
     for _ in 0..ROUNDS {
         plain.fill(3);
@@ -62,13 +63,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert_eq!(found, pages.div_ceil(6400));
 
         flip.current().mark_all();
-        let idle = flip.turn(&platform).ok_or("the other is not drained")?;
-        let retired = idle
-            .try_complete(&platform)
-            .map_err(|_| "a walk is under way")?;
-        let mut found = u64::MAX;
-        all = all.min(time(|| retired.drain(|_, bits| found &= bits)));
-        assert_eq!(found, u64::MAX);
+        let (mut found, mut is_drained) = (u64::MAX, false);
+        all = all.min(time(|| {
+            is_drained = flip.drain(&platform, |_, bits| found &= bits);
+        }));
+        assert!(is_drained && found == u64::MAX);
     }
     let line = |what: &str, time: f64| {
         let each = time / count as f64 * 1e9;

@@ -57,6 +57,16 @@ pub struct Invalidation<'a> {
     pub what: What<'a>,
 }
 
+impl Invalidation<'_> {
+    /// Whether tables were detached, or may have been.
+    pub fn has_tables(&self) -> bool {
+        match self.what {
+            What::Everything => true,
+            What::Ranges(ranges) => ranges.iter().any(|range| range.tables),
+        }
+    }
+}
+
 /// The translations that a flush invalidates.
 ///
 /// ```

@@ -129,6 +129,7 @@
 mod addr;
 pub mod arch;
 pub mod bbm;
+mod cpus;
 pub mod dirty;
 mod edit;
 mod entry;
@@ -138,13 +139,16 @@ pub mod guest;
 #[cfg(feature = "hosted")]
 pub mod hosted;
 pub mod hyperv;
+mod identity;
 mod invalidation;
 mod kernel_half;
 pub mod linear;
+mod offer;
 mod platform;
 mod run;
 pub mod shared;
 pub mod shootdown;
+mod sync;
 mod table;
 mod walk;
 

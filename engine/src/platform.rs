@@ -12,8 +12,8 @@ use core::ptr::NonNull;
 
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, fill};
+use crate::identity::Identity;
 use crate::invalidation::Invalidation;
-use crate::shootdown::Identity;
 
 /// A barrier that an edit needs.
 ///

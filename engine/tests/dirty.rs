@@ -4,21 +4,18 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use common::Decoded;
 use proptest::prelude::*;
-use tablewright::dirty::{
-    Bitmap, Flip, Full, Idle, LogError, Marker, ModificationLog, Ring, RingEntry,
-};
+use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, ModificationLog, Ring, RingEntry};
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4, Stage2K16};
 use tablewright::guest::{
-    Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Pass, Slot, SlotCell,
+    Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot, SlotCell, SlotError,
 };
 use tablewright::hosted::{Event, Threads};
 use tablewright::shared::{
-    Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform, SharedSpace, Step, Unprotectable,
+    Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform, SharedSpace, Unprotectable,
 };
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, Format, Ipa, Level, Mapping, Pa, Perms, Platform, Span,
@@ -57,8 +54,8 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
 proptest! {
     #[test]
     fn a_bitmap_is_a_set(pages in 1..280u64, deeds in deeds()) {
-        let words = words(5);
-        let bitmap = Bitmap::new(&words, pages).unwrap();
+        let mut words = words(5);
+        let bitmap = Bitmap::new(&mut words, pages).unwrap();
         let mut set = BTreeSet::new();
         for deed in deeds {
             match deed {
@@ -91,64 +88,47 @@ proptest! {
 #[test]
 fn a_bitmap_is_drained_before_it_is_marked_again() {
     let platform = &Threads::new(8, 12, 1);
-    let (first, second) = (words(9), words(9));
-    let both = [&first, &second].map(|words| Bitmap::new(words, 9 * 64).unwrap());
-    let [first, second] = both;
-    let flip = Flip::new(first, second).unwrap();
-    let drained = |idle: Idle<'_, '_>| {
-        let (retired, mut pages) = (idle.try_complete(&platform).unwrap(), Vec::new());
-        assert!(flip.turn(&platform).is_none());
-        retired.drain(|first, bits| pages.extend(pages_of(first, bits)));
+    let (mut first, mut second) = (words(9), words(9));
+    let map = |words| Bitmap::new(words, 9 * 64).unwrap();
+    let flip = Flip::new(map(&mut first), map(&mut second)).unwrap();
+    let drained = || {
+        let mut pages = Vec::new();
+        assert!(flip.drain(&platform, |first, bits| pages.extend(pages_of(first, bits))));
         pages
     };
     flip.current().mark(3);
-    let idle = flip.turn(&platform).unwrap();
+    // While a walk is under way that may mark the first, it is not given out, and nothing is turned.
+    let walk = platform.enter();
+    assert!((0..3).all(|_| !flip.drain(&platform, |_, _| panic!("it may be marked"))));
     flip.current().mark(70);
-    assert!(flip.turn(&platform).is_none());
-    // It is dropped, early or late, and comes again with its mark.
-    drop(idle);
-    let idle = flip.turn(&platform).unwrap();
-    drop(idle.try_complete(&platform).unwrap());
+    drop(walk);
     flip.current().mark(550);
-    assert_eq!(drained(flip.turn(&platform).unwrap()), [3]);
-    assert_eq!(drained(flip.turn(&platform).unwrap()), [70, 550]);
-    // A visitor unwinds: what it has not been given is there.
-    [5, 100, 530]
-        .iter()
-        .for_each(|&page| flip.current().mark(page));
-    let idle = flip.turn(&platform).unwrap();
-    let unwound = catch_unwind(AssertUnwindSafe(|| {
-        let retired = idle.try_complete(&platform).unwrap();
-        retired.drain(|first, bits| assert!(first < 64 || bits == 0));
-    }));
-    assert!(unwound.is_err());
-    assert_eq!(drained(flip.turn(&platform).unwrap()), [530]);
-    assert_eq!(drained(flip.turn(&platform).unwrap()), []);
+    assert_eq!(drained(), [3]);
+    assert_eq!(drained(), [70, 550]);
+    assert_eq!(drained(), []);
 }
 
 #[test]
 fn what_is_no_log_is_refused() {
-    let (three, two) = (words(3), words(2));
+    let (mut three, mut two) = (words(3), words(2));
     assert_eq!(
-        Bitmap::new(&two, 129).err(),
+        Bitmap::new(&mut two, 129).err(),
         Some(LogError::TooFewBits(128))
     );
     let unequal = Flip::new(
-        Bitmap::new(&three, 128).unwrap(),
-        Bitmap::new(&two, 127).unwrap(),
+        Bitmap::new(&mut three, 128).unwrap(),
+        Bitmap::new(&mut two, 127).unwrap(),
     );
     assert_eq!(unequal.err(), Some(LogError::Unequal));
-    let entries = [const { RingEntry::new() }; 6];
-    assert_eq!(Ring::new(&entries).err(), Some(LogError::RingSize(6)));
-    assert_eq!(Ring::new(&[]).err(), Some(LogError::RingSize(0)));
-    let ring = Ring::new(&entries[..4]).unwrap();
-    assert_eq!(ring.mark_all(), Err(LogError::RingStartsEmpty));
+    let mut entries = [const { RingEntry::new() }; 6];
+    assert_eq!(Ring::new(&mut entries).err(), Some(LogError::RingSize(6)));
+    assert_eq!(Ring::new(&mut []).err(), Some(LogError::RingSize(0)));
 }
 
 #[test]
 fn a_ring_that_is_full_says_so_and_loses_nothing() {
-    let entries = [const { RingEntry::new() }; 4];
-    let ring = Ring::new(&entries).unwrap();
+    let mut entries = [const { RingEntry::new() }; 4];
+    let ring = Ring::new(&mut entries).unwrap();
     let marker = Marker::Ring(&ring, 3);
     let (mut next, mut seen) = (0, Vec::new());
     for round in 0..5 {
@@ -534,9 +514,9 @@ fn what_cannot_be_protected_is_refused() {
     let walk = platform.enter();
     let mut first = vm.guest.space().protect_all().unwrap();
     assert_eq!(vm.protect_all(), Err(Unprotectable::Busy));
-    assert_eq!(first.step(), Step::Waiting);
+    assert!(!first.step());
     drop(walk);
-    assert_eq!(first.step(), Step::Over);
+    assert!(first.step());
     assert!(!vm.can_write(0));
     assert_eq!(vm.reopen(0, Access::Write), Ok(true));
 
@@ -563,12 +543,12 @@ fn nothing_is_made_writable_before_a_start_is_over() {
     };
     let block = claim(F::FROZEN);
     let mut start = vm.guest.space().protect_all().unwrap();
-    assert_eq!(start.step(), Step::Waiting);
+    assert!(!start.step());
     assert!(!vm.can_write(0));
     assert_eq!(vm.reopen(0, Access::Write), Err(Refused::Busy(Ipa::new(0))));
     assert!(!vm.can_write(0));
     assert_eq!(claim(block), F::FROZEN);
-    assert_eq!(start.step(), Step::Over);
+    assert!(start.step());
     assert!(!vm.can_write(0) && !vm.can_write(GIB));
     assert_eq!(vm.reopen(0, Access::Write), Ok(true));
     assert!(vm.can_write(0) && !vm.can_write(4096));
@@ -579,8 +559,8 @@ fn a_harvest_protects_what_it_gives_out() {
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
     let mut cells = [const { SlotCell::new() }; 1];
     let (vm, ram) = full::<Ept<4>>(&platform, &mut cells, 2 * MIB, true);
-    let words = words(8);
-    let bitmap = Bitmap::new(&words, 512).unwrap();
+    let mut words = words(8);
+    let bitmap = Bitmap::new(&mut words, 512).unwrap();
     let marker = Marker::Bitmap(&bitmap);
     assert_eq!(vm.protect_all(), Ok(1));
     for page in [0, 1, 2, 63, 64, 100, 511] {
@@ -603,20 +583,21 @@ fn a_harvest_protects_what_it_gives_out() {
     #[expect(clippy::reversed_empty_ranges, reason = "that is it")]
     let reversed = (u64::MAX >> 12)..0;
     assert_eq!(harvest(reversed.clone(), Harvest::empty()), Ok(vec![]));
-    let high = Slot::memory(span(MIB, MIB), 0).with_log(Log::ByFault);
-    let protected = vm.guest.gather().protect(&high, reversed);
+    let protected = vm.guest.gather().protect(&ram, reversed);
     assert_eq!(protected, Ok(Protected::default()));
     let unknown = Harvest::from_bits_retain(6);
-    assert_eq!(harvest(0..1, unknown), Err(HarvestError::Flags(6)));
+    assert_eq!(harvest(0..1, unknown), Err(SlotError::Flags(6)));
     assert_eq!(
         harvest(0..513, Harvest::empty()),
-        Err(HarvestError::Pages(512))
+        Err(SlotError::Pages(512))
     );
     let mut gather = vm.guest.gather();
     let unlogged = ram.with_log(Log::Off);
+    assert_eq!(gather.protect(&unlogged, 0..1), Err(SlotError::Unknown));
+    drop(vm.guest.replace(unlogged).unwrap());
     assert_eq!(
         gather.protect(&unlogged, 0..1),
-        Err(HarvestError::NotLogged(0))
+        Err(SlotError::NotLogged(0))
     );
     assert!(gather.is_clean() && gather.finish(|_| ()).is_ok());
 }
@@ -638,8 +619,8 @@ fn what_hardware_marks_is_harvested() {
         // Pages, and none that faults again.
         assert!(vm.can_write(page << 12));
     }
-    let words = words(8);
-    let bitmap = Bitmap::new(&words, 512).unwrap();
+    let mut words = words(8);
+    let bitmap = Bitmap::new(&mut words, 512).unwrap();
     for expected in [vec![0, 3, 6, 9, 12, 15, 18], vec![]] {
         let (mut found, mut gather) = (Vec::new(), vm.guest.gather());
         let each = |first, bits| found.extend(pages_of(first, bits));
@@ -673,7 +654,7 @@ fn what_hardware_logs_is_harvested() {
     let mut gather = vm.guest.gather();
     let other = ram.with_log(Log::ByHardware);
     let refused = gather.begin_modification_log(&other).map(drop);
-    assert_eq!(refused, Err(HarvestError::NotLogged(0)));
+    assert_eq!(refused, Err(SlotError::NotLogged(0)));
     let begun = gather.begin_modification_log(&logged).unwrap();
     assert!(begun.changed && !begun.passed_over && gather.finish(|_| ()).is_ok());
     assert!(!vm.can_write(0) && !vm.can_write(511 << 12));
@@ -681,8 +662,8 @@ fn what_hardware_logs_is_harvested() {
 
     // One virtual CPU's log: two pages, one of them twice, the other's address, and what has no
     // slot.
-    let words = words(16);
-    let bitmap = Bitmap::new(&words, 1024).unwrap();
+    let mut words = words(16);
+    let bitmap = Bitmap::new(&mut words, 1024).unwrap();
     let page = [const { AtomicU64::new(0) }; 512];
     for (entry, at) in [
         (511, 515u64 << 12),
@@ -720,9 +701,10 @@ fn hardware_that_marks_nothing_logs_nothing() {
     let mut cells = [const { SlotCell::new() }; 1];
     let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByModification);
-    vm.guest.insert(ram).unwrap();
-    let begun = vm.guest.gather().begin_modification_log(&ram).map(drop);
-    assert_eq!(begun, Err(HarvestError::NoHardware));
+    assert_eq!(vm.guest.insert(ram), Err(SlotError::NoHardware));
+    vm.guest.insert(ram.with_log(Log::Off)).unwrap();
+    let by_hardware = vm.guest.replace(ram.with_log(Log::ByHardware));
+    assert_eq!(by_hardware.map(drop), Err(SlotError::NoHardware));
 }
 
 #[test]
@@ -786,8 +768,8 @@ fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];
     let (vm, ram) = logged_by_hardware(&platform, &mut cells);
-    let words = words(16);
-    let bitmap = Bitmap::new(&words, 1024).unwrap();
+    let mut words = words(16);
+    let bitmap = Bitmap::new(&mut words, 1024).unwrap();
     let page = [const { AtomicU64::new(0) }; 512];
     log_page(&page, 511, 7);
     log_page(&page, 510, 1023);
@@ -825,8 +807,8 @@ fn a_drain_beside_a_harvest_loses_no_page() {
     let platform = Threads::new(700, 12, 2).with_caps(tablewright::hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];
     let (vm, ram) = logged_by_hardware(&platform, &mut cells);
-    let words = words(16);
-    let bitmap = Bitmap::new(&words, 1024).unwrap();
+    let mut words = words(16);
+    let bitmap = Bitmap::new(&mut words, 1024).unwrap();
     let drained = AtomicU64::new(0);
     const ROUNDS: u64 = 200;
     let mut found = vec![0u64; 1024];

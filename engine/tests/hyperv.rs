@@ -8,17 +8,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use tablewright::hyperv::{
-    Call, Caller, Decoded, Flags, FlushEncoder, FlushQueue, HostCaps, Input, LIST, LIST_EX, Output,
-    PAGE_WORDS, PROCESSORS, Pages, Range, Refusal, Status, Targets, VpSet, decode,
+    Call, Decoded, Flags, FlushEncoder, FlushQueue, HostCaps, Input, LIST, LIST_EX, Output,
+    PAGE_WORDS, Pages, Status, decode,
 };
+use tablewright::shootdown::Cpus;
 use tablewright::{Invalidation, Pa, Stale, What};
 
 const HOST: HostCaps = HostCaps {
-    processors: PROCESSORS,
+    processors: PROCESSORS as u32,
     xmm_input: true,
     extended_ranges: true,
     guest_physical: true,
 };
+const PROCESSORS: usize = Cpus::MOST;
 const ROOT: u64 = 0x1234_5000;
 
 fn range(first: u64, last: u64) -> Stale {
@@ -39,8 +41,8 @@ fn flush(what: What<'_>, global: bool) -> Invalidation<'_> {
     }
 }
 
-fn set(processors: impl IntoIterator<Item = u32>) -> VpSet {
-    let mut set = VpSet::EMPTY;
+fn set(processors: impl IntoIterator<Item = usize>) -> Cpus {
+    let mut set = Cpus::EMPTY;
     processors
         .into_iter()
         .for_each(|vp| assert!(set.insert(vp)));
@@ -50,9 +52,9 @@ fn set(processors: impl IntoIterator<Item = u32>) -> VpSet {
 /// What a guest asks for, decoded by a host from a page with rubbish behind it.
 fn through(
     encoder: FlushEncoder,
-    targets: Targets<'_>,
+    targets: Option<&Cpus>,
     flush: &Invalidation<'_>,
-) -> Result<Option<Decoded>, Refusal> {
+) -> Result<Option<Decoded>, Status> {
     let mut page = [0xaaaa_aaaa_aaaa_aaaa; PAGE_WORDS];
     let input = encoder.encode(&mut page, targets, flush)?;
     Ok(input.map(|input| decode(input, 0x7000, &page, &HOST).expect("a call that makes sense")))
@@ -99,14 +101,14 @@ proptest! {
     #[test]
     fn a_host_flushes_what_a_guest_asks_for(
         ranges in ranges(),
-        processors in prop::collection::btree_set(prop_oneof![0..64u32, 0..PROCESSORS], 0..200),
+        processors in prop::collection::btree_set(prop_oneof![0..64usize, 0..PROCESSORS], 0..200),
         everywhere in prop::bool::weighted(0.1),
         everything in prop::bool::weighted(0.1),
         global in prop::bool::weighted(0.2),
         most_ranges in prop_oneof![Just(16usize), 0..600usize],
     ) {
         let set = set(processors.iter().copied());
-        let targets = if everywhere { Targets::All } else { Targets::Set(&set) };
+        let targets = if everywhere { None } else { Some(&set) };
         let list: Vec<_> = ranges.iter().map(|&(first, last)| range(first, last)).collect();
         let what = if everything { What::Everything } else { What::Ranges(&list) };
         let encoder = FlushEncoder { most_ranges, takes_sets: true };
@@ -116,11 +118,11 @@ proptest! {
             return Ok(());
         }
         let decoded = decoded.expect("a call");
-        let told: Option<BTreeSet<u32>> = decoded.targets.map(|set| set.iter().collect());
+        let told: Option<BTreeSet<usize>> = decoded.targets.map(|set| set.iter().collect());
         prop_assert_eq!(told, (!everywhere).then_some(processors));
         prop_assert_eq!(decoded.space, (!global).then_some(ROOT));
         let needed: u64 = ranges.iter().map(|&(first, last)| elements(first, last)).sum();
-        let banks = decoded.targets.map_or(0, |set| set.valid().count_ones() as usize);
+        let banks = decoded.targets.map_or(0, |set| set.iter().map(|vp| vp / 64).collect::<BTreeSet<_>>().len());
         let large = decoded.targets.is_some_and(|set| set.iter().any(|vp| vp >= 64));
         let room = if large { LIST_EX - banks } else { LIST };
         let listed = !everything && needed <= room.min(most_ranges) as u64;
@@ -150,7 +152,7 @@ fn a_page_holds_what_it_holds_and_no_more() {
         (set([64]), LIST_EX as u64 - 1),
         (set((0..64).map(|bank| bank * 64)), LIST_EX as u64 - 64),
     ] {
-        let targets = Targets::Set(&processors);
+        let targets = Some(&processors);
         let send = |count| {
             let ranges = ranges(count);
             let decoded = through(encoder, targets, &flush(What::Ranges(&ranges), false));
@@ -162,7 +164,7 @@ fn a_page_holds_what_it_holds_and_no_more() {
     // As many pages as one element holds, and one more.
     for (pages, needed) in [(4096, 1), (4097, 2), (8192, 2), (8193, 3)] {
         let what = [range(0, pages * 4096 - 1)];
-        let decoded = through(encoder, Targets::All, &flush(What::Ranges(&what), true))
+        let decoded = through(encoder, None, &flush(What::Ranges(&what), true))
             .unwrap()
             .unwrap();
         assert_eq!(decoded.reps(), needed);
@@ -175,32 +177,27 @@ fn a_page_holds_what_it_holds_and_no_more() {
 
 #[test]
 fn an_empty_set_is_not_all_and_too_many_are_refused() {
-    let none = VpSet::EMPTY;
+    let none = Cpus::EMPTY;
     let ranges = [range(0, 4095)];
     let what = &flush(What::Ranges(&ranges), false);
     let encoder = FlushEncoder::default();
-    assert_eq!(through(encoder, Targets::Set(&none), what), Ok(None));
+    assert_eq!(through(encoder, Some(&none), what), Ok(None));
     let nothing = flush(What::Ranges(&[]), true);
-    assert_eq!(through(encoder, Targets::All, &nothing), Ok(None));
+    assert_eq!(through(encoder, None, &nothing), Ok(None));
     let old = FlushEncoder {
         takes_sets: false,
         ..encoder
     };
     let far = set([64]);
-    assert_eq!(
-        through(old, Targets::Set(&far), what),
-        Err(Refusal::NeedsSet)
-    );
+    assert_eq!(through(old, Some(&far), what), Err(Status::CODE));
     let near = set([63]);
-    assert!(through(old, Targets::Set(&near), what).unwrap().is_some());
+    assert!(through(old, Some(&near), what).unwrap().is_some());
     // Banks of an earlier flush are not there any more.
     let mut page = [0; PAGE_WORDS];
     let wide = set([1, 70, 140, 4000]);
-    encoder
-        .encode(&mut page, Targets::Set(&wide), what)
-        .unwrap();
+    encoder.encode(&mut page, Some(&wide), what).unwrap();
     let input = encoder
-        .encode(&mut page, Targets::Set(&far), what)
+        .encode(&mut page, Some(&far), what)
         .unwrap()
         .unwrap();
     assert_eq!(decode(input, 0, &page, &HOST).unwrap().targets, Some(far));
@@ -213,8 +210,7 @@ struct Slow {
     done: std::cell::RefCell<Vec<u64>>,
 }
 
-// SAFETY: there is no processor (1.).
-unsafe impl Caller for &Slow {
+impl Slow {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let flush = decode(input, 0, page, &HOST).unwrap();
         let ranges: Vec<_> = flush
@@ -245,7 +241,8 @@ fn a_call_goes_on_where_the_host_has_stopped() {
             fails_at: usize::MAX,
             done: Vec::new().into(),
         };
-        let sent = FlushEncoder::default().send(&&host, Some(&mut page), Targets::All, &what);
+        let call = |input, page: &_| host.call(input, page);
+        let sent = FlushEncoder::default().send(&mut page, None, &what, call);
         assert_eq!(sent, Ok(()));
         assert_eq!(*host.done.borrow(), expected);
     }
@@ -254,13 +251,13 @@ fn a_call_goes_on_where_the_host_has_stopped() {
         fails_at,
         done: Vec::new().into(),
     };
-    let mut send =
-        |host: &Slow| FlushEncoder::default().send(&host, Some(&mut page), Targets::All, &what);
-    assert_eq!(send(&host(3, 6)), Err(Refusal::Status(Status(11))));
+    let mut send = |host: &Slow| {
+        let call = |input, page: &_| host.call(input, page);
+        FlushEncoder::default().send(&mut page, None, &what, call)
+    };
+    assert_eq!(send(&host(3, 6)), Err(Status(11)));
     // One that does nothing and says that all is well would be asked for ever.
-    assert_eq!(send(&host(0, 99)), Err(Refusal::Status(Status::INPUT)));
-    let sent = FlushEncoder::default().send(&&host(1, 99), None, Targets::All, &what);
-    assert_eq!(sent, Err(Refusal::NoPage));
+    assert_eq!(send(&host(0, 99)), Err(Status::INPUT));
 }
 
 // ---- What a host does not believe ----
@@ -395,14 +392,13 @@ fn every_field_that_is_wrong_gets_its_status() {
                 }
                 decode(input, 0x3000, &page, &HOST)
             };
-            let large = Range::large(5 << 30, 7, true).unwrap().bits();
-            let pages = extended(large).unwrap().ranges().next();
             let expected = Pages {
                 first: 5 << 30,
                 count: 7,
                 size: 1 << 30,
             };
-            assert_eq!(pages, Some(expected));
+            let large = expected.encode().unwrap();
+            assert_eq!(extended(large).unwrap().ranges().next(), Some(expected));
             for bit in 13..21 {
                 assert_eq!(
                     extended(large | 1 << bit),
@@ -490,11 +486,11 @@ fn believe_nothing(rounds: u64) {
             );
         }
         if let Some(set) = flush.targets {
-            assert!(set.iter().all(|vp| vp < host.processors));
+            assert!(set.iter().all(|vp| vp < host.processors as usize));
             if !flush.call.has_set() {
                 assert!(
                     (0..host.processors.min(64))
-                        .all(|vp| set.contains(vp) == (page[2] >> vp & 1 != 0))
+                        .all(|vp| set.contains(vp as usize) == (page[2] >> vp & 1 != 0))
                 );
             }
         }

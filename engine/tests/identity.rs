@@ -12,7 +12,7 @@ use tablewright::format::{Arm64K4, X86_64};
 use tablewright::hosted::{Event, Hosted, Threads, Told};
 use tablewright::shared::{CacheMaintenance, GracePeriod, NewLeaf, SharedPlatform, SharedSpace};
 use tablewright::shootdown::arm64::{Instruction, Op};
-use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity, Switch};
+use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Invalidation, Level, Liveness,
     Pa, Platform, Span, TableLink, Va,
@@ -28,7 +28,7 @@ struct Ids<'m> {
 }
 
 impl<'m> Ids<'m> {
-    fn new(holders: &'m [Holder], memory: &'m mut [u64]) -> Self {
+    fn new(holders: &'m mut [Holder], memory: &'m mut [u64]) -> Self {
         let allocator = Allocator::new(2, memory).unwrap();
         Self {
             identifiers: Identifiers::new(&allocator, holders).unwrap(),
@@ -37,13 +37,16 @@ impl<'m> Ids<'m> {
         }
     }
 
-    fn switch(&self, cpu: usize, to: &Identity) -> Option<Switch> {
-        self.identifiers.switch(
-            cpu,
-            to,
-            |with| with(&mut self.allocator.borrow_mut()),
-            || self.flushes.set(self.flushes.get() + 1),
-        )
+    fn switch(&self, cpu: usize, to: &Identity) -> Option<(Pa, u16)> {
+        // SAFETY: one thread plays all CPUs, which have no TLBs (1. to 4.).
+        unsafe {
+            self.identifiers.switch(
+                cpu,
+                to,
+                |with| with(&mut self.allocator.borrow_mut()),
+                || self.flushes.set(self.flushes.get() + 1),
+            )
+        }
     }
 }
 
@@ -163,8 +166,8 @@ fn ids(told: &[Told]) -> Vec<u16> {
 
 #[test]
 fn an_invalidation_names_the_identifier_of_its_time() {
-    let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
-    let kernel = Ids::new(&holders, &mut memory);
+    let (mut holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
+    let kernel = Ids::new(&mut holders, &mut memory);
     let hosted = Hosted::new(64, 12);
     let identities = [const { Identity::new() }; 5];
     let [mut space, _others @ ..] = identities.each_ref().map(|identity| {
@@ -177,7 +180,7 @@ fn an_invalidation_names_the_identifier_of_its_time() {
     };
     // It was never loaded, so that nothing is remembered. It is issued all the same.
     assert_eq!((named(&mut space), space.id()), (vec![0], 0));
-    let load = |cpu, number: usize| kernel.switch(cpu, &identities[number]).unwrap().id;
+    let load = |cpu, number: usize| kernel.switch(cpu, &identities[number]).unwrap().1;
     assert_eq!((load(0, 0), named(&mut space)), (1, vec![1]));
     // It stays loaded while another processor goes through all identifiers: it keeps its own.
     assert_eq!([load(1, 1), load(1, 2), load(1, 3)], [2, 3, 2]);
@@ -205,13 +208,13 @@ fn an_invalidation_names_the_identifier_of_its_time() {
 /// behind the publication.
 #[test]
 fn the_identifier_is_read_when_the_stores_are_published() {
-    let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
-    let kernel = Ids::new(&holders, &mut memory);
+    let (mut holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
+    let kernel = Ids::new(&mut holders, &mut memory);
     let (hosted, identity) = (Hosted::new(64, 12), Identity::new());
     let loaded = Cell::new(None);
     let load = || {
         if let Some(switch) = kernel.switch(1, &identity) {
-            loaded.set(Some(switch.id));
+            loaded.set(Some(switch.1));
         }
     };
     let tables = Tables {
@@ -229,12 +232,12 @@ fn the_identifier_is_read_when_the_stores_are_published() {
 
 #[test]
 fn what_is_loaded_is_what_is_live() {
-    let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
-    let kernel = Ids::new(&holders, &mut memory);
+    let (mut holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
+    let kernel = Ids::new(&mut holders, &mut memory);
     let (threads, identity, other) = (Threads::new(64, 12, 1), Identity::new(), Identity::new());
     let tables = Tables::new(&threads, &identity);
     let new = || AddressSpace::<Arm64K4, _>::new(tables).unwrap();
-    let root = |cpu| kernel.switch(cpu, &identity).map(|switch| switch.root);
+    let root = |cpu| kernel.switch(cpu, &identity).map(|(root, _)| root);
 
     let mut space = new();
     assert_eq!((root(0), identity.id()), (None, 0));
@@ -279,14 +282,14 @@ fn what_is_loaded_is_what_is_live() {
         AddressSpace::<Arm64K4, _>::adopt(tables, space.root(), Half::Lower, Liveness::Live)
     };
     let switch = kernel.switch(1, &other);
-    assert_eq!(switch.map(|switch| switch.root), Some(again.root()));
+    assert_eq!(switch.map(|(root, _)| root), Some(again.root()));
     assert_eq!(root(0), None);
 }
 
 #[test]
 fn shared_edits_name_it_too() {
-    let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
-    let kernel = Ids::new(&holders, &mut memory);
+    let (mut holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
+    let kernel = Ids::new(&mut holders, &mut memory);
     let (threads, identity) = (Threads::new(64, 12, 1).recording(), Identity::new());
     let space = SharedSpace::new(live::<Arm64K4, _>(
         Tables::new(&threads, &identity),
@@ -294,7 +297,7 @@ fn shared_edits_name_it_too() {
     ));
     let space = space.ok().unwrap();
     threads.record();
-    let id = kernel.switch(0, &identity).unwrap().id;
+    let id = kernel.switch(0, &identity).unwrap().1;
     let mut gather = space.gather();
     let change = Change::new().accessed(false);
     let protected = gather.protect(span(HEAP, 1), change);
@@ -328,14 +331,14 @@ fn shared_edits_name_it_too() {
 #[test]
 fn everything_of_a_space_is_one_instruction_of_its_identifier() {
     const PCIDE: u64 = 1 << 17;
-    let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
-    let kernel = Ids::new(&holders, &mut memory);
+    let (mut holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
+    let kernel = Ids::new(&mut holders, &mut memory);
     let hosted = Hosted::new(64, 12);
     let (identity, of_x86) = (Identity::new(), Identity::new());
     let mut space = live::<Arm64K4, _>(Tables::new(&hosted, &identity), Attrs::USER_DATA);
     let mut x86 = live::<X86_64<4>, _>(Tables::new(&hosted, &of_x86), Attrs::USER_DATA);
-    let id = kernel.switch(0, &identity).unwrap().id;
-    assert_eq!(kernel.switch(1, &of_x86).unwrap().id, id + 1);
+    let id = kernel.switch(0, &identity).unwrap().1;
+    assert_eq!(kernel.switch(1, &of_x86).unwrap().1, id + 1);
     let pcid = id + 1;
     let features = x86_64::Features {
         pcid: true,
@@ -465,9 +468,9 @@ proptest! {
     /// tables say.
     #[test]
     fn what_is_used_is_what_the_tables_say(steps in prop::collection::vec(step(), 1..300)) {
-        let (holders, mut memory) = ([const { Holder::new() }; CPUS], [0; 1]);
+        let (mut holders, mut memory) = ([const { Holder::new() }; CPUS], [0; 1]);
         let mut allocator = Allocator::new(3, &mut memory).unwrap();
-        let identifiers = Identifiers::new(&allocator, &holders).unwrap();
+        let identifiers = Identifiers::new(&allocator, &mut holders).unwrap();
         let hosted = Hosted::new(256, 12);
         hosted.record();
         let identities = [const { Identity::new() }; SPACES];
@@ -482,17 +485,20 @@ proptest! {
             match step {
                 Step::Switch { cpu, space, page } => {
                     let tlb = RefCell::new(&mut tlbs[cpu]);
-                    let switch = identifiers.switch(
-                        cpu,
-                        &identities[space],
-                        |with| with(&mut allocator),
-                        || tlb.borrow_mut().clear(),
-                    );
-                    let switch = switch.unwrap();
-                    prop_assert_eq!(switch.root, spaces[space].root());
+                    // SAFETY: as in `Ids::switch` (1. to 4.).
+                    let switch = unsafe {
+                        identifiers.switch(
+                            cpu,
+                            &identities[space],
+                            |with| with(&mut allocator),
+                            || tlb.borrow_mut().clear(),
+                        )
+                    };
+                    let (root, id) = switch.unwrap();
+                    prop_assert_eq!(root, spaces[space].root());
                     loaded[cpu] = Some(space);
                     let state = states[space][page as usize];
-                    let new = Remembered { id: switch.id, space, page, state };
+                    let new = Remembered { id, space, page, state };
                     let tlb = tlb.into_inner();
                     for one in tlb.iter().filter(|one| one.id == new.id) {
                         let now = states[one.space][one.page as usize];

@@ -54,7 +54,6 @@ const TABLES: usize = {
 static IDENTITIES: [Identity; GUESTS] = [const { Identity::new() }; GUESTS];
 /// The root of each guest; 0 if there is none.
 static ROOTS: [AtomicU64; GUESTS] = [const { AtomicU64::new(0) }; GUESTS];
-static HOLDERS: [Holder; cpu::MOST] = [const { Holder::new() }; cpu::MOST];
 /// What each guest was loaded under last: for a bug that is planted.
 static LAST: [AtomicU16; GUESTS] = [const { AtomicU16::new(0) }; GUESTS];
 
@@ -81,7 +80,8 @@ pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &
         return Err("VMIDs have 1 to 8 bits");
     }
     let allocator = Allocator::new(bits, words).ok_or("no memory for identifiers")?;
-    let holders = HOLDERS.get(..cpus).ok_or("too many processors")?;
+    let holders: alloc::vec::Vec<Holder> = (0..cpus).map(|_| Holder::new()).collect();
+    let holders = alloc::vec::Vec::leak(holders);
     let identifiers =
         Identifiers::new(&allocator, holders).ok_or("too few VMIDs for the processors")?;
     let empty = machine
@@ -145,15 +145,20 @@ pub fn enter(guest: usize) {
             vmids.cpu.forget_all();
         }
     };
-    let switch = vmids.identifiers.switch(
-        cpu::number(),
-        identity,
-        |with| {
-            with(&mut vmids.allocator.lock());
-        },
-        forget,
-    );
-    let Some(mut switch) = switch else {
+    // SAFETY: this processor, which is at EL2 without interrupts (1.), and the one allocator, behind
+    // its lock (2.); `forget_all` waits (3.). The guest is loaded below, and without one the
+    // processor is parked on a root in which nothing is (4.).
+    let switch = unsafe {
+        vmids.identifiers.switch(
+            cpu::number(),
+            identity,
+            |with| {
+                with(&mut vmids.allocator.lock());
+            },
+            forget,
+        )
+    };
+    let Some((root, mut id)) = switch else {
         panic!("a guest has no identity");
     };
     let rolled = vmids.identifiers.generation() - 1;
@@ -161,13 +166,13 @@ pub fn enter(guest: usize) {
     if rolled > before {
         crate::machine::raise(Count::RollOvers, rolled);
     }
-    let last = LAST[guest].swap(switch.id, Ordering::Relaxed);
+    let last = LAST[guest].swap(id, Ordering::Relaxed);
     if is_planted(Plant::OldIdentifier) && last != 0 {
-        switch.id = last;
+        id = last;
     }
     // SAFETY: the guest's tables map what is the guest's (1.), and it is what this processor was
     // told to load (2.).
-    unsafe { load(ttbr::<Stage2>(switch.root, switch.id, false)) };
+    unsafe { load(ttbr::<Stage2>(root, id, false)) };
 }
 
 /// Executes the instructions of a flush with the identifier loaded that they are about.

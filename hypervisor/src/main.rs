@@ -194,7 +194,7 @@ impl Rest {
     /// # Safety
     /// 1. All zeroes is a `T`.
     /// 2. What lies between `next` and `end` is free, and is mapped one to one.
-    unsafe fn take<T>(&mut self, count: u64) -> &'static [T] {
+    unsafe fn take<T>(&mut self, count: u64) -> &'static mut [T] {
         let first = self.next.next_multiple_of(PAGE);
         self.next = first + (count * size_of::<T>() as u64).next_multiple_of(PAGE);
         assert!(
@@ -205,7 +205,7 @@ impl Rest {
         // SAFETY: in the memory that is free (2.), and given out only here.
         unsafe {
             first.write_bytes(0, count as usize);
-            core::slice::from_raw_parts(first, count as usize)
+            core::slice::from_raw_parts_mut(first, count as usize)
         }
     }
 }
@@ -416,7 +416,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     };
     // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, is nothing
     // else (2.).
-    let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &[AtomicU64]) = unsafe {
+    let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &mut [AtomicU64]) = unsafe {
         (
             rest.take(pages),
             rest.take(Memory::blocks(&pieces)),
@@ -552,7 +552,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
 type Given = (
     &'static [AtomicU32],
     &'static [AtomicBool],
-    &'static [AtomicU64],
+    &'static mut [AtomicU64],
 );
 
 /// Several guests, up to where the first vCPU of each waits for its turn and the other processors
@@ -609,7 +609,7 @@ fn boot_several(
             .map_err(|_| "the guest's memory is no slot")?;
         let log = match options.log {
             Some(kind) => {
-                (marks, words) = words.split_at(2 * pages.div_ceil(64) as usize);
+                (marks, words) = core::mem::take(&mut words).split_at_mut(2 * pages.div_ceil(64) as usize);
                 Some(
                     Log::new::<Machine>(kind, &memory.into(), marks)
                         .ok_or("the log has no memory")?,

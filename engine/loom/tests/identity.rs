@@ -53,13 +53,16 @@ impl World {
 
     /// The processor that walks loads what goes by this identity. Whether a space does.
     fn switch(&self, number: usize) -> Option<u16> {
-        let switch = self.identifiers.switch(
-            1,
-            &self.identities[number],
-            |with| with(&mut self.allocator.lock().unwrap()),
-            || self.tlb.lock().unwrap().clear(),
-        );
-        switch.map(|switch| switch.id)
+        // SAFETY: the thread that walks is CPU 1 (1. to 4.).
+        let switch = unsafe {
+            self.identifiers.switch(
+                1,
+                &self.identities[number],
+                |with| with(&mut self.allocator.lock().unwrap()),
+                || self.tlb.lock().unwrap().clear(),
+            )
+        };
+        switch.map(|(_, id)| id)
     }
 
     /// Its program uses the page, if it is there. A walk does not overlap an invalidation.

@@ -18,8 +18,8 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread::{self, JoinHandle};
 use tablewright::hyperv::{FlushQueue, Pages};
 use tablewright::shootdown::{
-    Actions, Allocator, Cpu, Cpus, Deferred, Forget, Here, Holder, Identifiers, Identity, Message,
-    Messenger, PreemptedFlag, Shootdown, Space, inbox_words,
+    Actions, Allocator, CpuCell, Cpus, Deferred, Holder, Identifiers, Identity, LocalFlush,
+    Messenger, PerCpu, PreemptedFlag, Shootdown, Space, inbox_words,
 };
 use tablewright::{Invalidation, Pa, Stale, What};
 
@@ -76,14 +76,14 @@ struct World {
 impl World {
     fn new() -> Arc<Self> {
         // What a thread of a model borrows has to live for ever.
-        fn leak<T>(count: usize, make: impl Fn() -> T) -> &'static [T] {
+        fn leak<T>(count: usize, make: impl Fn() -> T) -> &'static mut [T] {
             Vec::leak((0..count).map(|_| make()).collect())
         }
         let inboxes = leak(inbox_words(CPUS), || AtomicU64::new(0));
-        let shootdown = Shootdown::new(leak(CPUS, Cpu::new), inboxes, identifiers(3).1, 1);
+        let shootdown = Shootdown::new(leak(CPUS, CpuCell::new), inboxes, identifiers(3).1, 1);
         Arc::new(Self {
             shootdown: shootdown.unwrap(),
-            space: Space::new(1, Pa::new(0x1000), leak(1, || AtomicU64::new(0))),
+            space: Space::new(Pa::new(0x1000), leak(1, || AtomicU64::new(0))),
             entries: [AtomicU64::new(OLD), AtomicU64::new(OLD)],
             old: [UnsafeCell::new(()), UnsafeCell::new(())],
             flag: PreemptedFlag::default(),
@@ -146,8 +146,10 @@ impl<'w> On<'w> {
         }
     }
 
-    fn here(&self) -> Here<'w, 'static> {
-        self.world.shootdown.on(self.cpu).unwrap()
+    fn here(&self) -> PerCpu<'w, 'static> {
+        // SAFETY: a thread is a CPU (1.), and handlers are played as the CPU may be interrupted
+        // (2.); it loads nothing but in the model (3., 4.).
+        unsafe { self.world.shootdown.on(self.cpu) }.unwrap()
     }
 
     fn load(&self, loads: bool) {
@@ -178,7 +180,8 @@ impl<'w> On<'w> {
             global: edit.global,
             what: What::Ranges(&[page(entry, edit.tables)]),
         };
-        let deferred = Deferred::new(|cpu| (cpu == 1).then_some(&self.world.flag));
+        // SAFETY: CPU 1 plays its host (1.).
+        let deferred = unsafe { Deferred::new(|cpu| (cpu == 1).then_some(&self.world.flag)) };
         let messengers: [&dyn Messenger; 2] = [&deferred, &Interrupted(self)];
         self.here()
             .flush(&self.world.space, &flush, &messengers, self);
@@ -224,16 +227,17 @@ impl<'w> On<'w> {
 /// A messenger that tells no CPU: a handler comes while it is asked.
 struct Interrupted<'o, 'w>(&'o On<'w>);
 
-impl Messenger for Interrupted<'_, '_> {
-    fn tell(&self, _: &Message<'_>, _: &mut Cpus) {
+// SAFETY: no CPU is taken out (1., 2.).
+unsafe impl Messenger for Interrupted<'_, '_> {
+    fn tell(&self, _: &Invalidation<'_>, _: &mut Cpus) {
         self.0.interrupted(Point::Before);
     }
 }
 
 // SAFETY: no memory depends on it.
 unsafe impl Actions for On<'_> {
-    fn forget(&self, what: Forget) {
-        if let Forget::Range { id, .. } | Forget::Space(id) = what {
+    fn flush_local(&self, what: LocalFlush) {
+        if let LocalFlush::Range { id, .. } | LocalFlush::Space(id) = what {
             assert_eq!(id, 1);
         }
         if self.asked.get() {
@@ -245,7 +249,7 @@ unsafe impl Actions for On<'_> {
             self.here().receive(self);
         }
         match what {
-            Forget::Range { range, .. } => {
+            LocalFlush::Range { range, .. } => {
                 let all = &mut *self.remembered.borrow_mut();
                 (all.iter_mut().enumerate())
                     .filter(|&(entry, _)| page(entry, false).first == range.first)
@@ -411,7 +415,7 @@ fn a_cpu_that_does_not_run_is_flushed_before_it_does() {
             other.look();
             other.world.flag.preempt();
             if other.world.flag.enter() {
-                other.forget(Forget::Everything);
+                other.flush_local(LocalFlush::Everything);
             }
             other.look();
         },
@@ -593,8 +597,9 @@ fn a_doorbell_is_rung_while_it_is_answered() {
 /// A messenger that tells no CPU: in a handler that comes while it is asked, an entry is edited.
 struct Handler<'o, 'w>(&'o On<'w>);
 
-impl Messenger for Handler<'_, '_> {
-    fn tell(&self, _: &Message<'_>, _: &mut Cpus) {
+// SAFETY: no CPU is taken out (1., 2.).
+unsafe impl Messenger for Handler<'_, '_> {
+    fn tell(&self, _: &Invalidation<'_>, _: &mut Cpus) {
         self.0.edit(0, LEAF);
     }
 }
@@ -627,12 +632,15 @@ impl Ids {
     /// A CPU loads a space. It remembers what it had under which identifier.
     fn load(&self, cpu: usize, space: usize, remembered: &mut Vec<(u16, usize)>) -> u16 {
         let mut forgets = false;
-        let id = self.identifiers.load(
-            cpu,
-            &self.spaces[space],
-            |with| with(&mut self.allocator.lock().unwrap()),
-            || forgets = true,
-        );
+        // SAFETY: a thread is a CPU, which holds what the model says (1. to 4.).
+        let id = unsafe {
+            self.identifiers.load(
+                cpu,
+                &self.spaces[space],
+                |with| with(&mut self.allocator.lock().unwrap()),
+                || forgets = true,
+            )
+        };
         let id = id.unwrap();
         if forgets {
             remembered.clear();
@@ -681,12 +689,10 @@ fn a_new_identifier_is_not_loaded_over_what_was_there() {
 /// overlap an invalidation.
 struct Broadcast(Arc<Mutex<Option<(u16, u64)>>>);
 
-impl Messenger for Broadcast {
-    fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
-        self.0
-            .lock()
-            .unwrap()
-            .take_if(|(id, _)| *id == message.flush.id);
+// SAFETY: there is one TLB, which is invalidated (1., 2.).
+unsafe impl Messenger for Broadcast {
+    fn tell(&self, flush: &Invalidation<'_>, cpus: &mut Cpus) {
+        self.0.lock().unwrap().take_if(|(id, _)| *id == flush.id);
         cpus.clear();
     }
 

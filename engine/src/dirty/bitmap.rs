@@ -4,23 +4,19 @@
 //!
 //! A mark and the harvest of its word are atomic updates of one word, and come one after the other.
 //! If the mark is first, it is harvested, and releases what the harvest acquires: the page is seen
-//! as writable as it was made, and is protected. If it is second, it waits for the next harvest. A
-//! mark that is there already is therefore set again, and not just looked at.
+//! as writable as it was made, and is protected. If it is second, it waits for the next harvest.
+//! Therefore a mark that is there already is set again, and not just looked at.
 //!
 //! Two bitmaps in turn need no atomic update where they are harvested: each mark finds which is
-//! current and goes into it [in one walk](crate::guest::Guest::mark), so that none goes into the
-//! other when the walks from before the turn are over.
-
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+//! current and goes into it [in one walk](crate::guest::Guest::mark). None goes into the other when
+//! the walks from before the turn are over.
 
 use core::ops::Range;
 
-use crate::shared::{GracePeriod, SharedPlatform};
-
 use super::LogError;
+use crate::offer::{Turn, offer};
+use crate::shared::{GracePeriod, SharedPlatform};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 const BITS: u64 = u64::BITS as u64;
 
@@ -29,8 +25,8 @@ const BITS: u64 = u64::BITS as u64;
 /// ```
 /// use core::sync::atomic::AtomicU64;
 /// use tablewright::dirty::Bitmap;
-/// let words = [const { AtomicU64::new(0) }; 2];
-/// let bitmap = Bitmap::new(&words, 100)?;
+/// let mut words = [const { AtomicU64::new(0) }; 2];
+/// let bitmap = Bitmap::new(&mut words, 100)?;
 /// bitmap.mark(3);
 /// bitmap.mark(99);
 /// let mut found = Vec::new();
@@ -50,7 +46,7 @@ impl<'m> Bitmap<'m> {
     ///
     /// # Errors
     /// [`LogError::TooFewBits`].
-    pub fn new(words: &'m [AtomicU64], pages: u64) -> Result<Self, LogError> {
+    pub fn new(words: &'m mut [AtomicU64], pages: u64) -> Result<Self, LogError> {
         let bits = words.len() as u64 * BITS;
         match bits >= pages {
             true => Ok(Self { words, pages }),
@@ -101,15 +97,22 @@ impl<'m> Bitmap<'m> {
             && self.words[(page / BITS) as usize].load(Ordering::Relaxed) >> (page % BITS) & 1 != 0
     }
 
+    /// The marks, which stay, in the form in which they are [harvested](Bitmap::harvest).
+    pub fn marks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
+        (0..).step_by(BITS as usize).zip(words)
+    }
+
     /// How many pages are marked, while none is being marked.
     pub fn count(&self) -> u64 {
-        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
-        self.words.iter().map(ones).sum()
+        self.marks()
+            .map(|(_, bits)| u64::from(bits.count_ones()))
+            .sum()
     }
 
     /// Takes the marks of these pages away and gives them out, a word at a time: the number of the
-    /// first page of a word, and a bit for each page from there. They are to be protected before
-    /// they are copied.
+    /// first page of a word, and a bit for each page from there. The pages are protected before
+    /// they are copied. If `each` unwinds, its marks are put back.
     #[inline]
     pub fn harvest(&self, pages: Range<u64>, mut each: impl FnMut(u64, u64)) {
         each_word(self.words, pages, self.pages, any, |word, first, mask| {
@@ -120,12 +123,37 @@ impl<'m> Bitmap<'m> {
                 u64::MAX => word.swap(0, Ordering::AcqRel),
                 _ => word.fetch_and(!mask, Ordering::AcqRel) & mask,
             };
-            each(first, bits);
+            give(word, first, bits, &mut each);
         });
+    }
+
+    /// [Harvests](Bitmap::harvest) all pages with plain loads and stores: nothing marks them.
+    #[inline]
+    fn take_all(&self, mut each: impl FnMut(u64, u64)) {
+        let mut first = 0;
+        for line in self.words.chunks(LINE) {
+            // Words without marks too: a branch for each costs more.
+            let marked = if any(line) { line } else { &[] };
+            for (word, at) in marked.iter().zip((first..).step_by(BITS as usize)) {
+                let bits = word.load(Ordering::Relaxed);
+                word.store(0, Ordering::Relaxed);
+                give(word, at, bits, &mut each);
+            }
+            first += LINE as u64 * BITS;
+        }
     }
 }
 
-/// So many words are looked at together: a cache line.
+/// Gives out the marks that were taken from a word.
+#[inline(always)]
+fn give(word: &AtomicU64, first: u64, bits: u64, each: &mut impl FnMut(u64, u64)) {
+    let put_back = || {
+        word.fetch_or(bits, Ordering::Release);
+    };
+    offer(put_back, || each(first, bits));
+}
+
+/// The words of a cache line, which are looked at together.
 const LINE: usize = 8;
 
 /// Whether any of these words has a bit.
@@ -135,38 +163,44 @@ fn any(words: &[AtomicU64]) -> bool {
     words.iter().fold(0, bits) != 0
 }
 
-/// Two bitmaps in turn.
+/// Two bitmaps in turn: one is marked while the other is drained.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
 /// use tablewright::dirty::{Bitmap, Flip};
 /// use tablewright::hosted::Threads;
 /// let platform = Threads::new(8, 12, 1);
-/// let words = [const { AtomicU64::new(0) }; 4];
-/// let (first, second) = words.split_at(2);
+/// let mut words = [const { AtomicU64::new(0) }; 4];
+/// let (first, second) = words.split_at_mut(2);
 /// let flip = Flip::new(Bitmap::new(first, 100)?, Bitmap::new(second, 100)?)?;
 /// flip.current().mark(70);
-/// let idle = flip.turn(&&platform).expect("the other is drained");
-/// flip.current().mark(3); // goes into the other
-/// let Ok(marks) = idle.try_complete(&&platform) else { panic!("a walk is under way") };
 /// let mut found = Vec::new();
-/// marks.drain(|first, bits| found.extend((bits != 0).then_some((first, bits))));
+/// while !flip.drain(&&platform, |first, bits| found.push((first, bits))) {} // walks are under way
+/// flip.current().mark(3); // goes into the other
+/// found.retain(|&(_, bits)| bits != 0);
 /// assert_eq!(found, [(64, 1 << 6)]);
 /// # Ok::<(), tablewright::dirty::LogError>(())
+/// ```
+///
+/// The words of one are not those of the other:
+///
+/// ```compile_fail,E0499
+/// # use core::sync::atomic::AtomicU64;
+/// # use tablewright::dirty::{Bitmap, Flip};
+/// # let mut words = [const { AtomicU64::new(0) }; 2];
+/// let flip = Flip::new(Bitmap::new(&mut words, 100).unwrap(), Bitmap::new(&mut words, 100).unwrap());
 /// ```
 #[derive(Debug)]
 pub struct Flip<'m> {
     maps: [Bitmap<'m>; 2],
-    /// Which is marked, and what the other is.
-    state: AtomicUsize,
+    /// The index of the bitmap that is marked.
+    current: AtomicUsize,
+    /// Whether the other is still to be drained, and the grace period after which nothing marks it.
+    full: AtomicBool,
+    since: AtomicU64,
+    /// Of the CPU that drains.
+    host: Turn,
 }
-
-/// The second is marked, and the first is idle.
-const SECOND: usize = 1;
-/// The idle one has been given out.
-const OUT: usize = 2;
-/// It is not drained.
-const FULL: usize = 4;
 
 impl<'m> Flip<'m> {
     /// Two bitmaps for the same pages, the first of which is marked first.
@@ -179,106 +213,42 @@ impl<'m> Flip<'m> {
         }
         Ok(Self {
             maps: [first, second],
-            state: AtomicUsize::new(0),
+            current: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
+            since: AtomicU64::new(0),
+            host: Turn::default(),
         })
     }
 
-    /// The one that is marked now. What is done with it is to be done in one walk.
+    /// The bitmap that is marked now. It is looked up and marked in one walk.
     #[inline]
     pub fn current(&self) -> &Bitmap<'m> {
-        &self.maps[self.state.load(Ordering::Acquire) & SECOND]
+        &self.maps[self.current.load(Ordering::Acquire)]
     }
 
-    /// From now on the other is marked, and this one is given out, to be drained. Where the last
-    /// turn's was dropped and not drained, it is that one again, and nothing is turned. `None` as
-    /// long as it is not dropped.
-    pub fn turn<P: SharedPlatform>(&self, platform: &P) -> Option<Idle<'_, 'm>> {
-        let before = self.state.load(Ordering::Relaxed);
-        let after = match before & (OUT | FULL) {
-            0 => before ^ SECOND | OUT | FULL,
-            FULL => before | OUT,
-            _ => return None,
-        };
-        // Acquire: what was drained is empty before it is marked.
-        self.state
-            .compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed)
-            .ok()?;
-        Some(Idle {
-            map: Unmarked {
-                flip: self,
-                map: &self.maps[!after & SECOND],
-            },
-            since: platform.grace_period(),
-        })
-    }
-}
-
-/// The one that is not marked now: no turn is made while this is there.
-#[derive(Debug)]
-struct Unmarked<'f, 'm> {
-    flip: &'f Flip<'m>,
-    map: &'f Bitmap<'m>,
-}
-
-impl Drop for Unmarked<'_, '_> {
-    fn drop(&mut self) {
-        // Release: what was done with it comes before the next turn.
-        self.flip.state.fetch_and(!OUT, Ordering::Release);
-    }
-}
-
-/// A bitmap that gets no more marks when the walks that began before its turn was over have come to
-/// an end.
-#[derive(Debug)]
-#[must_use = "it has marks that were not harvested"]
-pub struct Idle<'f, 'm> {
-    map: Unmarked<'f, 'm>,
-    since: GracePeriod,
-}
-
-impl<'f, 'm> Idle<'f, 'm> {
-    /// Gives out the bitmap when no more marks can come.
-    ///
-    /// # Errors
-    /// Gives it back if walks are not over.
-    pub fn try_complete<P: SharedPlatform>(self, platform: &P) -> Result<Retired<'f, 'm>, Self> {
-        match platform.is_over(self.since) {
-            true => Ok(Retired(self.map)),
-            false => Err(self),
-        }
-    }
-}
-
-/// A bitmap without another user.
-#[derive(Debug)]
-#[must_use = "it has marks that were not harvested"]
-pub struct Retired<'f, 'm>(Unmarked<'f, 'm>);
-
-impl Retired<'_, '_> {
-    /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does; in a cache line that
+    /// Has the other bitmap marked from now on, and gives out the marks of this one as
+    /// [`Bitmap::harvest`] does, when the walks that began before are over; in a cache line that
     /// has marks, words without any as well.
-    #[inline]
-    pub fn drain(self, mut each: impl FnMut(u64, u64)) {
-        let (lines, rest) = self.0.map.words.as_chunks::<LINE>();
-        let mut page = 0;
-        for line in lines {
-            if any(line) {
-                for word in line {
-                    let bits = word.load(Ordering::Relaxed);
-                    word.store(0, Ordering::Relaxed);
-                    each(page, bits);
-                    page += BITS;
-                }
-            } else {
-                page += LINE as u64 * BITS;
-            }
+    ///
+    /// Returns `false` as long as such walks, or another drain, are under way: call it again. If
+    /// `each` unwinds, the next call gives out what is left, and nothing is turned.
+    pub fn drain<P: SharedPlatform>(&self, platform: &P, each: impl FnMut(u64, u64)) -> bool {
+        let Some(_turn) = self.host.begin() else {
+            return false;
+        };
+        if !self.full.load(Ordering::Relaxed) {
+            self.full.store(true, Ordering::Relaxed);
+            // Release: what was drained is empty before it is marked.
+            self.current.fetch_xor(1, Ordering::AcqRel);
+            self.since
+                .store(platform.grace_period().get(), Ordering::Relaxed);
         }
-        for word in rest {
-            each(page, word.swap(0, Ordering::Relaxed));
-            page += BITS;
+        if !platform.is_over(GracePeriod::new(self.since.load(Ordering::Relaxed))) {
+            return false;
         }
-        // It is released with what holds it.
-        self.0.flip.state.fetch_and(!FULL, Ordering::Relaxed);
+        self.maps[self.current.load(Ordering::Relaxed) ^ 1].take_all(each);
+        self.full.store(false, Ordering::Relaxed);
+        true
     }
 }
 
@@ -325,8 +295,8 @@ fn each_word(
 /// use core::sync::atomic::AtomicU64;
 /// use tablewright::dirty::{Bitmap, marked};
 /// use tablewright::flush::Joined;
-/// let words = [const { AtomicU64::new(0) }; 4];
-/// let bitmap = Bitmap::new(&words, 256)?;
+/// let mut words = [const { AtomicU64::new(0) }; 4];
+/// let bitmap = Bitmap::new(&mut words, 256)?;
 /// bitmap.mark(3);
 /// bitmap.mark_range(50..200);
 ///

@@ -3,8 +3,7 @@
 //! You need this if you copy a guest while it runs, to another host or into a file:
 //! [`guest`](crate::guest) logs into it.
 //!
-//! A host that copies a running guest, to another machine or into a file, has to know what changes
-//! behind its back. It has all pages [logged](crate::guest::Log): none is writable before it is
+//! A host that copies a running guest has to know what changes behind its back. It has all pages [logged](crate::guest::Log): none is writable before it is
 //! written, the first write faults, and the fault handler [marks](crate::guest::Guest::mark) the
 //! page. The host *harvests*: it takes the marks away, protects those pages again, and copies them.
 //! Or hardware marks what is written, in the leaf, and harvesting is to collect that.
@@ -43,7 +42,7 @@ mod bitmap;
 mod modification;
 mod ring;
 
-pub use bitmap::{Bitmap, Flip, Idle, Retired, marked};
+pub use bitmap::{Bitmap, Flip, marked};
 pub use modification::ModificationLog;
 pub use ring::{Collected, Ring, RingEntry};
 
@@ -59,8 +58,6 @@ pub enum LogError {
     Unequal,
     /// A ring has to have a number of entries that is a power of two; how many there are.
     RingSize(usize),
-    /// A ring cannot start with everything marked: pages that are not protected never enter it.
-    RingStartsEmpty,
 }
 
 impl fmt::Display for LogError {
@@ -73,9 +70,6 @@ impl fmt::Display for LogError {
                     f,
                     "a ring of {entries} entries: it has to be a power of two"
                 )
-            }
-            Self::RingStartsEmpty => {
-                write!(f, "a ring cannot start with everything marked as written")
             }
         }
     }
@@ -103,8 +97,8 @@ impl core::error::Error for Full {}
 /// ```
 /// use core::sync::atomic::AtomicU64;
 /// use tablewright::dirty::{Bitmap, Marker};
-/// let words = [const { AtomicU64::new(0) }; 4];
-/// let bitmap = Bitmap::new(&words, 256)?;
+/// let mut words = [const { AtomicU64::new(0) }; 4];
+/// let bitmap = Bitmap::new(&mut words, 256)?;
 /// let marker = Marker::Bitmap(&bitmap);
 /// marker.room()?; // before the page is made writable
 /// bitmap.mark(70); // and after, by `Guest::mark`

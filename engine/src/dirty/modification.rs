@@ -15,12 +15,8 @@
 //! gives out, and a write that faults is marked by the handler, since what it maps is dirty from
 //! the beginning.
 
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicU64, Ordering};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU64, Ordering};
-
 use crate::addr::Ipa;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The page of a virtual CPU in which hardware logs what it writes: the PML address of its control
 /// structure leads to it.

@@ -1,21 +1,22 @@
 //! A list of pages for each virtual CPU.
 //!
 //! An entry goes round through three states, as in the protocol that users of KVM know, and has its
-//! layout: *empty*, filled by the virtual CPU; *written*, looked at by the host; *harvested*,
-//! protected by the host, and then empty again. Which side may touch an entry follows from its
-//! state, so that the virtual CPU and the host need no lock. The flags are stored last, with
-//! release, and loaded first, with acquire: the side that sees the state sees the entry.
+//! layout: *empty*, filled by the virtual CPU; *written*, harvested by the host; *harvested*,
+//! protected by the host, and then empty again. The state says which side may touch an entry, so
+//! that the virtual CPU and the host need no lock. The flags are stored last, with release, and
+//! loaded first, with acquire: the side that sees the state sees the entry.
 //!
-//! One virtual CPU fills a ring, and one thread of the host harvests it. It is full when all its
-//! entries are written or harvested. Being full is an event and no loss: it is known before the
-//! page is made writable.
-
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+//! One virtual CPU fills a ring, and the host harvests it. It is full when all its entries are
+//! written or harvested. Being full is an event and no loss: it is known before the page is made
+//! writable.
+//!
+//! The host's positions move after the visitor has returned, and on release. A visitor that
+//! unwinds, and a [`Collected`] that is dropped, leave them where they were: the entries are given
+//! out again.
 
 use super::LogError;
+use crate::offer::Turn;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, const_new};
 
 /// Nothing was written here, or it has been dealt with.
 const EMPTY: u32 = 0;
@@ -25,7 +26,7 @@ const WRITTEN: u32 = 1;
 const HARVESTED: u32 = 2;
 
 /// An entry of a ring: its state, a slot, a page of the slot.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct RingEntry {
     flags: AtomicU32,
@@ -34,29 +35,18 @@ pub struct RingEntry {
 }
 
 impl RingEntry {
-    /// An empty one.
-    #[cfg(not(feature = "loom"))]
-    pub const fn new() -> Self {
-        Self {
-            flags: AtomicU32::new(EMPTY),
-            slot: AtomicU32::new(0),
-            page: AtomicU64::new(0),
+    const_new! {
+        /// An empty one.
+        {
+            Self {
+                flags: AtomicU32::new(EMPTY),
+                slot: AtomicU32::new(0),
+                page: AtomicU64::new(0),
+            }
         }
     }
 
-    /// An empty one.
-    #[cfg(feature = "loom")]
-    pub fn new() -> Self {
-        Self {
-            flags: AtomicU32::new(EMPTY),
-            slot: AtomicU32::new(0),
-            page: AtomicU64::new(0),
-        }
-    }
-}
-
-impl RingEntry {
-    /// What it says. Its state has shown the caller that it may be read.
+    /// Gives out its slot and page. The caller has acquired its state.
     #[inline]
     fn give(&self, each: &mut impl FnMut(u16, u64)) {
         let slot = self.slot.load(Ordering::Relaxed);
@@ -64,18 +54,12 @@ impl RingEntry {
     }
 }
 
-impl Default for RingEntry {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// The pages that one virtual CPU has written, in order.
 ///
 /// ```
 /// use tablewright::dirty::{Ring, RingEntry};
-/// let entries = [const { RingEntry::new() }; 4];
-/// let ring = Ring::new(&entries)?;
+/// let mut entries = [const { RingEntry::new() }; 4];
+/// let ring = Ring::new(&mut entries)?;
 /// ring.push(0, 7); // what `Guest::mark` does
 /// ring.push(2, 1000);
 /// let mut seen = Vec::new();
@@ -89,70 +73,84 @@ impl Default for RingEntry {
 /// assert_eq!(to_protect, seen);
 /// # Ok::<(), tablewright::dirty::LogError>(())
 /// ```
+///
+/// Entries are of one ring:
+///
+/// ```compile_fail,E0499
+/// # use tablewright::dirty::{Ring, RingEntry};
+/// # let mut entries = [const { RingEntry::new() }; 4];
+/// let first = Ring::new(&mut entries);
+/// let second = Ring::new(&mut entries); // the entries of the first
+/// # let _ = (first, second);
+/// ```
 #[derive(Debug)]
 pub struct Ring<'m> {
     entries: &'m [RingEntry],
     /// The next to be filled; the virtual CPU's.
     filled: AtomicU64,
-    /// The next to be harvested, and to be collected; the host's.
+    /// The next to be harvested, and to be collected; the host's, in its turn.
     harvested: AtomicU64,
     collected: AtomicU64,
+    host: Turn,
 }
 
-/// Entries that are empty again when their pages are protected.
+/// Entries that are empty again when their pages are protected. Dropped, they are collected again.
 #[derive(Debug)]
 #[must_use = "the ring fills up if they are not released"]
 pub struct Collected<'r> {
-    /// Of the ring that they are of, and of no other.
+    /// The ring whose entries these are.
     ring: &'r Ring<'r>,
     first: u64,
-    count: u64,
+    last: u64,
 }
 
 impl Collected<'_> {
     /// The number of entries that were collected.
     pub fn len(&self) -> u64 {
-        self.count
+        self.last - self.first
     }
 
     /// Whether no entry was collected.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.len() == 0
     }
 
-    /// The pages are protected, and every CPU has forgotten that they could be written: their
-    /// entries are empty. From now on they may be copied.
+    /// Empties the entries: the pages are protected, and no TLB holds them as writable. From now on
+    /// they may be copied. Inside of a visitor of the ring nothing is released, and they are
+    /// collected again.
     pub fn release(self) {
-        for number in self.first..self.first + self.count {
+        let Some(_turn) = self.ring.host.begin() else {
+            return;
+        };
+        // Another `Collected` may have released some of them, which the virtual CPU fills again.
+        let first = self.ring.collected.load(Ordering::Relaxed).max(self.first);
+        for number in first..self.last {
             let entry = self.ring.entry(number);
             entry.flags.store(EMPTY, Ordering::Release);
+        }
+        if first < self.last {
+            self.ring.collected.store(self.last, Ordering::Relaxed);
         }
     }
 }
 
 impl<'m> Ring<'m> {
-    /// A ring of these entries, which have to be empty.
+    /// A ring of these entries, which are emptied.
     ///
     /// # Errors
     /// [`LogError::RingSize`].
-    pub fn new(entries: &'m [RingEntry]) -> Result<Self, LogError> {
+    pub fn new(entries: &'m mut [RingEntry]) -> Result<Self, LogError> {
         if !entries.len().is_power_of_two() {
             return Err(LogError::RingSize(entries.len()));
         }
+        entries.fill_with(RingEntry::new);
         Ok(Self {
             entries,
             filled: AtomicU64::new(0),
             harvested: AtomicU64::new(0),
             collected: AtomicU64::new(0),
+            host: Turn::default(),
         })
-    }
-
-    /// A log that starts with everything marked: not with a ring.
-    ///
-    /// # Errors
-    /// Always [`LogError::RingStartsEmpty`].
-    pub fn mark_all(&self) -> Result<(), LogError> {
-        Err(LogError::RingStartsEmpty)
     }
 
     fn entry(&self, number: u64) -> &RingEntry {
@@ -165,7 +163,7 @@ impl<'m> Ring<'m> {
         next.flags.load(Ordering::Acquire) == EMPTY
     }
 
-    /// Puts a page in, for the virtual CPU, which has made sure that there is room. What finds none
+    /// Puts a page in, for the virtual CPU, which has made sure that there is room. Without room it
     /// is not put in.
     pub fn push(&self, slot: u16, page: u64) {
         let number = self.filled.load(Ordering::Relaxed);
@@ -180,36 +178,39 @@ impl<'m> Ring<'m> {
         self.filled.store(number + 1, Ordering::Relaxed);
     }
 
-    /// Gives out what was written and not harvested, in order. Returns how many. The host's one
-    /// thread.
+    /// Gives out the pages that were written and not harvested, in order. Returns how many. Gives
+    /// out none while another harvest of the ring is under way.
     pub fn harvest(&self, mut each: impl FnMut(u16, u64)) -> u64 {
+        let Some(_turn) = self.host.begin() else {
+            return 0;
+        };
         let first = self.harvested.load(Ordering::Relaxed);
         let mut number = first;
         loop {
             let entry = self.entry(number);
             if entry.flags.load(Ordering::Acquire) != WRITTEN {
-                break;
+                return number - first;
             }
             entry.give(&mut each);
             entry.flags.store(HARVESTED, Ordering::Release);
             number += 1;
+            self.harvested.store(number, Ordering::Relaxed);
         }
-        self.harvested.store(number, Ordering::Relaxed);
-        number - first
     }
 
-    /// Gives out what was harvested and not collected, to be protected. The host's one thread.
+    /// Gives out the pages that were harvested and not released, to be protected. Gives out none
+    /// while a harvest of the ring is under way.
     pub fn collect(&self, mut each: impl FnMut(u16, u64)) -> Collected<'_> {
-        let first = self.collected.load(Ordering::Relaxed);
-        let last = self.harvested.load(Ordering::Relaxed);
-        for number in first..last {
-            self.entry(number).give(&mut each);
+        let (mut first, mut last) = (0, 0);
+        if let Some(_turn) = self.host.begin() {
+            first = self.collected.load(Ordering::Relaxed);
+            last = self.harvested.load(Ordering::Relaxed);
+            (first..last).for_each(|number| self.entry(number).give(&mut each));
         }
-        self.collected.store(last, Ordering::Relaxed);
         Collected {
             ring: self,
             first,
-            count: last - first,
+            last,
         }
     }
 }

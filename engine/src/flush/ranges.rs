@@ -4,9 +4,9 @@ use core::mem::MaybeUninit;
 
 use crate::addr::{Level, Pa};
 use crate::format::Format;
+use crate::identity::Identity;
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 use crate::platform::{Barrier, Platform};
-use crate::shootdown::Identity;
 use crate::walk::Slice;
 
 /// The space that a flush is about.

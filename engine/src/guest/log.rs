@@ -10,6 +10,7 @@ use crate::edit::EditError;
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{Protected, Refused, Relaxed, SharedPlatform, Unprotectable};
 
+use super::slots::Packed;
 use super::{Access, Backing, CLAIM, Gather, Guest, HOST_WRITES, Log, Request, Slot, SlotError};
 
 bitflags::bitflags! {
@@ -27,34 +28,6 @@ bitflags::bitflags! {
         const KEEP = 1 << 0;
     }
 }
-
-/// The error of a harvest, or a protection, that has done nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HarvestError {
-    /// Writes to this slot are not logged.
-    NotLogged(u16),
-    /// The slot has so many pages, and fewer than were asked for.
-    Pages(u64),
-    /// These flags are not known.
-    Flags(u32),
-    /// Hardware does not mark what is written
-    /// ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
-    NoHardware,
-}
-
-impl core::fmt::Display for HarvestError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::NotLogged(id) => write!(f, "writes to slot {id} are not logged"),
-            Self::Pages(count) => write!(f, "the slot has {count} pages"),
-            Self::Flags(bits) => write!(f, "unknown flags {bits:#x}"),
-            Self::NoHardware => write!(f, "hardware does not mark what is written"),
-        }
-    }
-}
-
-impl core::error::Error for HarvestError {}
 
 impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     /// Marks the page of `slot` at `at` as written: after it was made writable, and before the
@@ -139,21 +112,28 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Ok(marked)
     }
 
-    /// The addresses of some pages of a slot that is logged.
-    fn pages(&self, slot: &Slot, pages: &Range<u64>) -> Result<Option<Span<Ipa>>, HarvestError> {
+    /// The addresses of some pages of a slot that is logged, and is the guest's own: an older copy
+    /// may say otherwise how its pages are closed.
+    fn pages(&self, slot: &Slot, pages: &Range<u64>) -> Result<Option<Span<Ipa>>, SlotError> {
+        let (own, _) = self.slots.find(slot.guest.start().get())?;
+        if own != Some(Packed::new(*slot)) {
+            return Err(SlotError::Unknown);
+        }
         if !slot.log.is_on() {
-            return Err(HarvestError::NotLogged(slot.id));
+            return Err(SlotError::NotLogged(slot.id));
         }
         let count = slot.guest.size() >> F::PAGE_SHIFT;
-        if pages.end > count {
-            return Err(HarvestError::Pages(count));
+        match pages.end <= count {
+            true => Ok(Self::span_of(slot, pages)),
+            false => Err(SlotError::Pages(count)),
         }
-        if pages.is_empty() {
-            return Ok(None);
-        }
+    }
+
+    /// The addresses of pages that a slot has; `None` for no pages.
+    fn span_of(slot: &Slot, pages: &Range<u64>) -> Option<Span<Ipa>> {
         let first = slot.guest.start().get() + (pages.start << F::PAGE_SHIFT);
-        let size = (pages.end - pages.start) << F::PAGE_SHIFT;
-        Ok(Span::new(Ipa::new(first), size).ok())
+        let size = pages.end.saturating_sub(pages.start) << F::PAGE_SHIFT;
+        Span::new(Ipa::new(first), size).ok()
     }
 
     /// Nothing is logged any more: what is
@@ -179,14 +159,17 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
     /// What was [passed over](Protected::passed_over) is not protected.
     ///
     /// # Errors
-    /// [`HarvestError::NotLogged`], [`HarvestError::Pages`].
-    pub fn protect(&mut self, slot: &Slot, pages: Range<u64>) -> Result<Protected, HarvestError> {
-        let Some(span) = self.guest.pages(slot, &pages)? else {
-            return Ok(Protected::default());
-        };
+    /// [`SlotError::Unknown`] and [`SlotError::Busy`] unless `slot` is the guest's,
+    /// [`SlotError::NotLogged`], [`SlotError::Pages`].
+    pub fn protect(&mut self, slot: &Slot, pages: Range<u64>) -> Result<Protected, SlotError> {
+        let span = self.guest.pages(slot, &pages)?;
+        Ok(span.map_or_else(Protected::default, |span| self.write_protect(span)))
+    }
+
+    fn write_protect(&mut self, span: Span<Ipa>) -> Protected {
         let change = Change::new().write_protect();
         // Pages of a slot lie where the format translates, and what is mapped can lose this.
-        Ok(self.gather.protect(span, change).unwrap_or_default())
+        self.gather.protect(span, change).unwrap_or_default()
     }
 
     /// Begins a log [by modification](Log::ByModification) of a slot that is logged so already, and
@@ -199,16 +182,14 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
     /// again.
     ///
     /// # Errors
-    /// [`HarvestError::NotLogged`], also of a slot that is logged in another way;
-    /// [`HarvestError::NoHardware`].
-    pub fn begin_modification_log(&mut self, slot: &Slot) -> Result<Protected, HarvestError> {
+    /// [`SlotError::Unknown`] and [`SlotError::Busy`] unless `slot` is the guest's;
+    /// [`SlotError::NotLogged`], also of a slot that is logged in another way.
+    pub fn begin_modification_log(&mut self, slot: &Slot) -> Result<Protected, SlotError> {
         if slot.log != Log::ByModification {
-            return Err(HarvestError::NotLogged(slot.id));
+            return Err(SlotError::NotLogged(slot.id));
         }
         let space = self.guest.space();
-        if !space.caps().hardware_dirty {
-            return Err(HarvestError::NoHardware);
-        }
+        self.guest.pages(slot, &(0..0))?;
         let mut sum = Protected::default();
         let mut add = |done: Protected| {
             sum.changed |= done.changed;
@@ -247,7 +228,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
     /// Where hardware marks what was written, its marks are collected first.
     ///
     /// # Errors
-    /// [`HarvestError`]; nothing has changed.
+    /// As for [`protect`](Gather::protect), and [`SlotError::Flags`]; nothing has changed.
     pub fn harvest(
         &mut self,
         slot: &Slot,
@@ -255,9 +236,9 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         pages: Range<u64>,
         how: Harvest,
         mut each: impl FnMut(u64, u64),
-    ) -> Result<(), HarvestError> {
+    ) -> Result<(), SlotError> {
         if !Harvest::all().contains(how) {
-            return Err(HarvestError::Flags(how.bits()));
+            return Err(SlotError::Flags(how.bits()));
         }
         let span = self.guest.pages(slot, &pages)?;
         if slot.log == Log::ByHardware
@@ -268,24 +249,17 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         let protects = slot.log == Log::ByFault && !how.contains(Harvest::KEEP);
         let cleans = slot.log == Log::ByModification;
         bitmap.harvest(pages, |first, bits| {
-            let taken = Taken {
-                bitmap,
-                first,
-                bits,
-            };
             each(first, bits);
-            core::mem::forget(taken);
             for run in marked(first, bits).filter(|_| protects || cleans) {
-                let closed = match cleans {
+                let span = Guest::<F, P>::span_of(slot, &run);
+                let closed = match span {
                     // A flag that is set until it is cleared is of a write before the copy.
-                    true => self
-                        .guest
-                        .pages(slot, &run)
-                        .map(|span| span.map_or_else(Protected::default, |span| self.clean(span))),
-                    false => self.protect(slot, run.clone()),
+                    Some(span) if cleans => self.clean(span),
+                    Some(span) => self.write_protect(span),
+                    None => Protected::default(),
                 };
-                match closed {
-                    Ok(closed) if !closed.passed_over => {}
+                match closed.passed_over {
+                    false => {}
                     // It is not closed, and may be written: it is marked until it is.
                     _ => bitmap.mark_range(run),
                 }
@@ -357,19 +331,5 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         let leaf = guest.space.affordable(request.at, leaf, CLAIM, leaf_at)?;
         // SAFETY: a walk is entered (1.).
         unsafe { self.gather.collapse_walking(&leaf) }
-    }
-}
-
-/// Marks that were taken out of a bitmap and not given out yet. If the visitor unwinds, they are
-/// put back.
-struct Taken<'b> {
-    bitmap: &'b Bitmap<'b>,
-    first: u64,
-    bits: u64,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        marked(self.first, self.bits).for_each(|run| self.bitmap.mark_range(run));
     }
 }

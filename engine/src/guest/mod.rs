@@ -53,7 +53,7 @@ mod slots;
 mod zap;
 
 pub use fault::{Abort, Access, Cause, Fault};
-pub use log::{Harvest, HarvestError};
+pub use log::Harvest;
 pub use slots::{Log, Slot, SlotCell, SlotError};
 pub use zap::{Pass, Zap};
 
@@ -70,7 +70,7 @@ use crate::shared::{
 };
 use crate::walk::MAX_LEVELS;
 
-use slots::{Packed, Slots, Version};
+use slots::{Packed, SlotTable, Version};
 
 /// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond
 /// where cleaning is slow.
@@ -109,7 +109,7 @@ pub const HOST_WRITES: u8 = 1;
 /// ```
 pub struct Guest<'s, F: Format<Input = Ipa>, P: SharedPlatform> {
     space: SharedSpace<F, P>,
-    slots: Slots<'s>,
+    slots: SlotTable<'s>,
 }
 
 /// The error where a fault cannot be answered by a mapping.
@@ -221,7 +221,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     pub fn new(space: SharedSpace<F, P>, cells: &'s mut [SlotCell]) -> Self {
         Self {
             space,
-            slots: Slots::new(cells),
+            slots: SlotTable::new(cells),
         }
     }
 
@@ -250,7 +250,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     ///
     /// # Errors
     /// [`SlotError::Full`], [`SlotError::Overlap`], [`SlotError::Misaligned`],
-    /// [`SlotError::OutOfRange`], [`SlotError::Busy`]; nothing has changed.
+    /// [`SlotError::OutOfRange`], [`SlotError::NoHardware`], [`SlotError::Busy`]; nothing has
+    /// changed.
     pub fn insert(&self, slot: Slot) -> Result<(), SlotError> {
         self.fits(&slot)?;
         self.slots.change(|slots| slots.insert(slot))
@@ -299,6 +300,10 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         }
         if !F::is_canonical(slot.guest.last().get()) {
             return Err(SlotError::OutOfRange);
+        }
+        let by_hardware = matches!(slot.log, Log::ByHardware | Log::ByModification);
+        if by_hardware && !self.space.caps().hardware_dirty {
+            return Err(SlotError::NoHardware);
         }
         Ok(())
     }
@@ -577,7 +582,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         self.map_anything(request, page, top, like)
     }
 
-    /// The same whatever is there, and for leaves of all sizes.
+    /// Maps a page whatever is there, in a leaf of any size.
     #[inline(never)]
     fn map_anything(
         &mut self,

@@ -13,16 +13,12 @@
 //! fence, then the version. If it has read any word of a change, the two fences order the odd
 //! version before its second load, which differs from the first.
 
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicU64, Ordering, fence};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
-
 use core::fmt;
 
 use crate::addr::{Ipa, Span};
 use crate::flush::next_serial;
 use crate::format::{Memory, Perms};
+use crate::sync::{AtomicU64, Ordering, const_new, fence};
 
 /// A range of guest addresses with what backs it.
 ///
@@ -121,7 +117,7 @@ impl Slot {
     }
 }
 
-/// The error of a slot that was not changed.
+/// The error of a slot that was not changed, and of a harvest or a protection that has done nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotError {
@@ -133,10 +129,19 @@ pub enum SlotError {
     Misaligned,
     /// It ends beyond the addresses that the format translates.
     OutOfRange,
-    /// There is no such slot.
+    /// There is no such slot: none, or the guest's own is another.
     Unknown,
     /// Another processor is changing the slots.
     Busy,
+    /// Its writes are to be logged by hardware, which does not mark them
+    /// ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
+    NoHardware,
+    /// Writes to this slot are not logged.
+    NotLogged(u16),
+    /// The slot has so many pages, fewer than were asked for.
+    Pages(u64),
+    /// These flags of a harvest are not known.
+    Flags(u32),
 }
 
 impl fmt::Display for SlotError {
@@ -148,6 +153,10 @@ impl fmt::Display for SlotError {
             Self::OutOfRange => write!(f, "it ends beyond what the format translates"),
             Self::Unknown => write!(f, "there is no such slot"),
             Self::Busy => write!(f, "another processor is changing the slots"),
+            Self::NoHardware => write!(f, "hardware does not mark what is written"),
+            Self::NotLogged(id) => write!(f, "writes to slot {id} are not logged"),
+            Self::Pages(count) => write!(f, "the slot has {count} pages"),
+            Self::Flags(bits) => write!(f, "unknown flags {bits:#x}"),
         }
     }
 }
@@ -155,7 +164,7 @@ impl fmt::Display for SlotError {
 impl core::error::Error for SlotError {}
 
 /// A slot as it stands in its cell: of most, a fault needs no more than what it may do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub guest: Span<Ipa>,
     pub host: u64,
@@ -165,7 +174,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    fn new(slot: Slot) -> Self {
+    pub fn new(slot: Slot) -> Self {
         let memory = MEMORY.iter().position(|&kind| kind == slot.memory);
         Self {
             guest: slot.guest,
@@ -213,7 +222,7 @@ impl Packed {
 /// let second = Guest::new(space(), &mut cells); // the slots of the first
 /// # let _ = first.space();
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SlotCell {
     first: AtomicU64,
     /// 0: no slot, here and in all cells after it.
@@ -223,29 +232,19 @@ pub struct SlotCell {
 }
 
 impl SlotCell {
-    /// An empty cell.
-    #[cfg(not(feature = "loom"))]
-    pub const fn new() -> Self {
-        Self {
-            first: AtomicU64::new(0),
-            size: AtomicU64::new(0),
-            host: AtomicU64::new(0),
-            rest: AtomicU64::new(0),
+    const_new! {
+        /// An empty cell.
+        {
+            Self {
+                first: AtomicU64::new(0),
+                size: AtomicU64::new(0),
+                host: AtomicU64::new(0),
+                rest: AtomicU64::new(0),
+            }
         }
     }
 
-    /// An empty cell.
-    #[cfg(feature = "loom")]
-    pub fn new() -> Self {
-        Self {
-            first: AtomicU64::new(0),
-            size: AtomicU64::new(0),
-            host: AtomicU64::new(0),
-            rest: AtomicU64::new(0),
-        }
-    }
-
-    /// What it holds; whether that is one slot or pieces of two, the version tells.
+    /// Reads the slot, or pieces of two: the version tells.
     #[inline]
     fn load(&self) -> Option<Packed> {
         let first = Ipa::new(self.first.load(Ordering::Relaxed));
@@ -268,12 +267,6 @@ impl SlotCell {
     }
 }
 
-impl Default for SlotCell {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// In the order of the numbers that stand for them, of three bits.
 const MEMORY: [Memory; 8] = [
     Memory::Normal,
@@ -287,26 +280,23 @@ const MEMORY: [Memory; 8] = [
 ];
 
 /// All slots of a guest, and the version of what faults look up.
-pub(super) struct Slots<'s> {
+pub(super) struct SlotTable<'s> {
     cells: &'s [SlotCell],
     version: AtomicU64,
     /// No other guest has this number: what was looked up in one says nothing about another.
     number: u64,
 }
 
-/// Under which version of which guest's slots something was looked up.
+/// The version of a guest's slots under which something was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Version {
     guest: u64,
     number: u64,
 }
 
-impl<'s> Slots<'s> {
+impl<'s> SlotTable<'s> {
     pub fn new(cells: &'s mut [SlotCell]) -> Self {
-        let cells = &*cells;
-        for cell in cells {
-            cell.store(None);
-        }
+        cells.fill_with(SlotCell::new);
         Self {
             cells,
             version: AtomicU64::new(0),
@@ -372,7 +362,7 @@ impl<'s> Slots<'s> {
     /// Changes the slots.
     pub fn change<T>(
         &self,
-        change: impl FnOnce(&mut Change<'_>) -> Result<T, SlotError>,
+        change: impl FnOnce(&mut SlotChange<'_>) -> Result<T, SlotError>,
     ) -> Result<T, SlotError> {
         let version = self.version.load(Ordering::Relaxed);
         if version & 1 != 0
@@ -385,7 +375,7 @@ impl<'s> Slots<'s> {
         }
         fence(Ordering::Release);
         let used = |cell: &&SlotCell| cell.size.load(Ordering::Relaxed) != 0;
-        let done = change(&mut Change {
+        let done = change(&mut SlotChange {
             cells: self.cells,
             used: self.cells.iter().take_while(used).count(),
         });
@@ -396,12 +386,12 @@ impl<'s> Slots<'s> {
 }
 
 /// The slots, while they are being changed.
-pub(super) struct Change<'a> {
+pub(super) struct SlotChange<'a> {
     cells: &'a [SlotCell],
     used: usize,
 }
 
-impl Change<'_> {
+impl SlotChange<'_> {
     fn slots(&self) -> impl Iterator<Item = Slot> {
         let cells = self.cells[..self.used].iter();
         cells.filter_map(SlotCell::load).map(|slot| slot.slot())

@@ -1,79 +1,26 @@
 //! The guest's side: a flush becomes the input of one call.
 
-use core::fmt;
-
+use super::{Call, Flags, Input, LIST, LIST_EX, Output, PAGE_WORDS, Pages, RANGE_PAGES, Status};
+use crate::cpus::Cpus;
 use crate::invalidation::{Invalidation, What};
-
-use super::{
-    Call, Flags, Input, LIST, LIST_EX, Output, PAGE_WORDS, RANGE_PAGES, Range, Status, VpSet,
-};
-
-/// The processors to flush.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Targets<'a> {
-    /// On every processor.
-    All,
-    /// On these. They are named by the number that the hypervisor gave them, not by that of the
-    /// operating system.
-    Set(&'a VpSet),
-}
-
-/// The error of a flush that cannot be sent: it has to be done in another way, on all the
-/// processors that it names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// A processor beyond the first 64, and the hypervisor does not take sets.
-    NeedsSet,
-    /// The hypervisor has said no.
-    Status(Status),
-    /// There is no input page for this processor yet.
-    NoPage,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NeedsSet => write!(
-                f,
-                "more than 64 processors, and the hypervisor takes no sets"
-            ),
-            Self::Status(status) => write!(f, "the hypervisor says: {status}"),
-            Self::NoPage => write!(f, "this processor has no page for the input"),
-        }
-    }
-}
-
-impl core::error::Error for Refusal {}
-
-/// The hypercalls that an embedder makes.
-///
-/// # Safety
-/// 1. [`call`](Caller::call) makes the hypercall with the physical address of the page that it is
-///    given, on the processor to which the page belongs, and interrupts are held off from before
-///    the page is written to after the call.
-pub unsafe trait Caller {
-    /// Makes a call with this page of input.
-    fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output;
-}
 
 /// Writes flushes into the input page of a processor.
 ///
 /// ```
-/// use tablewright::hyperv::{Call, FlushEncoder, Flags, PAGE_WORDS, Targets, VpSet};
-/// use tablewright::{Invalidation, Pa, Stale, What};
+/// use tablewright::hyperv::{Call, FlushEncoder, Flags, PAGE_WORDS};
+/// use tablewright::{Invalidation, Pa, Stale, What, shootdown::Cpus};
 /// let mut page = [0; PAGE_WORDS];
-/// let mut to = VpSet::EMPTY;
+/// let mut to = Cpus::EMPTY;
 /// to.insert(5);
 /// let range = Stale { first: 0x7000, last: 0x8fff, level: None, tables: false };
 /// let flush = Invalidation { root: Pa::new(0x1234_5000), id: 1, global: false, what: What::Ranges(&[range]) };
-/// let input = FlushEncoder::default().encode(&mut page, Targets::Set(&to), &flush)?.ok_or("no processor to tell")?;
+/// let input = FlushEncoder::default().encode(&mut page, Some(&to), &flush)?.ok_or("no processor to tell")?;
 /// assert_eq!((input.code(), input.reps()), (Call::List.code(), 1));
 /// assert_eq!(page[..4], [0x1234_5000, 0, 1 << 5, 0x7001]);
 ///
 /// // What is global is in all address spaces.
 /// let global = Invalidation { global: true, ..flush };
-/// FlushEncoder::default().encode(&mut page, Targets::Set(&to), &global)?.ok_or("no processor to tell")?;
+/// FlushEncoder::default().encode(&mut page, Some(&to), &global)?.ok_or("no processor to tell")?;
 /// assert_eq!(page[..4], [0, Flags::ALL_SPACES.bits(), 1 << 5, 0x7001]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -97,29 +44,35 @@ impl Default for FlushEncoder {
 }
 
 impl FlushEncoder {
-    /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if
-    /// there is nothing to flush, or no processor to tell: an empty mask means all of them to some
+    /// Writes a flush into a page, and gives the input value of the call; `None` if there is
+    /// nothing to flush, or no processor to tell: an empty mask means all of them to some
     /// hypervisors, and is never sent.
     ///
-    /// The address space is named by the root of its tables, without an identifier. A flush that is
-    /// global is of all address spaces.
+    /// `targets` are the numbers that the hypervisor gave its processors, not those of the
+    /// operating system; `None` is every processor. The address space is named by the root of its
+    /// tables, without an identifier. A flush that is global is of all address spaces.
     ///
     /// # Errors
-    /// [`Refusal::NeedsSet`]: flush in another way.
+    /// [`Status::CODE`] for a processor beyond the first 64, if the hypervisor has no call that
+    /// takes sets: flush in another way.
     pub fn encode(
         &self,
         page: &mut [u64; PAGE_WORDS],
-        targets: Targets<'_>,
+        targets: Option<&Cpus>,
         flush: &Invalidation<'_>,
-    ) -> Result<Option<Input>, Refusal> {
+    ) -> Result<Option<Input>, Status> {
         let mut flags = Flags::empty();
         let (mask, set) = match targets {
-            Targets::All => {
+            None => {
                 flags |= Flags::ALL_PROCESSORS;
                 (Some(0), None)
             }
-            Targets::Set(set) if set.is_empty() => return Ok(None),
-            Targets::Set(set) => (set.mask(), Some(set)),
+            Some(set) if set.is_empty() => return Ok(None),
+            // The first 64 as a mask, if all are among them.
+            Some(set) => (
+                (set.valid_banks() & !1 == 0).then_some(set.banks[0]),
+                Some(set),
+            ),
         };
         if flush.what == What::Ranges(&[]) {
             return Ok(None);
@@ -130,8 +83,8 @@ impl FlushEncoder {
             space = 0;
         }
         let banks = match (mask, set) {
-            (None, Some(_)) if !self.takes_sets => return Err(Refusal::NeedsSet),
-            (None, Some(set)) => set.valid().count_ones() as usize,
+            (None, Some(_)) if !self.takes_sets => return Err(Status::CODE),
+            (None, Some(set)) => set.valid_banks().count_ones() as usize,
             _ => 0,
         };
         let call = |list| match (mask.is_some(), list) {
@@ -148,7 +101,7 @@ impl FlushEncoder {
             (Some(mask), _) => page[2] = mask,
             (None, Some(set)) => {
                 page[2] = 0; // sparse
-                page[3] = set.valid();
+                page[3] = set.valid_banks();
                 for &bank in set.banks.iter().filter(|&&bank| bank != 0) {
                     page[at] = bank;
                     at += 1;
@@ -177,22 +130,22 @@ impl FlushEncoder {
     /// of a list is done.
     ///
     /// # Errors
-    /// What was not flushed has to be flushed in another way, on all processors that were named.
+    /// The status of the call, or of [`encode`](FlushEncoder::encode): the flush has to be done in
+    /// another way, on all processors that were named.
     pub fn send(
         &self,
-        messenger: &impl Caller,
-        page: Option<&mut [u64; PAGE_WORDS]>,
-        targets: Targets<'_>,
+        page: &mut [u64; PAGE_WORDS],
+        targets: Option<&Cpus>,
         flush: &Invalidation<'_>,
-    ) -> Result<(), Refusal> {
-        let page = page.ok_or(Refusal::NoPage)?;
+        mut call: impl FnMut(Input, &[u64; PAGE_WORDS]) -> Output,
+    ) -> Result<(), Status> {
         let Some(mut input) = self.encode(page, targets, flush)? else {
             return Ok(());
         };
         loop {
-            let output = messenger.call(input, page);
+            let output = call(input, page);
             if output.status() != Status::SUCCESS {
-                return Err(Refusal::Status(output.status()));
+                return Err(output.status());
             }
             let done = output.done();
             if done >= input.reps() {
@@ -200,7 +153,7 @@ impl FlushEncoder {
             }
             // A hypervisor goes on with at least one element each time, or it never will.
             if done <= input.start() {
-                return Err(Refusal::Status(Status::INPUT));
+                return Err(Status::INPUT);
             }
             input = input.with_start(done);
         }
@@ -221,7 +174,7 @@ fn write_list(list: &mut [u64], what: What<'_>, most: usize) -> Option<usize> {
             if count == most {
                 return None;
             }
-            *list.get_mut(count)? = Range::pages(page, pages)?.bits();
+            *list.get_mut(count)? = Pages::small(page << 12, pages).encode()?;
             count += 1;
             page += pages;
             if page > last {

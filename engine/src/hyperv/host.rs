@@ -12,12 +12,10 @@
 //!   well.
 //! * A [queue](FlushQueue) that is full flushes everything.
 
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use super::{Call, Flags, Input, PAGE_WORDS, Range, Status, VpSet};
+use super::{Call, Flags, Input, PAGE_WORDS, RANGE_PAGES, Status};
+use crate::cpus::Cpus;
+use crate::offer::offer;
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// The features that a host offers its guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +30,15 @@ pub struct HostCaps {
     pub guest_physical: bool,
 }
 
-/// Pages of one size that follow each other.
+/// Pages of one size that follow each other: a range of a list.
+///
+/// ```
+/// use tablewright::hyperv::Pages;
+/// assert_eq!(Pages::small(0x5000, 3).encode(), Some(0x5002));
+/// // Two pages of 2 MiB, in the extended form.
+/// let large = Pages { first: 3 << 21, count: 2, size: 2 << 20 };
+/// assert_eq!(large.encode(), Some(3 << 21 | 1 << 11 | 1));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
     /// The first address. It may be one that no processor could use.
@@ -43,13 +49,61 @@ pub struct Pages {
     pub size: u64,
 }
 
+impl Pages {
+    const LARGE: u64 = 1 << 11;
+    const GIGABYTE: u64 = 1 << 12;
+
+    /// So many pages of 4 KiB from an address on.
+    pub const fn small(first: u64, count: u64) -> Self {
+        let size = 1 << 12;
+        Self { first, count, size }
+    }
+
+    /// The quadword of a list that names them; in the extended form, if they are large. `None` if
+    /// none does: there are at most [`RANGE_PAGES`] small pages and 2048 large ones in a range, and
+    /// they are aligned to their size.
+    pub const fn encode(self) -> Option<u64> {
+        let (most, kind) = match self.size {
+            0x1000 => (RANGE_PAGES, 0),
+            0x20_0000 => (2048, Self::LARGE),
+            0x4000_0000 => (2048, Self::LARGE | Self::GIGABYTE),
+            _ => return None,
+        };
+        if self.count == 0 || self.count > most || self.first & (self.size - 1) != 0 {
+            return None;
+        }
+        Some(self.first | kind | (self.count - 1))
+    }
+
+    /// The pages that a quadword of a list names, or `None` if a reserved bit is set.
+    const fn decode(bits: u64, extended: bool) -> Option<Self> {
+        if !extended {
+            return Some(Self::small(bits & !0xfff, (bits & 0xfff) + 1));
+        }
+        let count = (bits & 0x7ff) + 1;
+        if bits & Self::LARGE == 0 {
+            return Some(Self::small(bits & !0xfff, count));
+        }
+        // 20:13 are reserved; below a page of 1 GiB the rest of the number is zero as well.
+        let (size, low) = match bits & Self::GIGABYTE {
+            0 => (1u64 << 21, 0xffu64 << 13),
+            _ => (1 << 30, 0x1_ffff << 13),
+        };
+        let first = bits & !(size - 1);
+        match bits & low {
+            0 => Some(Self { first, count, size }),
+            _ => None,
+        }
+    }
+}
+
 /// A valid call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded {
     /// The call.
     pub call: Call,
     /// The processors to flush: `None` for all.
-    pub targets: Option<VpSet>,
+    pub targets: Option<Cpus>,
     /// The page-table root of the address space: `None` in all of them.
     pub space: Option<u64>,
     /// Global translations may stay.
@@ -71,7 +125,7 @@ impl Decoded {
         let list = &self.list[self.start.min(self.reps)..self.reps];
         // Each was checked when the call was decoded.
         list.iter()
-            .filter_map(|&bits| pages(Range::from_bits(bits), self.extended))
+            .filter_map(|&bits| Pages::decode(bits, self.extended))
     }
 
     /// How many elements there are from the first of the list on: what a call that was done has
@@ -79,36 +133,6 @@ impl Decoded {
     pub fn reps(&self) -> usize {
         self.reps
     }
-}
-
-/// What a range names, or `None` if a reserved bit is set.
-fn pages(range: Range, extended: bool) -> Option<Pages> {
-    let bits = range.bits();
-    if !extended {
-        return Some(Pages {
-            first: bits & !0xfff,
-            count: (bits & 0xfff) + 1,
-            size: 1 << 12,
-        });
-    }
-    let count = (bits & 0x7ff) + 1;
-    if bits & Range::LARGE == 0 {
-        return Some(Pages {
-            first: bits & !0xfff,
-            count,
-            size: 1 << 12,
-        });
-    }
-    // 20:13 are reserved; below a page of 1 GiB the rest of the number has to be zero as well.
-    let (size, low) = match bits & Range::GIGABYTE {
-        0 => (1u64 << 21, 0xffu64 << 13),
-        _ => (1 << 30, 0x1_ffff << 13),
-    };
-    (bits & low == 0).then_some(Pages {
-        first: bits & !(size - 1),
-        count,
-        size,
-    })
 }
 
 /// Decodes a call. `words` is a copy of the input block, from its first byte to the end of its page
@@ -184,7 +208,7 @@ pub fn decode(
     let large = extended || physical;
     if list[..input.reps()]
         .iter()
-        .any(|&bits| pages(Range::from_bits(bits), large).is_none())
+        .any(|&bits| Pages::decode(bits, large).is_none())
     {
         return Err(Status::PARAMETER);
     }
@@ -201,8 +225,8 @@ pub fn decode(
 }
 
 /// The processors of a mask. An empty one means all.
-fn mask_of(mask: u64, host: &HostCaps) -> Option<VpSet> {
-    let mut set = VpSet::EMPTY;
+fn mask_of(mask: u64, host: &HostCaps) -> Option<Cpus> {
+    let mut set = Cpus::EMPTY;
     set.banks[0] = mask;
     (mask != 0).then(|| known(set, host))
 }
@@ -213,14 +237,14 @@ fn set_of(
     banks: usize,
     everywhere: bool,
     host: &HostCaps,
-) -> Result<Option<VpSet>, Status> {
+) -> Result<Option<Cpus>, Status> {
     let (format, valid) = (words[2], words[3]);
     match format {
         // Sparse: a quadword for each bank, no more and no less.
         0 if valid.count_ones() as usize != banks => Err(Status::INPUT),
         0 if everywhere => Ok(None),
         0 => {
-            let mut set = VpSet::EMPTY;
+            let mut set = Cpus::EMPTY;
             let mut next = words[4..4 + banks].iter();
             for (number, bank) in set.banks.iter_mut().enumerate() {
                 if valid >> number & 1 != 0 {
@@ -237,7 +261,7 @@ fn set_of(
 }
 
 /// Those of a set that the guest has.
-fn known(mut set: VpSet, host: &HostCaps) -> VpSet {
+fn known(mut set: Cpus, host: &HostCaps) -> Cpus {
     for (number, bank) in set.banks.iter_mut().enumerate() {
         let left = host.processors.saturating_sub(number as u32 * 64);
         if left < 64 {
@@ -247,8 +271,8 @@ fn known(mut set: VpSet, host: &HostCaps) -> VpSet {
     set
 }
 
-/// What a virtual processor has to flush before it runs on. Any thread of the host fills it; the
-/// processor empties it on its way into the guest.
+/// The flushes that a virtual processor executes before it runs on. Any thread of the host fills it;
+/// the processor empties it on its way into the guest.
 ///
 /// A thread that fills it and finds the processor running kicks it and waits until it has emptied
 /// its queue; one that does not run empties it before it does.
@@ -256,11 +280,11 @@ fn known(mut set: VpSet, host: &HostCaps) -> VpSet {
 /// ```
 /// use tablewright::hyperv::{FlushQueue, Pages};
 /// let queue = FlushQueue::<2>::new();
-/// queue.push(Pages { first: 0x5000, count: 3, size: 4096 });
+/// queue.push(Pages::small(0x5000, 3));
 /// let mut seen = Vec::new();
 /// assert!(!queue.take(|pages| seen.push(pages.first)));
 /// assert_eq!(seen, [0x5000]);
-/// (0..3).for_each(|page| queue.push(Pages { first: page << 12, count: 1, size: 4096 }));
+/// (0..3).for_each(|page| queue.push(Pages::small(page << 12, 1)));
 /// assert!(queue.take(|_| ())); // there was no room for the third: everything
 /// ```
 #[derive(Debug)]
@@ -288,33 +312,31 @@ impl<const N: usize> FlushQueue<N> {
     /// Queues a flush of these pages; of everything, if there is no room for them, or they are no
     /// range of small pages.
     pub fn push(&self, pages: Pages) {
-        let small = (pages.size == 1 << 12 && pages.first.trailing_zeros() >= 12)
-            .then(|| Range::pages(pages.first >> 12, pages.count))
-            .flatten();
-        let Some(range) = small else {
-            return self.push_all();
-        };
-        let bits = !range.bits();
-        let fits = bits != 0
-            && self.ranges.iter().any(|place| {
-                place
-                    .compare_exchange(0, bits, Ordering::Release, Ordering::Relaxed)
-                    .is_ok()
-            });
+        let range = pages.encode().filter(|_| pages.size == 1 << 12);
+        let fits = range.map(|bits| !bits).is_some_and(|bits| {
+            bits != 0
+                && self.ranges.iter().any(|place| {
+                    place
+                        .compare_exchange(0, bits, Ordering::Release, Ordering::Relaxed)
+                        .is_ok()
+                })
+        });
         if !fits {
             self.push_all();
         }
     }
 
-    /// Takes out what is to be flushed: `each` range, or everything, if true is returned. The
-    /// processor itself asks, on its way into the guest, after it has said that it runs.
+    /// Takes out each range that is to be flushed; returns `true` if everything is. The processor
+    /// itself asks, on its way into the guest, after it has said that it runs. If `each` unwinds,
+    /// its range is put back.
+    #[must_use = "everything may have to be flushed"]
     pub fn take(&self, mut each: impl FnMut(Pages)) -> bool {
         for place in &self.ranges {
             let bits = place.swap(0, Ordering::Acquire);
             if bits != 0
-                && let Some(pages) = pages(Range::from_bits(!bits), false)
+                && let Some(pages) = Pages::decode(!bits, false)
             {
-                each(pages);
+                offer(|| self.push(pages), || each(pages));
             }
         }
         // After the ranges: a thread that found no room says so when all places were taken.

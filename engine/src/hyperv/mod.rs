@@ -14,7 +14,7 @@
 //! |---|---|---|---|
 //! | [`Call::Space`] | an address space, or all | a mask of 64 processors | simple |
 //! | [`Call::List`] | up to [`LIST`] ranges of it | the same | rep |
-//! | [`Call::SpaceEx`] | an address space, or all | a [`VpSet`] | simple, with a variable header |
+//! | [`Call::SpaceEx`] | an address space, or all | a set of banks | simple, with a variable header |
 //! | [`Call::ListEx`] | ranges, as many as are left beside the set | the same | rep, with a variable header |
 //! | [`Call::GuestSpace`] | what an EPT pointer or nCR3 translates | everywhere | simple |
 //! | [`Call::GuestList`] | ranges of it | everywhere | rep |
@@ -41,9 +41,11 @@
 
 mod guest;
 mod host;
+mod messenger;
 
-pub use guest::{Caller, FlushEncoder, Refusal, Targets};
+pub use guest::FlushEncoder;
 pub use host::{Decoded, FlushQueue, HostCaps, Pages, decode};
+pub use messenger::{Hypercall, Hypercalls};
 
 use core::fmt;
 
@@ -55,9 +57,6 @@ pub const LIST: usize = PAGE_WORDS - 3;
 pub const LIST_EX: usize = PAGE_WORDS - 4;
 /// The most pages that one range holds.
 pub const RANGE_PAGES: u64 = 4096;
-/// Processors that a set can name.
-pub const PROCESSORS: u32 = 64 * 64;
-
 /// CPUID 0x40000001, EAX: the interface is this one, "Hv#1".
 pub const INTERFACE: u32 = 0x3123_7648;
 
@@ -342,129 +341,3 @@ impl fmt::Display for Status {
 }
 
 impl core::error::Error for Status {}
-
-/// A set of virtual processors: 64 banks of 64.
-///
-/// On the wire it is sparse: a mask of the banks that are there, and a quadword for each of them.
-///
-/// ```
-/// use tablewright::hyperv::VpSet;
-/// let mut set = VpSet::EMPTY;
-/// assert!(set.insert(3) && set.insert(200) && !set.insert(4096));
-/// assert_eq!(set.iter().collect::<Vec<_>>(), [3, 200]);
-/// assert_eq!(set.valid(), 1 << 0 | 1 << 3);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VpSet {
-    banks: [u64; 64],
-}
-
-impl VpSet {
-    /// The empty set.
-    pub const EMPTY: Self = Self { banks: [0; 64] };
-
-    /// Adds a processor by its VP index. False if the index is too large to be named.
-    pub fn insert(&mut self, vp: u32) -> bool {
-        match self.banks.get_mut(vp as usize / 64) {
-            Some(bank) => {
-                *bank |= 1 << (vp % 64);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Removes a processor.
-    pub fn remove(&mut self, vp: u32) {
-        if let Some(bank) = self.banks.get_mut(vp as usize / 64) {
-            *bank &= !(1 << (vp % 64));
-        }
-    }
-
-    /// Whether a processor is in the set.
-    pub fn contains(&self, vp: u32) -> bool {
-        let bank = self.banks.get(vp as usize / 64);
-        bank.is_some_and(|bank| bank >> (vp % 64) & 1 != 0)
-    }
-
-    /// Whether the set is empty.
-    pub fn is_empty(&self) -> bool {
-        self.banks.iter().all(|&bank| bank == 0)
-    }
-
-    /// The number of processors in the set.
-    pub fn len(&self) -> u32 {
-        self.banks.iter().map(|bank| bank.count_ones()).sum()
-    }
-
-    /// The VP indices in the set, in ascending order.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..).zip(self.banks).flat_map(|(number, bank)| {
-            let rest = |bits: &u64| Some(bits & (bits - 1)).filter(|&rest| rest != 0);
-            let bits = core::iter::successors(Some(bank).filter(|&bank| bank != 0), rest);
-            bits.map(move |bits| number * 64 + bits.trailing_zeros())
-        })
-    }
-
-    /// Those of 64 banks.
-    pub(crate) fn from_banks(banks: [u64; 64]) -> Self {
-        Self { banks }
-    }
-
-    /// A bit for each bank that is not empty.
-    pub fn valid(&self) -> u64 {
-        let bit = |(number, &bank): (usize, &u64)| u64::from(bank != 0) << number;
-        self.banks.iter().enumerate().map(bit).sum()
-    }
-
-    /// The first 64 as a mask, if all are among them.
-    fn mask(&self) -> Option<u64> {
-        (self.valid() & !1 == 0).then_some(self.banks[0])
-    }
-}
-
-/// A range as it stands in a list.
-///
-/// ```
-/// use tablewright::hyperv::Range;
-/// // Three pages from 0x5000 on.
-/// assert_eq!(Range::pages(5, 3).map(Range::bits), Some(0x5002));
-/// // Two pages of 2 MiB, in the extended form.
-/// assert_eq!(Range::large(3 << 21, 2, false).map(Range::bits), Some(3 << 21 | 1 << 11 | 1));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range(u64);
-
-impl Range {
-    const LARGE: u64 = 1 << 11;
-    const GIGABYTE: u64 = 1 << 12;
-
-    /// So many pages, 1 to [`RANGE_PAGES`], from this page number on.
-    pub const fn pages(first: u64, count: u64) -> Option<Self> {
-        if count == 0 || count > RANGE_PAGES || first >> 52 != 0 {
-            return None;
-        }
-        Some(Self(first << 12 | (count - 1)))
-    }
-
-    /// So many large pages, 1 to 2048, of 2 MiB or 1 GiB, from this address on; in the extended
-    /// form.
-    pub const fn large(first: u64, count: u64, gigabyte: bool) -> Option<Self> {
-        let low = if gigabyte { 1 << 30 } else { 1 << 21 } - 1;
-        if count == 0 || count > 2048 || first & low != 0 {
-            return None;
-        }
-        let size = if gigabyte { Self::GIGABYTE } else { 0 };
-        Some(Self(first | size | Self::LARGE | (count - 1)))
-    }
-
-    /// Decodes the value that a guest has passed.
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// The value as it is passed.
-    pub const fn bits(self) -> u64 {
-        self.0
-    }
-}

@@ -576,7 +576,7 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
         self.platform.link_of(frame)
     }
     #[inline(always)]
-    fn identity_of(&self, root: Pa) -> Option<&crate::shootdown::Identity> {
+    fn identity_of(&self, root: Pa) -> Option<&crate::identity::Identity> {
         self.platform.identity_of(root)
     }
     fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {

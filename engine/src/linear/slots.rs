@@ -178,7 +178,8 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         let at = |slot: usize| self.first + ((slot as u64) << F::PAGE_SHIFT);
         let stale = Stale {
             first: at(lowest),
-            last: at(highest + 1) - 1,
+            // The next slot may begin beyond the addresses that there are.
+            last: at(highest) | ((1 << F::PAGE_SHIFT) - 1),
             level: Some(Level::PAGE),
             tables: false,
         };

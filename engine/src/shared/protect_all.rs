@@ -54,8 +54,10 @@ use super::{GracePeriod, Refused, SharedPlatform, SharedSpace};
 const STARTING: u64 = 1;
 /// Nothing is protected any more when it is opened.
 const OFF: u64 = 2;
-/// From one start to the next. Sixty-two bits outlive the machine.
-const NEXT: u64 = 4;
+/// A start was dropped before its end, and may have protected some tables.
+const DROPPED: u64 = 4;
+/// From one start to the next. Sixty-one bits outlive the machine.
+const NEXT: u64 = 8;
 
 /// The error where everything cannot be protected in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +90,7 @@ impl core::error::Error for Unprotectable {}
 /// A start: all memory is being write-protected.
 ///
 /// It is driven to its end, and before that no processor can write below a write-protected table.
-/// Dropping it leaves the guest so.
+/// Dropped before, it has not protected everything, and what it has protected can be opened.
 #[must_use = "the guest cannot write before it is over"]
 pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
     space: &'s SharedSpace<F, P>,
@@ -99,16 +101,6 @@ pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
     since: Option<GracePeriod>,
     /// Some of it may be.
     partly: bool,
-}
-
-/// The result of a step of [`Protecting`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a start is driven to its end"]
-pub enum Step {
-    /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
-    Waiting,
-    /// No processor can write but what was made writable since.
-    Over,
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
@@ -124,20 +116,24 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
     /// # Ok::<(), tablewright::shared::Unprotectable>(())
     /// ```
     pub fn drive(mut self, mut wait: impl FnMut()) {
-        while self.step() == Step::Waiting {
+        while !self.step() {
             wait();
         }
     }
 
-    /// Goes on: protects the root, when the walks that began before are over, and has every
-    /// processor forget.
-    pub fn step(&mut self) -> Step {
+    /// Goes on: protects the root, when the walks that began before are over, and flushes every
+    /// TLB. Returns whether it is over: no processor can write but what was made writable since.
+    ///
+    /// It waits for the walks of others, which take microseconds, or as long as it takes to clean
+    /// 2 MiB.
+    #[must_use = "a start is driven to its end"]
+    pub fn step(&mut self) -> bool {
         let space = self.space;
         let Some(since) = self.since else {
-            return Step::Over;
+            return true;
         };
         if !space.is_over(since) {
-            return Step::Waiting;
+            return false;
         }
         self.partly = true;
         let protected = {
@@ -148,16 +144,16 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
         };
         if protected.is_err() {
             self.since = Some(space.grace_period());
-            return Step::Waiting;
+            return false;
         }
         self.since = None;
         self.complete();
         // A walk that opens a table from now on finds all of the root protected.
         space.generation.fetch_add(NEXT - STARTING, Release);
-        Step::Over
+        true
     }
 
-    /// Has every processor forget that it may write.
+    /// Flushes every TLB.
     fn complete(&mut self) {
         if core::mem::take(&mut self.partly) {
             let mut ranges = Ranges::new();
@@ -170,7 +166,14 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
 
 impl<F: Format, P: SharedPlatform + Clone> Drop for Protecting<'_, F, P> {
     fn drop(&mut self) {
+        let dropped = if self.partly { DROPPED } else { 0 };
         self.complete();
+        if self.since.is_some() {
+            // No TLB holds as writable what lies below the tables that were protected: they are
+            // opened as after a start. Until it ends, no other CPU changes the generation.
+            let generation = &self.space.generation;
+            generation.store(generation.load(Relaxed) & !STARTING | dropped, Release);
+        }
     }
 }
 

@@ -31,10 +31,10 @@
 //! scale down, like digits; an odd page goes by itself. The address counts in pages, or with 52
 //! bits of addresses in 64 KiB, which not every range starts at.
 
+use super::Messenger;
 use crate::addr::Level;
+use crate::cpus::Cpus;
 use crate::invalidation::{Invalidation, Stale, What};
-
-use super::{Cpus, Message, Messenger};
 
 /// Which TLBI. `L`: leaves only, what is cached of tables stays. `VAA`: all ASIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,7 +147,7 @@ pub struct Tlbi {
     pub operand: u64,
 }
 
-/// What a flush executes, in order.
+/// An instruction of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
     /// A TLBI.
@@ -307,7 +307,13 @@ impl Encoder {
 }
 
 /// The instructions that an embedder executes: TLBI and DSB.
-pub trait Arm64 {
+///
+/// # Safety
+/// 1. [`tlbi`](Arm64::tlbi) executes the instruction with its operand, in the Inner Shareable
+///    domain, and all processors are in that domain.
+/// 2. [`dsb`](Arm64::dsb) returns when every TLBI that the caller has executed before, on the same
+///    processor, is complete.
+pub unsafe trait Arm64 {
     /// One TLBI.
     fn tlbi(&self, tlbi: Tlbi);
     /// `DSB ISH`: waits for all that this CPU has issued.
@@ -318,18 +324,31 @@ pub trait Arm64 {
 /// a platform issues what [`encode`](Encoder::encode) gives it.
 #[derive(Clone, Copy, Debug)]
 pub struct TlbiMessenger<A> {
-    /// Writes the instructions; of stage 1.
-    pub encoder: Encoder,
-    /// What one instruction costs, with its share of the wait, in the unit of what an
-    /// [interrupt](super::Shootdown::new) costs.
-    pub cost: u64,
-    /// Executes the instructions.
-    pub hardware: A,
+    encoder: Encoder,
+    cost: u64,
+    hardware: A,
 }
 
-impl<A: Arm64> Messenger for TlbiMessenger<A> {
-    fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
-        self.encoder.encode(&message.flush, |one| match one {
+impl<A: Arm64> TlbiMessenger<A> {
+    /// Makes the messenger. `cost` is that of one instruction, with its share of the wait, in the
+    /// unit of the cost of an [interrupt](super::Shootdown::new).
+    ///
+    /// # Safety
+    /// 1. `encoder` describes stage 1 of EL1 and EL0 as it is set up on all processors.
+    pub const unsafe fn new(encoder: Encoder, cost: u64, hardware: A) -> Self {
+        Self {
+            encoder,
+            cost,
+            hardware,
+        }
+    }
+}
+
+// SAFETY: the instructions are those of the flush (`new`), all CPUs are in the domain, and the last
+// DSB waits for every instruction (1., 2.).
+unsafe impl<A: Arm64> Messenger for TlbiMessenger<A> {
+    fn tell(&self, flush: &Invalidation<'_>, cpus: &mut Cpus) {
+        self.encoder.encode(flush, |one| match one {
             Instruction::Tlbi(tlbi) => self.hardware.tlbi(tlbi),
             Instruction::Dsb => self.hardware.dsb(),
         });
@@ -341,9 +360,9 @@ impl<A: Arm64> Messenger for TlbiMessenger<A> {
         true
     }
 
-    fn cost(&self, message: &Message<'_>, _: u32) -> u64 {
+    fn cost(&self, flush: &Invalidation<'_>, _: u32) -> u64 {
         let mut count = 0u64;
-        self.encoder.encode(&message.flush, |_| count += 1);
+        self.encoder.encode(flush, |_| count += 1);
         count.saturating_mul(self.cost)
     }
 }

@@ -1,6 +1,6 @@
 //! Virtual CPUs that do not run: KVM's protocol. The guest sets a bit, and the host flushes before
 //! the CPU runs: all of it, global translations and those of all identifiers included, whatever the
-//! flush was about.
+//! flush names.
 //!
 //! The byte `preempted` in the steal-time record of each virtual CPU is shared with the host. It
 //! has two bits. The host sets the first when it takes the CPU off, between two instructions, and
@@ -11,12 +11,10 @@
 //!
 //! (Linux, `Documentation/virt/kvm/x86/msr.rst`, `MSR_KVM_STEAL_TIME`; `KVM_FEATURE_PV_TLB_FLUSH`.)
 
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicU8, Ordering};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU8, Ordering};
-
-use super::{Cpus, Message, Messenger};
+use super::Messenger;
+use crate::cpus::Cpus;
+use crate::invalidation::Invalidation;
+use crate::sync::{AtomicU8, Ordering};
 
 /// The byte `preempted` of a virtual CPU.
 ///
@@ -48,13 +46,14 @@ impl PreemptedFlag {
             .is_ok()
     }
 
-    /// The host's side: the CPU is taken off, between two instructions.
+    /// The host's side: the CPU is taken off, between two instructions. It may have been taken off
+    /// before, and not have run: a flush that is pending stays so.
     pub fn preempt(&self) {
-        self.0.store(Self::PREEMPTED, Ordering::Release);
+        self.0.fetch_or(Self::PREEMPTED, Ordering::Release);
     }
 
-    /// The host's side: the CPU is about to run. Whether everything of the guest has to be
-    /// forgotten before.
+    /// The host's side: the CPU is about to run. Returns whether everything of the guest has to be
+    /// flushed before.
     #[must_use = "the CPU has to be flushed before it runs"]
     pub fn enter(&self) -> bool {
         self.0.swap(0, Ordering::AcqRel) & Self::FLUSH != 0
@@ -70,13 +69,19 @@ pub struct Deferred<F> {
 
 impl<'f, F: Fn(usize) -> Option<&'f PreemptedFlag>> Deferred<F> {
     /// Makes the messenger; `flag` gives the byte of a CPU, if it has one.
-    pub const fn new(flag: F) -> Self {
+    ///
+    /// # Safety
+    /// 1. The host of CPU `cpu` calls [`preempt`](PreemptedFlag::preempt) and
+    ///    [`enter`](PreemptedFlag::enter), or does what they do, on `flag(cpu)`, and flushes what
+    ///    `enter` asks for before the CPU runs.
+    pub const unsafe fn new(flag: F) -> Self {
         Self { flag }
     }
 }
 
-impl<'f, F: Fn(usize) -> Option<&'f PreemptedFlag>> Messenger for Deferred<F> {
-    fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
+// SAFETY: a CPU that is taken out has `FLUSH` set, and its host flushes it before it runs (1.).
+unsafe impl<'f, F: Fn(usize) -> Option<&'f PreemptedFlag>> Messenger for Deferred<F> {
+    fn tell(&self, _: &Invalidation<'_>, cpus: &mut Cpus) {
         let deferred = |cpu: usize| (self.flag)(cpu).is_some_and(PreemptedFlag::defer);
         cpus.retain(|cpu| !deferred(cpu));
     }

@@ -4,18 +4,18 @@
 //! for identifiers (ASID, PCID, VMID), of which there are fewer than spaces, everywhere.
 //!
 //! Where hardware tells every CPU (arm64), [`Identifiers`] and [`arm64`] are all there is to it.
-//! Elsewhere it is software that knows which CPUs may hold translations of a space, and tells them.
+//! Elsewhere software knows which CPUs may hold translations of a space, and tells them.
 //! The rest of this page is about that.
 //!
 //! # Which CPUs are told
 //!
 //! A [`Space`] has a set of CPUs that have it loaded, and a **generation**, which each flush moves
-//! on. A CPU remembers, for the spaces it has had lately, up to which generation it has forgotten:
-//! its *view*. From this follows everything:
+//! on. A CPU keeps, for the spaces it has had lately, the generation up to which it has flushed: its
+//! *view*. From this follows everything:
 //!
 //! * A CPU that has the space loaded is in the set, and told. It flushes what the message names if
 //!   its view is the generation before it. Otherwise it has missed a flush, or is still to be told
-//!   of one, and forgets all of the space, which makes up for all of them.
+//!   of one, and flushes all of the space, which makes up for all of them.
 //! * A CPU that has another space loaded is not in the set. It keeps what it has under the
 //!   identifier of this one, does not use it, and looks at the generation when it loads the space
 //!   again.
@@ -27,13 +27,13 @@
 //!
 //! # Global translations
 //!
-//! What is global is used whatever space is loaded, so neither set nor generation says which CPUs
-//! remember it. A flush with [`global`](Invalidation::global) set is told to **every CPU that is
-//! [online](Here::go_online)**, the lazy and the idle ones included, and each forgets at once,
-//! whatever its view says:
+//! Global translations are used whatever space is loaded, so neither set nor generation says whose
+//! TLBs hold them. A flush with [`global`](Invalidation::global) set is told to **every CPU that is
+//! [online](PerCpu::go_online)**, the lazy and the idle ones included, and each flushes at
+//! once, whatever its view says:
 //!
-//! * the ranges, global translations of them included. INVLPG does that; what the CPU may remember
-//!   of the ranges under the identifier of a space that it has not loaded stays, and goes when it
+//! * the ranges, global translations of them included. INVLPG does that; what the TLB holds of
+//!   the ranges under the identifier of a space that is not loaded stays, and goes when the CPU
 //!   loads that space, because the generation moves on as with any other flush;
 //! * everything under all identifiers, if the flush is of everything, or if tables were detached:
 //!   table descriptors are cached under the identifier that was loaded when the walker read them,
@@ -51,18 +51,18 @@
 //! | reads the set, and which are lazy | reads the generation; then its walker reads entries |
 //!
 //! If the first does not see the second in the set, then the second reads the new generation, and
-//! forgets. If the second reads the old generation, it is seen, and told. And the walker of a CPU
+//! flushes. If the second reads the old generation, it is seen, and told. And the walker of a CPU
 //! that has read the new generation finds the new entries, because they came before it. A CPU that
-//! goes online is in the place of one that loads the space: it says that it is online, and forgets
+//! goes online is in the place of one that loads the space: it says that it is online, and flushes
 //! everything behind the fence.
 //!
 //! The [identifier](Identifiers) of the space may be given anew at any time. It is read behind the
-//! same fence, and given before one: it is either seen, or nothing is remembered under it but what
-//! is in the new tables.
+//! same fence, and given before one: it is either seen, or TLBs hold nothing under it but what is in
+//! the new tables.
 //!
 //! # How they are told
 //!
-//! A [`Messenger`] takes out of a set of CPUs those that it has told, and those that will forget
+//! A [`Messenger`] takes out of a set of CPUs those that it has told, and those that will flush
 //! before they use the space. Those that it leaves are told by the next. Last come
 //! [interrupts](Actions::interrupt), which leave none. So a messenger that fails needs no other
 //! care, and one may know the way to some CPUs only.
@@ -78,30 +78,29 @@
 //! stands in it may not have been read by all it is for; waiting for them is not possible either if
 //! the flush was interrupted before they were told. So a flush that finds another under way on its
 //! own CPU leaves the outbox alone, and rings a *doorbell* at each CPU that it has to tell: a CPU
-//! that finds it rung forgets everything. That says nothing of what is to be forgotten, so there is
-//! nothing to overwrite, and it works at any depth and from any number of CPUs. It costs the CPUs
+//! that finds it rung flushes everything. That says nothing of what is stale, so there is nothing
+//! to overwrite, and it works at any depth and from any number of CPUs. It costs the CPUs
 //! that are told their whole TLB, which is why it is for this case alone.
 //!
-//! There is one counter of tickets, and each CPU has two words, what it `must` do and what it
-//! `did`:
+//! There is one counter of tickets, and each CPU has two words, `must` and `did`:
 //!
 //! | a CPU that flushes | a CPU that is told |
 //! |---|---|
 //! | changes entries | |
 //! | takes the next ticket *t* (acquire and release) | |
 //! | at each CPU: raises `must` to *t*, if it is less (release) | *m* is `must` (acquire); if it `did` that, there is nothing to do |
-//! | interrupts them | forgets everything |
+//! | interrupts them | flushes everything |
 //! | waits until `did` is *t* or more (acquire) | raises `did` to *m*, if it is less (release) |
 //!
-//! * *A CPU that did t has forgotten what ticket t is about.* It read an *m* of at least *t* before
-//!   it forgot. If *m* is *t*, it read what the flushing CPU wrote, or what a read-modify-write
+//! * *A CPU that did t has flushed what ticket t is about.* It read an *m* of at least *t* before
+//!   it flushed. If *m* is *t*, it read what the flushing CPU wrote, or what a read-modify-write
 //!   made of it, and sees the changed entries. If *m* is a later ticket, that was taken after *t*
 //!   from the same counter, and the CPU that took it saw whatever came before *t* was taken; so
-//!   does, through its `must`, the CPU that forgets. It need not have been told by the first CPU at
+//!   does, through its `must`, the CPU that flushes. It need not have been told by the first CPU at
 //!   all.
-//! * *`did` claims nothing that was not forgotten, and does not go backwards.* A handler may
+//! * *`did` claims nothing that was not flushed, and does not go backwards.* A handler may
 //!   interrupt between any two steps of the right column and go through all of it. It reads an *m*
-//!   at least as large, forgets, and raises `did` to it. What it has interrupted then forgets once
+//!   at least as large, flushes, and raises `did` to it. What it has interrupted then flushes once
 //!   more, for its own smaller *m*, and leaves `did` where it is. Were `did` stored and not raised,
 //!   it would go back, and a CPU could wait for it that interrupts no more.
 //! * *Nothing waits in a circle.* A flush waits for its own ticket, never for one that another CPU
@@ -112,18 +111,18 @@
 //!   handler that comes before the depth is written finds an outbox that is not written yet, and is
 //!   through with it when it returns.
 //! * *Views and generations are as with other flushes.* The generation of the space moves on; the
-//!   view of a CPU that was rung does not, and when it is told of the next flush it forgets more
+//!   view of a CPU that was rung does not, and when it is told of the next flush it flushes more
 //!   than it would have to. A handler that moves a view on while what it interrupted does the same
-//!   has it set back: that claims less than was forgotten.
+//!   has it set back: that claims less than was flushed.
 //!
 //! # What interrupt handlers may do
 //!
 //! | the CPU is in | interrupts | a handler may |
 //! |---|---|---|
-//! | [`switch`](Here::switch), [`go_online`](Here::go_online), [`go_offline`](Here::go_offline) | held off | |
-//! | [`resume`](Here::resume), [`be_lazy`](Here::be_lazy) | on or off | `receive`, `flush`; not use the space |
-//! | [`flush`](Here::flush) | on or off | `receive`, `flush` |
-//! | [`receive`](Here::receive) | on or off | `receive`, `flush` |
+//! | [`switch`](PerCpu::switch), [`go_online`](PerCpu::go_online), [`go_offline`](PerCpu::go_offline) | held off | |
+//! | [`resume`](PerCpu::resume), [`be_lazy`](PerCpu::be_lazy) | on or off | `receive`, `flush`; not use the space |
+//! | [`flush`](PerCpu::flush) | on or off | `receive`, `flush` |
+//! | [`receive`](PerCpu::receive) | on or off | `receive`, `flush` |
 //!
 //! `switch`, `resume`, `be_lazy` and going on- and offline are for the program that is interrupted,
 //! never for the handler: they say what is loaded and used here. A flush may be made with
@@ -140,30 +139,28 @@
 //!
 //! # Ranges, or everything
 //!
-//! Whether ranges are better forgotten with all the rest of the space is decided in one place,
-//! before a flush comes here: [`Caps::invalidate_all_above`](crate::Caps::invalidate_all_above). It
-//! is what it costs to forget a space and to find again what was needed, divided by what it costs
-//! to forget a page. What CPUs are told does not change that ratio: each of them pays for it, at
+//! Whether ranges are better flushed with all the rest of the space is decided in one place, before
+//! a flush comes here: [`Caps::invalidate_all_above`](crate::Caps::invalidate_all_above). It is the
+//! cost to flush a space and to find again what was needed, divided by the cost to invalidate a
+//! page. What CPUs are told does not change that ratio: each of them pays for it, at
 //! the same time. Here ranges become everything only where they do not fit into a message.
 
 pub mod amd;
 pub mod arm64;
-mod cpus;
 mod deferred;
-mod here;
-mod hypercall;
-mod identifiers;
+mod per_cpu;
+mod space;
 
-pub use cpus::{Cpus, SetTooSmall, Space};
+pub use crate::cpus::Cpus;
+pub use crate::identity::{Allocator, Holder, Identifiers, Identity};
 pub use deferred::{Deferred, PreemptedFlag};
-pub use here::{Cpu, Here, Shootdown, inbox_words};
-pub use hypercall::{Hypercall, Hypercalls};
-pub use identifiers::{Allocator, Holder, Identifiers, Identity, Switch};
+pub use per_cpu::{CpuCell, PerCpu, Shootdown, inbox_words};
+pub use space::{SetTooSmall, Space};
 
 use crate::addr::Pa;
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 
-/// What a CPU invalidates for itself when another asks.
+/// A flush of one CPU's own TLB.
 ///
 /// | | x86 | arm64 |
 /// |---|---|---|
@@ -172,7 +169,7 @@ use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 /// | `Space` | `INVPCID` type 1, or a load of CR3 | `tlbi aside1` |
 /// | `Range` | `INVLPG` of each page | `tlbi vae1` of each page; `tlbi vaae1` if `global` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forget {
+pub enum LocalFlush {
     /// All translations under all identifiers, global ones included, and everything cached of
     /// tables.
     Everything,
@@ -184,12 +181,12 @@ pub enum Forget {
     /// if `range.tables` says that some were detached.
     Range {
         /// The identifier. It is that of the space which this CPU has loaded, except where `global`
-        /// is set: then it may be another, and what is remembered under it may stay.
+        /// is set: then it may be another, whose translations may stay.
         id: u16,
         /// The range.
         range: Stale,
-        /// Global translations of the range too. INVLPG forgets them in any case, INVPCID type 0 in
-        /// none.
+        /// Global translations of the range too. INVLPG invalidates them in any case, INVPCID type
+        /// 0 in none.
         global: bool,
     },
 }
@@ -197,17 +194,18 @@ pub enum Forget {
 /// The operations of the embedder's CPUs that a flush needs.
 ///
 /// # Safety
-/// 1. When [`forget`](Actions::forget) returns, this CPU has forgotten, its walkers included.
-/// 2. Every CPU that is [interrupted](Actions::interrupt) calls [`Here::receive`] before it goes on
-///    with anything that uses the space it has loaded, or what is global.
+/// 1. When [`flush_local`](Actions::flush_local) returns, the TLB of this CPU holds nothing of it,
+///    and no walk in flight will bring it back.
+/// 2. Every CPU that is [interrupted](Actions::interrupt) calls [`PerCpu::receive`] before it goes
+///    on with anything that uses the space it has loaded, or global translations.
 /// 3. [`allocator`](Actions::allocator) runs the function once, with the one allocator of the
 ///    identifiers, while no other CPU and no handler has it.
 pub unsafe trait Actions {
-    /// Forgets on this CPU, and waits until that is done. A handler that interrupts this may call
-    /// it.
-    fn forget(&self, what: Forget);
+    /// Flushes the TLB of this CPU, and waits until that is done. A handler that interrupts this
+    /// may call it.
+    fn flush_local(&self, what: LocalFlush);
 
-    /// Interrupts these CPUs. What was stored before is visible to the handler: an x2APIC wants a
+    /// Interrupts these CPUs. Stores from before are visible to the handler: an x2APIC wants a
     /// fence before the write of its register (SDM vol. 3A 12.12.3). A handler that interrupts this
     /// may call it.
     fn interrupt(&self, cpus: &Cpus);
@@ -222,68 +220,37 @@ pub unsafe trait Actions {
     }
 }
 
-/// A flush, as a messenger passes it on.
-///
-/// ```
-/// use tablewright::shootdown::Message;
-/// use tablewright::{Invalidation, Pa, Stale, What};
-/// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: false };
-/// let flush = Invalidation { root: Pa::new(0x1000), id: 5, global: false, what: What::Ranges(&[page]) };
-/// let message = Message { from: 0, flush };
-/// assert!(!message.is_everything() && !message.has_tables());
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Message<'a> {
-    /// The CPU that sends it.
-    pub from: usize,
-    /// What is to be forgotten: of the space with this root, under this identifier. The identifier
-    /// is 0 where only costs are asked for.
-    pub flush: Invalidation<'a>,
-}
-
-impl Message<'_> {
-    /// Whether everything of the space is to be forgotten.
-    pub fn is_everything(&self) -> bool {
-        self.flush.what == What::Everything
-    }
-
-    /// Whether tables have gone.
-    pub fn has_tables(&self) -> bool {
-        match self.flush.what {
-            What::Everything => true,
-            What::Ranges(ranges) => ranges.iter().any(|range| range.tables),
-        }
-    }
-}
-
 /// A way to have other CPUs invalidate what their TLBs hold: an interrupt, a hypercall, a
 /// broadcast.
 ///
-/// Where the flush is [`global`](Invalidation::global), global translations are meant as well, and
-/// all CPUs are in the set.
-///
 /// It may be asked by a handler that has interrupted it.
-pub trait Messenger {
-    /// Has CPUs forget, and takes them out of the set. A CPU that is taken out has forgotten on
-    /// return, or will before it uses the space, or what is global. One that cannot be told this
-    /// way stays in the set.
-    fn tell(&self, message: &Message<'_>, cpus: &mut Cpus);
+///
+/// # Safety
+/// 1. A CPU that [`tell`](Messenger::tell) takes out of the set has invalidated the flush on
+///    return, or does before it uses the space, and before it uses global translations where the
+///    flush is [`global`](Invalidation::global). A CPU that cannot be told this way stays in the
+///    set.
+/// 2. One that [reaches all](Messenger::reaches_all) does so for every CPU there is, those too that
+///    are not in the set and have the space not loaded, and leaves none in the set.
+pub unsafe trait Messenger {
+    /// Has CPUs execute a flush, under the identifier that it names, and takes them out of the set.
+    /// The identifier is 0 where only costs are asked for.
+    fn tell(&self, flush: &Invalidation<'_>, cpus: &mut Cpus);
 
-    /// Whether it tells every CPU there is, whatever the set says, those too that have the space
-    /// not loaded; it leaves none.
+    /// Whether it tells every CPU there is, whatever the set says.
     fn reaches_all(&self) -> bool {
         false
     }
 
-    /// What it costs to tell so many, in the unit of what an [interrupt](Shootdown::new) costs. It
-    /// is not asked if interrupts cost less.
-    fn cost(&self, message: &Message<'_>, cpus: u32) -> u64 {
-        let _ = (message, cpus);
+    /// The cost to tell so many, in the unit of the cost of an [interrupt](Shootdown::new). It is
+    /// not asked if interrupts cost less.
+    fn cost(&self, flush: &Invalidation<'_>, cpus: u32) -> u64 {
+        let _ = (flush, cpus);
         0
     }
 }
 
-/// What flushes ask for, gathered for one message: a platform adds in
+/// Flushes that are gathered for one message: a platform adds in
 /// [`invalidate`](crate::Platform::invalidate), and sends in [`barrier`](crate::Platform::barrier).
 ///
 /// One flush fits. If there are more before the barrier, and more ranges than [`MAX_RANGES`], it

@@ -104,7 +104,7 @@ fn a_start_does_not_wait_for_what_was_taken() {
     unmap(&mut gather, ipa(1 << 30, 1 << 30));
     forget(gather);
     let mut start = space.protect_all().unwrap();
-    let is_over = (0..100).any(|_| start.step() == Step::Over);
+    let is_over = (0..100).any(|_| start.step());
     assert!(is_over);
     drop(start);
     // The next page is protected and may be written again; what was taken stays claimed.
@@ -155,8 +155,8 @@ fn a_zap_knows_of_a_harvest_under_way() {
     let guest = Guest::new(share::<Ept<4>>(&platform, 1), &mut cells);
     let ram = Slot::memory(ipa(0, BLOCK), 0).with_log(Log::ByFault);
     guest.insert(ram).unwrap();
-    let words = [const { AtomicU64::new(0) }; 8];
-    let bitmap = Bitmap::new(&words, 512).unwrap();
+    let mut words = [const { AtomicU64::new(0) }; 8];
+    let bitmap = Bitmap::new(&mut words, 512).unwrap();
     let mut gather = guest.gather();
     write_page_5(&mut gather, &ram, &bitmap);
     // Thread 1 harvests, and has not finished: the virtual CPU still writes through its TLB.
@@ -202,17 +202,8 @@ fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
         assert!(two.finish(|_| ()).is_ok());
         let log = platform.take_log();
         assert_eq!((log.len(), log[0].spans()), (1, vec![(0, BLOCK - 1)]));
-        let message = Message {
-            from: 0,
-            flush: log[0].invalidation(),
-        };
-        let broadcast = InvlpgbMessenger {
-            most: 511,
-            cost: 0,
-            hardware: (),
-        };
         let mut told = Vec::new();
-        broadcast.encode(&message, |one| told.push(one));
+        amd::encode(511, &log[0].invalidation(), |one| told.push(one));
         // 512 pages, and not only what is final.
         assert_eq!(told.len(), 1);
         assert_eq!((told[0].ecx, told[0].rax & 1 << 4), (511, 0));

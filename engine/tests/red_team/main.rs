@@ -3,6 +3,7 @@
 
 mod dropped;
 mod logs;
+mod owners;
 
 use std::cell::RefCell;
 use std::mem::forget;
@@ -19,9 +20,8 @@ use tablewright::guest::{Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot
 use tablewright::hosted::{Event, Threads, Told, Walk};
 use tablewright::shared::{
     self, Epochs, GracePeriod, Mapped, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
-    Step,
 };
-use tablewright::shootdown::{Message, amd::InvlpgbMessenger};
+use tablewright::shootdown::amd;
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Half, Invalidation, Ipa,
     Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va,

@@ -18,7 +18,10 @@ fn a_flush_in_a_handler_leaves_the_one_that_it_interrupts_alone() {
         };
         world.handlers.borrow_mut().push((0, page(1, 4)));
         world.edit(0, &page(0, 3), &[]);
-        let told = vec![(2, Forget::Everything), (1, part(0, range(3, 1, false)))];
+        let told = vec![
+            (2, LocalFlush::Everything),
+            (1, part(0, range(3, 1, false))),
+        ];
         assert_eq!(world.take(), (told, 2));
         // Nothing is under way any more.
         world.edit(0, &page(1, 4), &[]);
@@ -42,7 +45,9 @@ fn handlers_may_flush_in_handlers() {
         world.edit(0, &page(2), &[]);
         let (told, interrupts) = world.take();
         assert_eq!(interrupts, 4);
-        let doorbells = told.iter().filter(|(_, what)| *what == Forget::Everything);
+        let doorbells = told
+            .iter()
+            .filter(|(_, what)| *what == LocalFlush::Everything);
         assert!(doorbells.count() >= 2);
         // The innermost makes up for those around it.
         let here: Vec<_> = told.iter().filter(|(cpu, _)| *cpu == 0).collect();

@@ -206,19 +206,8 @@ proptest! {
 }
 
 fn broadcast(most: u16, flush: &Invalidation<'_>) -> Vec<Invlpgb> {
-    let message = Message {
-        from: 0,
-        flush: *flush,
-    };
-    let hardware = ();
     let mut all = Vec::new();
-    let cost = 0;
-    amd::InvlpgbMessenger {
-        most,
-        cost,
-        hardware,
-    }
-    .encode(&message, |one| all.push(one));
+    amd::encode(most, flush, |one| all.push(one));
     all
 }
 
@@ -255,12 +244,10 @@ fn everything_includes_what_is_global() {
     };
     assert_eq!(broadcast(7, &flush), [global]);
     let mut page = [0; PAGE_WORDS];
-    let mut set = VpSet::EMPTY;
+    let mut set = Cpus::EMPTY;
     set.insert(1);
     let encoder = FlushEncoder::default();
-    encoder
-        .encode(&mut page, Targets::Set(&set), &flush)
-        .unwrap();
+    encoder.encode(&mut page, Some(&set), &flush).unwrap();
     assert_eq!(Flags::from_bits_truncate(page[1]), Flags::ALL_SPACES);
     let all = Tlbi {
         op: Op::Vmalle1,
@@ -278,9 +265,7 @@ fn everything_includes_what_is_global() {
         edx: 5 << 16,
     };
     assert_eq!(broadcast(7, &flush), [one_space]);
-    encoder
-        .encode(&mut page, Targets::Set(&set), &flush)
-        .unwrap();
+    encoder.encode(&mut page, Some(&set), &flush).unwrap();
     assert_eq!(Flags::from_bits_truncate(page[1]), Flags::NON_GLOBAL_ONLY);
     let of_space = Instruction::Tlbi(arm64::Encoder::space(5));
     assert_eq!(instructions(ARM, &flush), [of_space]);
@@ -305,10 +290,10 @@ fn a_global_page_is_forgotten() {
     };
     assert_eq!(broadcast(7, &flush), [told]);
     let mut input = [0; PAGE_WORDS];
-    let mut set = VpSet::EMPTY;
+    let mut set = Cpus::EMPTY;
     set.insert(1);
     FlushEncoder::default()
-        .encode(&mut input, Targets::Set(&set), &flush)
+        .encode(&mut input, Some(&set), &flush)
         .unwrap();
     assert_eq!(Flags::from_bits_truncate(input[1]), Flags::ALL_SPACES);
     let all_asids = Tlbi {

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use tablewright::format::X86_64;
 use tablewright::hosted::Threads;
 use tablewright::hyperv::{
-    self, Flags, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status, Targets, VpSet,
+    self, Flags, FlushEncoder, HostCaps, Hypercall, Hypercalls, Input, Output, PAGE_WORDS, Status,
 };
 use tablewright::shared::{DeferredReclaim, SharedPlatform};
 use tablewright::shootdown::amd::{self, Invlpgb};
@@ -76,23 +76,23 @@ impl Core {
         self.loaded.map_or(0, |(_, id)| id)
     }
 
-    fn forget(&mut self, what: &Forget) {
+    fn forget(&mut self, what: &LocalFlush) {
         match *what {
-            Forget::Everything => {
-                self.forget(&Forget::All);
+            LocalFlush::Everything => {
+                self.forget(&LocalFlush::All);
                 self.globals.clear();
             }
-            Forget::All => {
+            LocalFlush::All => {
                 self.tlb.clear();
                 self.tables.clear();
                 self.global_tables.clear();
             }
-            Forget::Space(id) => {
+            LocalFlush::Space(id) => {
                 self.tlb.retain(|&(its, _), _| its != id);
                 self.tables.remove(&id);
                 self.global_tables.remove(&id);
             }
-            Forget::Range { id, range, global } => {
+            LocalFlush::Range { id, range, global } => {
                 // INVLPG, of what is loaded.
                 assert!(global || self.loaded.is_some() && id == self.id());
                 self.forget_range(Some(self.id()), &range, global);
@@ -140,7 +140,7 @@ struct World<'m> {
     /// so many CPUs have taken theirs.
     handlers: RefCell<Vec<(usize, Asked)>>,
     interrupts: Cell<u64>,
-    forgets: RefCell<Vec<(usize, Forget)>>,
+    forgets: RefCell<Vec<(usize, LocalFlush)>>,
     hypercalls: Cell<u64>,
     hypervisor_refuses: Cell<bool>,
 }
@@ -150,7 +150,7 @@ struct On<'w, 'm>(usize, &'w World<'m>);
 
 // SAFETY: no memory depends on it.
 unsafe impl Actions for On<'_, '_> {
-    fn forget(&self, what: Forget) {
+    fn flush_local(&self, what: LocalFlush) {
         self.1.cores.borrow_mut()[self.0].forget(&what);
         self.1.forgets.borrow_mut().push((self.0, what));
     }
@@ -188,7 +188,15 @@ fn vp_index(cpu: usize) -> Option<u32> {
 }
 
 // SAFETY: there are no hypercalls here.
-unsafe impl hyperv::Caller for &World<'_> {
+unsafe impl Hypercalls for &World<'_> {
+    fn vp_index(&self, cpu: usize) -> Option<u32> {
+        vp_index(cpu)
+    }
+
+    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
+        with(&mut [0x5555_5555_5555_5555; PAGE_WORDS]);
+    }
+
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         self.hypercalls.set(self.hypercalls.get() + 1);
         if self.hypervisor_refuses.get() {
@@ -204,7 +212,7 @@ unsafe impl hyperv::Caller for &World<'_> {
         let vps = flush.targets.expect("some CPUs");
         let mut named = 0;
         for cpu in 0..CPUS {
-            if !vp_index(cpu).is_some_and(|vp| vps.contains(vp)) {
+            if !vp_index(cpu).is_some_and(|vp| vps.contains(vp as usize)) {
                 continue;
             }
             named += 1;
@@ -218,7 +226,7 @@ unsafe impl hyperv::Caller for &World<'_> {
             let core = &mut self.cores.borrow_mut()[cpu];
             if flush.is_everything() {
                 assert_eq!(flush.non_global_only, id.is_some());
-                core.forget(&id.map_or(Forget::Everything, Forget::Space));
+                core.forget(&id.map_or(LocalFlush::Everything, LocalFlush::Space));
             }
             for pages in flush.ranges() {
                 core.forget_range(id, &range(pages.first / PAGE, pages.count, true), true);
@@ -229,17 +237,8 @@ unsafe impl hyperv::Caller for &World<'_> {
     }
 }
 
-impl Hypercalls for &World<'_> {
-    fn vp_index(&self, cpu: usize) -> Option<u32> {
-        vp_index(cpu)
-    }
-
-    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
-        with(&mut [0x5555_5555_5555_5555; PAGE_WORDS]);
-    }
-}
-
-impl amd::Amd for &World<'_> {
+// SAFETY: there are no TLBs but the model's.
+unsafe impl amd::Amd for &World<'_> {
     fn invlpgb(&self, operands: Invlpgb) {
         let Invlpgb { rax, ecx, edx } = operands;
         let id = (rax & 2 != 0).then_some((edx >> 16) as u16);
@@ -249,9 +248,9 @@ impl amd::Amd for &World<'_> {
         for core in self.cores.borrow_mut().iter_mut() {
             match (rax & 1 != 0, id) {
                 (true, _) => core.forget_range(id, &range, global),
-                (false, Some(id)) => core.forget(&Forget::Space(id)),
-                (false, None) if global => core.forget(&Forget::Everything),
-                (false, None) => core.forget(&Forget::All),
+                (false, Some(id)) => core.forget(&LocalFlush::Space(id)),
+                (false, None) if global => core.forget(&LocalFlush::Everything),
+                (false, None) => core.forget(&LocalFlush::All),
             }
         }
     }
@@ -260,14 +259,15 @@ impl amd::Amd for &World<'_> {
 }
 
 impl<'m> World<'m> {
-    fn here(&self, cpu: usize) -> Here<'_, 'm> {
-        self.shootdown.on(cpu).unwrap()
+    fn here(&self, cpu: usize) -> PerCpu<'_, 'm> {
+        // SAFETY: one thread plays all CPUs (1.), without interrupts (2.), by the model (3., 4.).
+        unsafe { self.shootdown.on(cpu) }.unwrap()
     }
 
     /// The host has it run. What KVM flushes is all that there is.
     fn schedule(&self, cpu: usize) {
         if self.flags[cpu].enter() {
-            self.cores.borrow_mut()[cpu].forget(&Forget::Everything);
+            self.cores.borrow_mut()[cpu].forget(&LocalFlush::Everything);
         }
         self.cores.borrow_mut()[cpu].preempted = false;
     }
@@ -445,16 +445,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Runs a program on a world at rest: with identifiers of so many bits, if any.
 fn with_world<T>(bits: Option<u32>, program: impl FnOnce(&World<'_>) -> T) -> T {
-    let cpus = [const { Cpu::new() }; CPUS];
-    let inboxes = [const { AtomicU64::new(0) }; inbox_words(CPUS)];
-    let holders = [const { Holder::new() }; CPUS];
+    let mut cpus = [const { CpuCell::new() }; CPUS];
+    let mut inboxes = [const { AtomicU64::new(0) }; inbox_words(CPUS)];
+    let mut holders = [const { Holder::new() }; CPUS];
     let mut memory = [0; Allocator::words(5)];
     let allocator = Allocator::new(bits.unwrap_or(BITS), &mut memory).unwrap();
-    let identifiers = Identifiers::new(&allocator, &holders).filter(|_| bits.is_some());
-    let shootdown = Shootdown::new(&cpus, &inboxes, identifiers, 10).unwrap();
-    let masks = [const { [const { AtomicU64::new(0) }; Space::words(CPUS)] }; SPACES];
-    let spaces: Vec<Space<'_>> = (masks.iter().zip(1..))
-        .map(|(mask, number)| Space::new(number, Pa::new(number << 12), mask))
+    let identifiers = Identifiers::new(&allocator, &mut holders).filter(|_| bits.is_some());
+    let shootdown = Shootdown::new(&mut cpus, &mut inboxes, identifiers, 10).unwrap();
+    let mut masks = [const { [const { AtomicU64::new(0) }; Space::words(CPUS)] }; SPACES];
+    let spaces: Vec<Space<'_>> = (masks.iter_mut().zip(1..))
+        .map(|(mask, number)| Space::new(Pa::new(number << 12), mask))
         .collect();
     program(&World {
         shootdown: &shootdown,
@@ -481,7 +481,8 @@ fn play(world: &World<'_>, steps: &[Step], identified: bool) {
         cost: 15,
         calls: world,
     };
-    let deferred = Deferred::new(|cpu| world.flags.get(cpu));
+    // SAFETY: `World::schedule` is the host (1.).
+    let deferred = unsafe { Deferred::new(|cpu| world.flags.get(cpu)) };
     let broadcast = amd::InvlpgbMessenger {
         most: 1,
         cost: 2,
@@ -503,7 +504,7 @@ fn play(world: &World<'_>, steps: &[Step], identified: bool) {
                 world.switch(cpu, to);
                 if !identified {
                     // As a load of CR3 does.
-                    world.cores.borrow_mut()[cpu].forget(&Forget::All);
+                    world.cores.borrow_mut()[cpu].forget(&LocalFlush::All);
                 }
             }
             Step::Touch(cpu, page) => {
@@ -585,21 +586,21 @@ impl World<'_> {
     }
 
     /// What was forgotten since, on which CPU, and how often some were interrupted.
-    fn take(&self) -> (Vec<(usize, Forget)>, u64) {
+    fn take(&self) -> (Vec<(usize, LocalFlush)>, u64) {
         (self.forgets.take(), self.interrupts.take())
     }
 }
 
-fn space(id: u16) -> Forget {
-    Forget::Space(id)
+fn space(id: u16) -> LocalFlush {
+    LocalFlush::Space(id)
 }
 
-fn part(id: u16, range: Stale) -> Forget {
+fn part(id: u16, range: Stale) -> LocalFlush {
     let global = false;
-    Forget::Range { id, range, global }
+    LocalFlush::Range { id, range, global }
 }
 
-fn with_global(id: u16, range: Stale) -> Forget {
+fn with_global(id: u16, range: Stale) -> LocalFlush {
     let global = true;
-    Forget::Range { id, range, global }
+    LocalFlush::Range { id, range, global }
 }

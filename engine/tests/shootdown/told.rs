@@ -9,7 +9,7 @@ fn a_cpu_that_is_told_forgets_what_is_named_and_one_that_comes_back_all() {
         (0..3).for_each(|cpu| world.switch(cpu, Some(0)));
         let page = range(3, 1, false);
         world.flush_ranges(0, &[page]);
-        let all = |what: Forget| vec![(1, what), (2, what), (0, what)];
+        let all = |what: LocalFlush| vec![(1, what), (2, what), (0, what)];
         assert_eq!(world.take(), (all(part(1, page)), 1));
         // One is elsewhere for one flush, one is lazy for another.
         world.switch(1, Some(1));
@@ -36,24 +36,25 @@ fn a_cpu_that_is_told_forgets_what_is_named_and_one_that_comes_back_all() {
 #[test]
 fn a_cpu_that_a_space_has_no_bit_for_does_not_load_it() {
     const MANY: usize = 66;
-    let cpus: Vec<_> = (0..MANY).map(|_| Cpu::new()).collect();
-    let inboxes: Vec<_> = (0..inbox_words(MANY)).map(|_| AtomicU64::new(0)).collect();
-    let shootdown = Shootdown::new(&cpus, &inboxes, None, 10).unwrap();
-    let words: Vec<_> = (0..Space::words(MANY)).map(|_| AtomicU64::new(0)).collect();
-    let (short, enough) = (&words[..1], &words[..]);
+    let words = |count| -> Vec<_> { (0..count).map(|_| AtomicU64::new(0)).collect() };
+    let mut cpus: Vec<_> = (0..MANY).map(|_| CpuCell::new()).collect();
+    let mut inboxes = words(inbox_words(MANY));
+    let shootdown = Shootdown::new(&mut cpus, &mut inboxes, None, 10).unwrap();
+    let mut set = words(Space::words(MANY));
     with_world(None, |world| {
         let load = |space: &Space<'_>, cpu| {
             let mut loaded = false;
-            let here = shootdown.on(cpu).unwrap();
+            // SAFETY: as in `World::here`.
+            let here = unsafe { shootdown.on(cpu) }.unwrap();
             let done = here.switch(None, Some(space), &On(0, world), |_| loaded = true);
             assert_eq!(loaded, done.is_ok());
             assert_eq!(loaded, !space.is_idle());
             done
         };
-        let space = Space::new(1, Pa::new(0x1000), short);
+        let space = Space::new(Pa::new(0x1000), &mut set[..1]);
         assert_eq!(load(&space, 65), Err(SetTooSmall));
         assert_eq!(load(&space, 63), Ok(()));
-        let space = Space::new(2, Pa::new(0x1000), enough);
+        let space = Space::new(Pa::new(0x1000), &mut set);
         assert_eq!(load(&space, 65), Ok(()));
     });
 }
@@ -172,7 +173,7 @@ fn what_is_global_is_forgotten_on_every_cpu() {
         world.switch(4, Some(0));
         assert_eq!(world.take().0, [(1, space(1))]);
         world.flush(0, What::Everything, true, &[]);
-        let all = [1, 2, 3, 4, 0].map(|cpu| (cpu, Forget::Everything));
+        let all = [1, 2, 3, 4, 0].map(|cpu| (cpu, LocalFlush::Everything));
         assert_eq!(world.take(), (all.into(), 1));
         // Table descriptors above global leaves are cached under any identifier.
         world.flush(0, What::Ranges(&[range(3, 1, true)]), true, &[]);
@@ -186,10 +187,10 @@ fn a_cpu_that_is_offline_is_told_of_nothing_and_forgets_everything_when_it_comes
         world.switch(0, Some(0));
         (1..4).for_each(|cpu| world.here(cpu).go_offline(&On(cpu, world)));
         world.flush(0, What::Everything, true, &[]);
-        let told = vec![(4, Forget::Everything), (0, Forget::Everything)];
+        let told = vec![(4, LocalFlush::Everything), (0, LocalFlush::Everything)];
         assert_eq!(world.take(), (told, 1));
         world.here(2).go_online(&On(2, world));
-        assert_eq!(world.take().0, [(2, Forget::Everything)]);
+        assert_eq!(world.take().0, [(2, LocalFlush::Everything)]);
         world.flush(0, What::Everything, true, &[]);
         assert_eq!(world.take().0.len(), 3);
     });

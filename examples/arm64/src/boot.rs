@@ -11,7 +11,6 @@ use core::ops::Range;
 use smccc::{Hvc, psci};
 use tablewright::arch::arm64::{Cpu, Ids, load_ttbr0_el1, set_up_el1, tcr_el1, ttbr};
 use tablewright::format::{Arm64K4, MAIR};
-use tablewright::shootdown::Switch;
 use tablewright::{AddressSpace, Attrs, Entry, Half, Pa, Span, Va};
 
 use crate::console::{OFFSET, UART, physical};
@@ -198,9 +197,9 @@ pub fn configure() -> Result<(), &'static str> {
 /// # Safety
 /// 1. The space stays live until this processor has [left](leave) it.
 /// 2. It is what this processor was told last.
-pub unsafe fn load(switch: Switch) {
+pub unsafe fn load(root: Pa, id: u16) {
     // SAFETY: the lower half is the process's alone, and the caller vouches for it (1., 2.).
-    unsafe { load_ttbr0_el1(ttbr::<Arm64K4>(switch.root, switch.id, false)) };
+    unsafe { load_ttbr0_el1(ttbr::<Arm64K4>(root, id, false)) };
 }
 
 /// No process is loaded on this processor.

@@ -27,7 +27,6 @@ pub type Running = Process<Arm64K4, Tables, &'static Pool>;
 pub static PROCESSES: [Lock<Option<Running>>; 2] = [const { Lock::new(None) }; 2];
 /// What processors have them loaded under.
 pub static IDENTITIES: [Identity; 2] = [const { Identity::new() }; 2];
-static HOLDERS: [Holder; 2] = [const { Holder::new() }; 2];
 static IDENTIFIERS: Once<Identifiers<'static>> = Once::new();
 static ALLOCATOR: Once<Lock<Allocator<'static>>> = Once::new();
 
@@ -35,9 +34,11 @@ static ALLOCATOR: Once<Lock<Allocator<'static>>> = Once::new();
 pub fn set_up() -> Result<(), &'static str> {
     const BITS: u32 = 16;
     static WORDS: Lock<[u64; Allocator::words(BITS)]> = Lock::new([0; Allocator::words(BITS)]);
+    static HOLDERS: Lock<[Holder; 2]> = Lock::new([const { Holder::new() }; 2]);
     let words = SpinMutexGuard::leak(WORDS.lock());
+    let holders = SpinMutexGuard::leak(HOLDERS.lock());
     let allocator = Allocator::new(boot::ids().asid_bits(), words).ok_or("too few identifiers")?;
-    let identifiers = Identifiers::new(&allocator, &HOLDERS).ok_or("too few identifiers")?;
+    let identifiers = Identifiers::new(&allocator, holders).ok_or("too few identifiers")?;
     IDENTIFIERS.call_once(|| identifiers);
     ALLOCATOR.call_once(|| Lock::new(allocator));
     Ok(())
@@ -57,11 +58,14 @@ pub fn load(cpu: usize, number: usize) -> Done {
     let allocator = ALLOCATOR.get().ok_or("no identifiers")?;
     let identity = &IDENTITIES[number];
     let forget = || boot::cpu().forget_all();
-    let switch = identifiers.switch(cpu, identity, |with| with(&mut allocator.lock()), forget);
-    let switch = switch.ok_or("no process is live, or a processor without identifiers")?;
+    // SAFETY: this processor, which takes no interrupts here (1.), and the one allocator (2.);
+    // `forget_all` waits (3.), and nothing else is loaded (4.).
+    let switch =
+        unsafe { identifiers.switch(cpu, identity, |with| with(&mut allocator.lock()), forget) };
+    let (root, id) = switch.ok_or("no process is live, or a processor without identifiers")?;
     // SAFETY: a process is live, and exits when its processor has left it (1.); this is what this
     // processor was told last, with no interrupt between (2.).
-    unsafe { boot::load(switch) };
+    unsafe { boot::load(root, id) };
     Ok(())
 }
 

@@ -22,7 +22,6 @@ use spin::mutex::SpinMutex;
 use tablewright::arch::x86_64::{Features, cr3, load_cr3, set_up};
 use tablewright::format::X86_64;
 use tablewright::linear::{LinearMap, MemoryMap};
-use tablewright::shootdown;
 use tablewright::{AddressSpace, Attrs, EditError, KernelHalf, Liveness, Mapping, Pa, Span, Va};
 use x86_64::instructions::hlt;
 use x86_64::registers::control::Cr2;
@@ -30,7 +29,7 @@ use x86_64::registers::control::Cr2;
 use boot::KERNEL;
 use cpu::{Frame, end, say};
 use platform::{
-    FEATURES, FRAMES, Frames, LOADED, PAGE, SPACES, Tables, WINDOW, here, linear, lock,
+    FEATURES, FRAMES, Frames, PAGE, SPACES, Tables, WINDOW, add_space, here, linear, lock,
 };
 
 /// Where all memory is in the kernel's half, what the kernel uses by demand, and what the user
@@ -95,7 +94,7 @@ fn map(ram: &[Span<Pa>]) -> Result<(), &'static str> {
     }
     let mut half = KernelHalf::new(space).map_err(|_| "no kernel's half")?;
     half.make_live(Liveness::Own);
-    SPACES[KERNELS].call_once(|| shootdown::Space::new(1, half.root(), &LOADED[KERNELS]));
+    add_space(KERNELS, half.root());
     // SAFETY: the image is where it was (1.), and nothing is kept (2.).
     unsafe { load_cr3(cr3(half.root(), 0, false)) };
     WINDOW.store(LINEAR, Ordering::Relaxed);
@@ -210,7 +209,7 @@ fn run() -> Result<(), &'static str> {
     let mapped = user.map(span(USER_TEXT, PAGE)?, frame, Attrs::USER_TEXT);
     mapped.map_err(|_| "no memory")?;
     user.make_live();
-    SPACES[USERS].call_once(|| shootdown::Space::new(2, user.root(), &LOADED[USERS]));
+    add_space(USERS, user.root());
     *lock(&USER) = Some(user);
     switch(KERNELS, USERS);
     if cpu::run_user(USER_TEXT, USER_HEAP, USER_PAGES) != 0 {

@@ -9,7 +9,7 @@ use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::once::Once;
 use tablewright::arch::x86_64::{Cpu, Features};
 use tablewright::shootdown::{
-    self, Actions, Allocator, Batch, Cpus, Forget, Here, Shootdown, Space, inbox_words,
+    Actions, Allocator, Batch, CpuCell, Cpus, LocalFlush, PerCpu, Shootdown, Space, inbox_words,
 };
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
 
@@ -74,14 +74,15 @@ impl Frames {
 
 /// What both processors can do, and what is under way between them.
 pub static FEATURES: Once<Features> = Once::new();
-static STATES: [shootdown::Cpu; CPUS] = [const { shootdown::Cpu::new() }; CPUS];
-static INBOXES: [AtomicU64; inbox_words(CPUS)] = [const { AtomicU64::new(0) }; inbox_words(CPUS)];
+static CELLS: SpinMutex<[CpuCell; CPUS]> = SpinMutex::new([const { CpuCell::new() }; CPUS]);
+static INBOXES: SpinMutex<[AtomicU64; inbox_words(CPUS)]> =
+    SpinMutex::new([const { AtomicU64::new(0) }; inbox_words(CPUS)]);
 static SHOOTDOWN: Once<Shootdown<'static>> = Once::new();
 /// The kernel's half and the user's space, as flushes see them, and which processors have them
 /// loaded.
 pub static SPACES: [Once<Space<'static>>; 2] = [const { Once::new() }; 2];
-pub static LOADED: [[AtomicU64; Space::words(CPUS)]; 2] =
-    [const { [const { AtomicU64::new(0) }; _] }; 2];
+static LOADED: [SpinMutex<[AtomicU64; Space::words(CPUS)]>; 2] =
+    [const { SpinMutex::new([const { AtomicU64::new(0) }; _]) }; 2];
 /// What each processor has edited, and has not had forgotten.
 static BATCHES: [SpinMutex<(Batch, Pa)>; CPUS] =
     [const { SpinMutex::new((Batch::new(), Pa::new(0))) }; CPUS];
@@ -143,7 +144,7 @@ unsafe impl Platform for Tables {
 // calls `receive`, and so does a processor that holds interrupts off (2.); there are no identifiers
 // (3.).
 unsafe impl Actions for Tables {
-    fn forget(&self, what: Forget) {
+    fn flush_local(&self, what: LocalFlush) {
         processor().forget(&what);
     }
 
@@ -155,15 +156,26 @@ unsafe impl Actions for Tables {
 }
 
 /// This processor, as flushes see it.
-pub fn here() -> Option<Here<'static, 'static>> {
-    SHOOTDOWN.get()?.on(cpu::number())
+pub fn here() -> Option<PerCpu<'static, 'static>> {
+    // SAFETY: this processor (1.), without interrupts in the kernel (2.), which loads what `switch`
+    // says (3.); there are no others (4.).
+    unsafe { SHOOTDOWN.get()?.on(cpu::number()) }
+}
+
+/// Tells flushes of a space.
+pub fn add_space(number: usize, root: Pa) {
+    let set = || SpinMutexGuard::leak(LOADED[number].lock());
+    SPACES[number].call_once(|| Space::new(root, set()));
 }
 
 /// Brings both processors together; the other is offline when it returns.
 pub fn shootdown() -> Option<&'static Shootdown<'static>> {
     // An interrupt costs some 2000 cycles.
-    let shootdown = Shootdown::new(&STATES, &INBOXES, None, 2000)?;
-    shootdown.on(1)?.go_offline(&Tables);
+    let cells = SpinMutexGuard::leak(CELLS.lock());
+    let inboxes = SpinMutexGuard::leak(INBOXES.lock());
+    let shootdown = Shootdown::new(cells, inboxes, None, 2000)?;
+    // SAFETY: the other has not started yet (1.), and loads nothing (2. to 4.).
+    unsafe { shootdown.on(1) }?.go_offline(&Tables);
     Some(SHOOTDOWN.call_once(|| shootdown))
 }
 

@@ -32,6 +32,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use spin::mutex::{SpinMutex, SpinMutexGuard};
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{Access, Fault, Harvest, Log as SlotLog, Pass, Slot};
 use tablewright::shared::SharedPlatform as _;
@@ -188,16 +189,22 @@ pub struct Log {
 impl Log {
     /// A log of this memory, each piece of which is a slot, and of which all but the last have a
     /// multiple of 64 pages. `words` are two for each 64 pages.
-    pub fn new<H: Host>(kind: Kind, guest: &Pieces, words: &'static [AtomicU64]) -> Option<Self> {
-        static ENTRIES: [[RingEntry; RING]; PROCESSORS] =
-            [const { [const { RingEntry::new() }; RING] }; PROCESSORS];
+    pub fn new<H: Host>(
+        kind: Kind,
+        guest: &Pieces,
+        words: &'static mut [AtomicU64],
+    ) -> Option<Self> {
+        static ENTRIES: SpinMutex<[[RingEntry; RING]; PROCESSORS]> =
+            SpinMutex::new([const { [const { RingEntry::new() }; RING] }; PROCESSORS]);
+        // There is one log: of several guests, the first has rings.
+        let entries = ENTRIES.try_lock().map(SpinMutexGuard::leak);
         let pages = guest.size() / H::PAGE;
-        let (mut rest, todo) = words.split_at_checked(pages.div_ceil(64) as usize)?;
+        let (mut rest, todo) = words.split_at_mut_checked(pages.div_ceil(64) as usize)?;
         let mut marks = [const { None }; MOST];
         for (place, (before, piece)) in marks.iter_mut().zip(guest.iter()) {
             let pages = piece.size() / H::PAGE;
             let own;
-            (own, rest) = rest.split_at_checked(pages.div_ceil(64) as usize)?;
+            (own, rest) = rest.split_at_mut_checked(pages.div_ceil(64) as usize)?;
             *place = Some(Marks {
                 first: before / H::PAGE,
                 pages,
@@ -208,7 +215,10 @@ impl Log {
         Some(Self {
             kind,
             marks,
-            rings: ENTRIES.each_ref().map(|entries| Ring::new(entries).ok()),
+            rings: match entries {
+                Some(entries) => entries.each_mut().map(|entries| Ring::new(entries).ok()),
+                None => [const { None }; PROCESSORS],
+            },
             todo,
         })
     }

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use tablewright::guest::{
-    Access, Backing, Cause, Fault, Gather, Guest, HarvestError, Log, Request, Slot, SlotError,
+    Access, Backing, Cause, Fault, Gather, Guest, Log, Request, Slot, SlotError,
 };
 use tablewright::shared::{Refused, SharedPlatform};
 use tablewright::{Format, Ipa, Level};
@@ -121,7 +121,7 @@ pub fn protect<F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     gather: &mut Gather<'_, '_, F, P>,
     slot: &Slot,
     wait: impl Fn(),
-) -> Result<(), HarvestError> {
+) -> Result<(), SlotError> {
     let pages = slot.guest.size() >> F::PAGE_SHIFT;
     // An entry that is being split is passed over, and has been split the next time.
     while gather.protect(slot, 0..pages)?.passed_over {

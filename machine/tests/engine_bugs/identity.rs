@@ -4,7 +4,7 @@
 use super::Bug;
 
 const RANGES: &str = "flush/ranges.rs";
-const IDENTIFIERS: &str = "shootdown/identifiers.rs";
+const IDENTIFIERS: &str = "identity.rs";
 
 pub const BUGS: &[Bug] = &[
     Bug {

@@ -136,7 +136,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what was collected from a ring is collected again",
         file: RING,
-        find: "«self.collected.store(last, Ordering::Relaxed);»",
+        find: "«self.ring.collected.store(self.last, Ordering::Relaxed);»",
         with: "",
         rules: &["program"],
     },

@@ -4,12 +4,12 @@ use super::Bug;
 
 const AMD: &str = "shootdown/amd.rs";
 const ARM64: &str = "shootdown/arm64.rs";
-const CPUS: &str = "shootdown/cpus.rs";
+const CPUS: &str = "shootdown/space.rs";
 const DEFERRED: &str = "shootdown/deferred.rs";
 const ENCODER: &str = "hyperv/guest.rs";
-const HERE: &str = "shootdown/here.rs";
-const HYPERCALL: &str = "shootdown/hypercall.rs";
-const IDENTIFIERS: &str = "shootdown/identifiers.rs";
+const HERE: &str = "shootdown/per_cpu.rs";
+const HYPERCALL: &str = "hyperv/messenger.rs";
+const IDENTIFIERS: &str = "identity.rs";
 
 /// A processor uses what it should have forgotten, or is said to have forgotten, or what was given
 /// back.
@@ -157,7 +157,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is global is told to those alone that have the space loaded",
         file: HERE,
-        find: "if «message.flush.global» {",
+        find: "if «message.global» {",
         with: "false",
         rules: STALE,
     },

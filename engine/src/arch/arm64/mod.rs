@@ -186,16 +186,18 @@ impl Cpu {
     }
 }
 
+// SAFETY: the instructions are executed, in the Inner Shareable domain whatever that of the `Cpu`
+// (1., 2.).
 #[cfg(target_arch = "aarch64")]
-impl Arm64 for Cpu {
+unsafe impl Arm64 for Cpu {
     #[inline]
     fn tlbi(&self, tlbi: Tlbi) {
-        execute(Instruction::Tlbi(tlbi), self.domain);
+        execute(Instruction::Tlbi(tlbi), Domain::Inner);
     }
 
     #[inline]
     fn dsb(&self) {
-        execute(Instruction::Dsb, self.domain);
+        execute(Instruction::Dsb, Domain::Inner);
     }
 }
 

@@ -149,7 +149,7 @@ pub fn invept(what: Invept) {
 ///    all that was changed in them since has been invalidated here. So it is where INVLPGB tells
 ///    all processors, or there is one, and root and identifier are what
 ///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last;
-///    and in [`Here::switch`](crate::shootdown::Here::switch).
+///    and in [`PerCpu::switch`](crate::shootdown::PerCpu::switch).
 #[inline]
 pub unsafe fn load_cr3(value: u64) {
     // SAFETY: passed on (1., 2.).

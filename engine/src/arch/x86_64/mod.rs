@@ -19,8 +19,8 @@ pub use registers::{Extended, cr3, eptp, ncr3};
 
 use crate::addr::{Level, Pa};
 use crate::invalidation::{Invalidation, Stale, What};
-use crate::shootdown::amd::{Invlpgb, InvlpgbMessenger};
-use crate::shootdown::{Forget, Message};
+use crate::shootdown::LocalFlush;
+use crate::shootdown::amd::{self, Invlpgb};
 #[cfg(target_arch = "x86_64")]
 use crate::{platform::Barrier, shootdown::amd::Amd};
 
@@ -151,20 +151,10 @@ impl Cpu {
         mut each: impl FnMut(Instruction),
     ) {
         if let (true, Some(most)) = (self.broadcast, self.features.invlpgb) {
-            let broadcast = InvlpgbMessenger {
-                most,
-                cost: 0,
-                hardware: (),
-            };
-            let message = Message {
-                from: 0,
-                // Without identifiers all spaces have the one that is loaded, 0.
-                flush: Invalidation {
-                    id: loaded.pcid().map_or(0, |_| flush.id),
-                    ..*flush
-                },
-            };
-            return broadcast.encode(&message, |one| each(Instruction::Invlpgb(one)));
+            // Without identifiers all spaces have the one that is loaded, 0.
+            let id = loaded.pcid().map_or(0, |_| flush.id);
+            let flush = Invalidation { id, ..*flush };
+            return amd::encode(most, &flush, |one| each(Instruction::Invlpgb(one)));
         }
         let &Invalidation { id, global, .. } = flush;
         match flush.what {
@@ -180,15 +170,15 @@ impl Cpu {
         }
     }
 
-    /// The instructions that do what a processor is [told](Forget) by another.
-    pub fn forgetting(&self, what: &Forget, loaded: Loaded, mut each: impl FnMut(Instruction)) {
+    /// The instructions that do what a processor is [told](LocalFlush) by another.
+    pub fn forgetting(&self, what: &LocalFlush, loaded: Loaded, mut each: impl FnMut(Instruction)) {
         match *what {
-            Forget::Everything => each(self.everything()),
-            Forget::All if self.features.invpcid => each(Instruction::Invpcid(Invpcid::All)),
-            Forget::All if loaded.pcid().is_none() => each(Instruction::LoadCr3),
-            Forget::All => each(Instruction::ToggleCr4),
-            Forget::Space(id) => each(self.space(id, loaded)),
-            Forget::Range { id, range, global } => {
+            LocalFlush::Everything => each(self.everything()),
+            LocalFlush::All if self.features.invpcid => each(Instruction::Invpcid(Invpcid::All)),
+            LocalFlush::All if loaded.pcid().is_none() => each(Instruction::LoadCr3),
+            LocalFlush::All => each(Instruction::ToggleCr4),
+            LocalFlush::Space(id) => each(self.space(id, loaded)),
+            LocalFlush::Range { id, range, global } => {
                 let ranges = [range];
                 let flush = Invalidation {
                     root: Pa::new(0),
@@ -271,16 +261,17 @@ impl Cpu {
         self.instructions(flush, Loaded::read(), execute);
     }
 
-    /// What [`Actions::forget`](crate::shootdown::Actions::forget) has to do: this processor alone
+    /// What [`Actions::flush_local`](crate::shootdown::Actions::flush_local) has to do: this processor alone
     /// forgets.
     #[inline]
-    pub fn forget(&self, what: &Forget) {
+    pub fn forget(&self, what: &LocalFlush) {
         self.forgetting(what, Loaded::read(), execute);
     }
 }
 
+// SAFETY: the instructions are executed (1., 2.).
 #[cfg(target_arch = "x86_64")]
-impl Amd for Cpu {
+unsafe impl Amd for Cpu {
     #[inline]
     fn invlpgb(&self, operands: Invlpgb) {
         execute(Instruction::Invlpgb(operands));
@@ -437,13 +428,15 @@ mod tests {
                 cpu.forgetting(&what, loaded, |one| after(&mut memory, one, loaded));
                 memory
             };
-            assert_eq!(left(Forget::Everything), []);
-            assert!(left(Forget::All).iter().all(|one| one.global));
+            assert_eq!(left(LocalFlush::Everything), []);
+            assert!(left(LocalFlush::All).iter().all(|one| one.global));
             for id in [5, 9] {
-                assert!((left(Forget::Space(id)).iter()).all(|one| one.global || one.pcid != id));
+                assert!(
+                    (left(LocalFlush::Space(id)).iter()).all(|one| one.global || one.pcid != id)
+                );
             }
             let global = false;
-            let told = Forget::Range {
+            let told = LocalFlush::Range {
                 id: 5,
                 range,
                 global,

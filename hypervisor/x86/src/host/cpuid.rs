@@ -3,7 +3,8 @@
 
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
 
-use tablewright::hyperv::{INTERFACE, PROCESSORS, features, hints};
+use tablewright::hyperv::{INTERFACE, features, hints};
+use tablewright::shootdown::Cpus;
 
 use crate::{Flush, World};
 
@@ -156,7 +157,7 @@ fn hypervisor(world: &World, leaf: u32) -> CpuidResult {
             ..NOTHING
         },
         0x4000_0005 => CpuidResult {
-            eax: PROCESSORS,
+            eax: Cpus::MOST as u32,
             ebx: crate::processor::MOST as u32,
             ..NOTHING
         },

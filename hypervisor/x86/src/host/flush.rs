@@ -28,7 +28,7 @@
 use core::cell::RefCell;
 use core::sync::atomic::Ordering;
 
-use tablewright::shootdown::{Actions, Allocator, Cpus, Forget, Here, Message, Messenger};
+use tablewright::shootdown::{Actions, Allocator, Cpus, LocalFlush, Messenger, PerCpu};
 use tablewright::{Invalidation, Pa, What};
 
 use crate::counters::Count;
@@ -73,14 +73,14 @@ impl<'w> Doing<'w> {
 // alone would use it (1.); a processor that is told leaves its guest, and receives before it enters
 // again (2.); the allocator is behind a lock (3.).
 unsafe impl Actions for Doing<'_> {
-    fn forget(&self, what: Forget) {
+    fn flush_local(&self, what: LocalFlush) {
         if self.entering {
             count(Count::Entered, 1);
         }
         match what {
-            Forget::Everything | Forget::All => self.me.stale.add(None),
-            Forget::Space(id) => self.me.stale.add(Some(id)),
-            Forget::Range { id, range, .. } => {
+            LocalFlush::Everything | LocalFlush::All => self.me.stale.add(None),
+            LocalFlush::Space(id) => self.me.stale.add(Some(id)),
+            LocalFlush::Range { id, range, .. } => {
                 let pages = (range.last - range.first) / PAGE + 1;
                 if pages > PAGES {
                     return self.me.stale.add(Some(id));
@@ -113,8 +113,9 @@ unsafe impl Actions for Doing<'_> {
 /// A planted bug: processors that are in the guest are not told, though it is said that they were.
 struct Silence;
 
-impl Messenger for Silence {
-    fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
+// SAFETY: none: that is planted.
+unsafe impl Messenger for Silence {
+    fn tell(&self, _: &Invalidation<'_>, cpus: &mut Cpus) {
         cpus.clear();
     }
 }
@@ -123,8 +124,10 @@ impl Messenger for Silence {
 /// flushed, before the flush of the guest is over.
 struct Together(RefCell<Cpus>);
 
-impl Messenger for Together {
-    fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
+// SAFETY: `flush` does not return before these have left their guests, and each flushes before it
+// enters one again (1., 2.).
+unsafe impl Messenger for Together {
+    fn tell(&self, _: &Invalidation<'_>, cpus: &mut Cpus) {
         let mut all = self.0.borrow_mut();
         for cpu in cpus.iter() {
             all.insert(cpu);
@@ -142,7 +145,10 @@ pub fn flush<'v>(
     what: What<'_>,
 ) -> u64 {
     let number = processor::number();
-    let (Some(here), Some(me)) = (world.shootdown.on(number), world.processors.get(number)) else {
+    // SAFETY: this processor (1.), which takes interrupts in its guest alone (2.), and loads what
+    // `schedule::enter` says (3.); there are no others (4.).
+    let here = unsafe { world.shootdown.on(number) };
+    let (Some(here), Some(me)) = (here, world.processors.get(number)) else {
         return 0;
     };
     let is_own = |vcpu: &&Vcpu| own.is_some_and(|own| own.number == vcpu.number);
@@ -175,7 +181,7 @@ pub fn flush<'v>(
 }
 
 /// Has these processors leave their guests, and waits until they have.
-fn wait(world: &World, here: Here<'_, '_>, cpus: &Cpus, doing: &Doing<'_>) {
+fn wait(world: &World, here: PerCpu<'_, '_>, cpus: &Cpus, doing: &Doing<'_>) {
     let mut passages = [0; processor::MOST];
     let all = || world.processors.iter().enumerate();
     for (number, cpu) in all().filter(|(number, _)| cpus.contains(*number)) {

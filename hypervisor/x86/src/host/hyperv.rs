@@ -189,7 +189,7 @@ fn carry_out(world: &World, context: &Context, input: Input, decoded: &Decoded) 
         false => What::Ranges(&ranges[..used]),
     };
     if world.options.plant != Some(Plant::Ignore) {
-        let is_target = |index: u32| decoded.targets.is_none_or(|set| set.contains(index));
+        let is_target = |index: u32| decoded.targets.is_none_or(|set| set.contains(index as usize));
         let targets = world.vcpus.iter().filter(|vcpu| is_target(vcpu.index));
         let named = flush::flush(world, targets, Some(context.vcpu), what);
         // A list that goes on names the same.

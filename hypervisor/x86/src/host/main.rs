@@ -43,7 +43,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, f
 use arrayvec::ArrayVec;
 use tablewright::guest::{Slot as MemorySlot, SlotCell};
 use tablewright::shared::SharedSpace;
-use tablewright::shootdown::{Allocator, Cpu, Holder, Identifiers, Shootdown, Space, inbox_words};
+use tablewright::shootdown::{Allocator, CpuCell, Holder, Identifiers, Shootdown, Space, inbox_words};
 use tablewright::{AddressSpace, Ipa, Pa, Span};
 use tablewright_hypervisor_common::memory::Evictions;
 use tablewright_hypervisor_common::snapshot::{self, Log, Watched};
@@ -204,11 +204,6 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     const NO_MEMORY: Reason = "no memory for tables";
     static MACHINE: spin::once::Once<Machine> = spin::once::Once::new();
     static VCPUS: spin::once::Once<ArrayVec<Vcpu, { vcpu::MOST }>> = spin::once::Once::new();
-    static CPUS: [Cpu; processor::MOST] = [const { Cpu::new() }; processor::MOST];
-    static HOLDERS: [Holder; processor::MOST] = [const { Holder::new() }; processor::MOST];
-    static INBOXES: [AtomicU64; inbox_words(processor::MOST)] =
-        [const { AtomicU64::new(0) }; inbox_words(processor::MOST)];
-    static SETS: [AtomicU64; vcpu::MOST] = [const { AtomicU64::new(0) }; vcpu::MOST];
 
     // SVM's own leaf: nested paging, flushes by identifier; the number of identifiers.
     let has_svm = __cpuid(0x8000_0000).eax >= SVM && __cpuid(0x8000_0001).ecx & 1 << 2 != 0;
@@ -241,11 +236,19 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     // SAFETY: frames of its own, zeroed.
     let identifiers = unsafe { core::slice::from_raw_parts_mut(identifiers, words as usize) };
     let allocator = Allocator::new(bits, identifiers).ok_or(NO_MEMORY)?;
-    let holders = HOLDERS.get(..options.all_processors()).ok_or(NO_MEMORY)?;
+    let processors = options.all_processors();
+    // SAFETY: zero is each of these; frames of their own.
+    let (holders, cpus, inboxes, sets) = unsafe {
+        (
+            take::<Holder>(machine, processors as u64).ok_or(NO_MEMORY)?,
+            take::<CpuCell>(machine, processors as u64).ok_or(NO_MEMORY)?,
+            take::<AtomicU64>(machine, inbox_words(processors) as u64).ok_or(NO_MEMORY)?,
+            take::<AtomicU64>(machine, options.vcpus as u64).ok_or(NO_MEMORY)?,
+        )
+    };
     let given = Identifiers::new(&allocator, holders)
         .ok_or("there are more processors than identifiers")?;
-    let cpus = CPUS.get(..options.all_processors()).ok_or(NO_MEMORY)?;
-    let shootdown = Shootdown::new(cpus, &INBOXES, Some(given), 1).ok_or(NO_MEMORY)?;
+    let shootdown = Shootdown::new(cpus, inboxes, Some(given), 1).ok_or(NO_MEMORY)?;
 
     let space = AddressSpace::<Nested, _>::new(machine).ok_or(NO_MEMORY)?;
     let space = SharedSpace::new(space).map_err(|_| NO_MEMORY)?;
@@ -294,13 +297,9 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     registers::bitmap(bytes(bitmaps + 3 * PAGE, 2));
 
     let vcpus = VCPUS.call_once(|| {
-        let spaces = SETS.iter().take(options.vcpus).enumerate();
+        let spaces = sets.iter_mut().enumerate();
         let vcpu = |(number, set)| {
-            let space = Space::new(
-                number as u64 + 1,
-                flush::NO_ROOT,
-                core::slice::from_ref(set),
-            );
+            let space = Space::new(flush::NO_ROOT, core::slice::from_mut(set));
             let home = number % options.processors;
             Vcpu::new(number as u32, number as u32 * options.step, home, space)
         };

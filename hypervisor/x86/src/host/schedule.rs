@@ -10,7 +10,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use tablewright::shootdown::Here;
+use tablewright::shootdown::PerCpu;
 
 use crate::counters::Count;
 use crate::flush::Doing;
@@ -102,7 +102,9 @@ fn earliest(contexts: &[Context], slice: Option<u64>) -> Option<u64> {
 /// Runs the vCPUs of this processor for ever.
 pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
     let number = processor::number();
-    let (Some(me), Some(here)) = (world.processors.get(number), world.shootdown.on(number)) else {
+    // SAFETY: as in `flush` (1. to 4.).
+    let here = unsafe { world.shootdown.on(number) };
+    let (Some(me), Some(here)) = (world.processors.get(number), here) else {
         panic!("processor {number} is not known");
     };
     let mut gather = world.vm.guest.gather();
@@ -164,7 +166,7 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
 }
 
 /// Enters a guest, until it leaves. Whether that was for an interrupt of the host's.
-fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Context) -> bool {
+fn enter(world: &World, me: &Processor, here: PerCpu<'_, '_>, context: &mut Context) -> bool {
     context.prepare();
     context.block.counter_offset = clock::behind().wrapping_neg();
     let space = &context.vcpu.space;

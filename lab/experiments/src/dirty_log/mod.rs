@@ -275,12 +275,12 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
 
     let each = job.region.bytes / u64::from(job.slots);
     let words = (each / PAGE).div_ceil(64) as usize;
-    let memory: Vec<AtomicU64> = (0..words * usize::from(job.slots))
+    let mut memory: Vec<AtomicU64> = (0..words * usize::from(job.slots))
         .map(|_| AtomicU64::new(0))
         .collect();
     let mut slots = Vec::new();
     let mut bitmaps = Vec::new();
-    for (number, words) in memory.chunks(words).enumerate() {
+    for (number, words) in memory.chunks_mut(words).enumerate() {
         let first = Ipa::new(job.region.first + number as u64 * each);
         let span = Span::new(first, each).map_err(|error| error.to_string())?;
         let slot = Slot::memory(span, 0).with_id(number as u16);

@@ -115,7 +115,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
     fn migrate(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let job = self.job;
         let start = cpu.now();
-        let words = self.words.len();
+        let words = self.words();
         let mut to_send = vec![u64::MAX; words];
         if !job.pages.is_multiple_of(64) {
             to_send[words - 1] = (1 << (job.pages % 64)) - 1;

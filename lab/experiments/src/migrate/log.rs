@@ -1,7 +1,6 @@
 //! The log: how it is started, harvested, and what is protected when.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use tablewright::guest::{Gather, Harvest, Log, Slot};
 use tablewright::{Format, Ipa, Span};
@@ -20,12 +19,17 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         self.slot.with_log(Log::ByFault)
     }
 
+    /// Words of the bitmap.
+    pub(super) fn words(&self) -> usize {
+        self.bitmap.pages().div_ceil(64) as usize
+    }
+
     /// From when it returns on, nothing is written that is not marked.
     pub(super) fn start_log(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let slot = self.logged();
         if self.job.logging == Logging::AllSet {
             self.bitmap.mark_all();
-            cpu.spend(self.machine.costs().load * self.words.len() as u64);
+            cpu.spend(self.machine.costs().load * self.words() as u64);
         }
         // Nothing is taken back for good, so nothing is zapped.
         drop(self.guest.replace(slot).map_err(|it| it.to_string())?);
@@ -161,8 +165,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         match self.job.logging {
             Logging::Manual | Logging::AllSet | Logging::EagerSplit => {
                 cpu.order();
-                for (index, word) in self.words.iter().enumerate() {
-                    sending.add(index, word.load(Ordering::Relaxed));
+                for (index, (_, bits)) in self.bitmap.marks().enumerate() {
+                    sending.add(index, bits);
                 }
                 sending.harvested.fill(false);
             }
@@ -186,7 +190,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
                 }
             }
         }
-        cpu.spend(per_word * self.words.len() as u64);
+        cpu.spend(per_word * self.words() as u64);
         Ok(())
     }
 

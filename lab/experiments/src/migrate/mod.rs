@@ -318,18 +318,18 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let slot = Slot::memory(span, 0);
     guest.insert(slot).map_err(|it| it.to_string())?;
 
-    let words: Vec<AtomicU64> = (0..job.pages.div_ceil(64))
+    let mut words: Vec<AtomicU64> = (0..job.pages.div_ceil(64))
         .map(|_| AtomicU64::new(0))
         .collect();
-    let bitmap = Bitmap::new(&words, job.pages).map_err(|it| it.to_string())?;
-    let ring_entries: Vec<Vec<RingEntry>> = match job.logging {
+    let bitmap = Bitmap::new(&mut words, job.pages).map_err(|it| it.to_string())?;
+    let mut ring_entries: Vec<Vec<RingEntry>> = match job.logging {
         Logging::Ring => (0..vcpus)
             .map(|_| (0..job.ring).map(|_| RingEntry::new()).collect())
             .collect(),
         _ => Vec::new(),
     };
     let rings = ring_entries
-        .iter()
+        .iter_mut()
         .map(|entries| Ring::new(entries))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|it| it.to_string())?;
@@ -339,12 +339,11 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
         mapper,
         guest: &guest,
         slot,
-        words: &words,
         bitmap,
         rings,
         reaping: machine.new_lock(),
         lock: machine.new_lock(),
-        reaped: RefCell::new(vec![0; words.len()]),
+        reaped: RefCell::new(vec![0; job.pages.div_ceil(64) as usize]),
         image: Image::new(job.pages, job.chunk),
         vcpus: (0..vcpus).map(|_| Vcpu::default()).collect(),
         gathers: (0..=vcpus).map(|_| guest.gather().into()).collect(),
@@ -395,7 +394,6 @@ struct Migration<'t, 'm, F: Format<Input = Ipa>> {
     guest: &'t Guest<'t, F, Mapper<'m>>,
     /// The slot without a log.
     slot: Slot,
-    words: &'t [AtomicU64],
     bitmap: Bitmap<'t>,
     rings: Vec<Ring<'t>>,
     /// Rings are harvested by one at a time.

@@ -25,8 +25,8 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::hyperv::{Decoded, Status};
 use tablewright::shootdown::{
-    Actions, Allocator, Cpu as ShootdownCpu, Cpus, Forget, Here, Holder, Identifiers,
-    PreemptedFlag, Shootdown, Space, inbox_words,
+    Actions, Allocator, CpuCell, Cpus, Holder, Identifiers, LocalFlush, PerCpu, PreemptedFlag,
+    Shootdown, Space, inbox_words,
 };
 use tablewright_machine::{Costs, Cpu, CpuState, Machine, Mapper, Time, Tlbi};
 
@@ -102,7 +102,7 @@ pub struct Tally {
 
 /// Memory for the guest's part of flushes.
 pub struct Memory {
-    cpus: Box<[ShootdownCpu]>,
+    cpus: Box<[CpuCell]>,
     inboxes: Box<[AtomicU64]>,
     set: Box<[AtomicU64]>,
     holders: Box<[Holder]>,
@@ -113,7 +113,7 @@ impl Memory {
     pub fn new(vcpus: usize) -> Self {
         let words = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
-            cpus: (0..vcpus).map(|_| ShootdownCpu::new()).collect(),
+            cpus: (0..vcpus).map(|_| CpuCell::new()).collect(),
             inboxes: words(inbox_words(vcpus)),
             set: words(Space::words(vcpus)),
             holders: (0..vcpus).map(|_| Holder::new()).collect(),
@@ -147,7 +147,8 @@ pub struct Host<'c> {
     guest: Guest,
     shootdown: Shootdown<'c>,
     allocator: RefCell<Allocator<'c>>,
-    set: &'c [AtomicU64],
+    /// The words of its set, until it has them.
+    set: Cell<Option<&'c mut [AtomicU64]>>,
     free: Cell<usize>,
     queue: RefCell<VecDeque<usize>>,
     vcpus: Box<[Vcpu]>,
@@ -196,7 +197,7 @@ impl<'c> Host<'c> {
             guest,
             shootdown: Shootdown::new(cpus, inboxes, identifiers, interrupt.as_ps())?,
             allocator: RefCell::new(allocator),
-            set,
+            set: Cell::new(Some(set)),
             free: Cell::new(guest.physical),
             queue: RefCell::default(),
             vcpus,
@@ -210,7 +211,9 @@ impl<'c> Host<'c> {
     /// The space of the program, whose tables are those under this root.
     pub fn set_root(&self, root: tablewright::Pa) {
         self.mapper.track(root, tablewright::Half::Lower);
-        let _set_before = self.space.set(Space::new(1, root, self.set));
+        if let Some(set) = self.set.take() {
+            let _set_before = self.space.set(Space::new(root, set));
+        }
     }
 
     pub fn space(&self) -> Option<&Space<'c>> {
@@ -531,7 +534,7 @@ impl<'c> Host<'c> {
     }
 
     /// Has every vCPU forget, or before it uses the space, by what `tell` does.
-    pub fn flush(&self, tell: impl FnOnce(&Doing<'_, 'c>, Here<'_, '_>)) {
+    pub fn flush(&self, tell: impl FnOnce(&Doing<'_, 'c>, PerCpu<'_, '_>)) {
         let cpu = self.machine.cpu();
         cpu.order();
         let doing = self.doing(cpu);
@@ -637,8 +640,10 @@ pub struct Doing<'h, 'c> {
 }
 
 impl Doing<'_, '_> {
-    fn here(&self, what: impl FnOnce(Here<'_, '_>)) {
-        match self.host.shootdown.on(self.cpu.id()) {
+    fn here(&self, what: impl FnOnce(PerCpu<'_, '_>)) {
+        // SAFETY: the running vCPU (1.), whose handlers come where `be_on` says (2.); the machine
+        // checks what it loads (3., 4.).
+        match unsafe { self.host.shootdown.on(self.cpu.id()) } {
             Some(here) => what(here),
             None => self
                 .host
@@ -650,17 +655,19 @@ impl Doing<'_, '_> {
 // SAFETY: 1. the machine forgets. 2. what is pending is done by `be_on` before a vCPU goes on. 3.
 // there is one allocator, and no other vCPU runs in the function.
 unsafe impl Actions for Doing<'_, '_> {
-    fn forget(&self, what: Forget) {
+    fn flush_local(&self, what: LocalFlush) {
         let space = |id| self.host.guest.identified.then_some(id);
         self.host.forget_here(match what {
-            Forget::Everything => Tlbi::ALL,
-            Forget::All => Tlbi::invpcid(None, None),
-            Forget::Space(id) => Tlbi::invpcid(space(id), None),
+            LocalFlush::Everything => Tlbi::ALL,
+            LocalFlush::All => Tlbi::invpcid(None, None),
+            LocalFlush::Space(id) => Tlbi::invpcid(space(id), None),
             // Of a range, or of the whole space, what costs less.
-            Forget::Range { id, range, .. } if (range.last - range.first) >> 12 >= X86_PAGES => {
+            LocalFlush::Range { id, range, .. }
+                if (range.last - range.first) >> 12 >= X86_PAGES =>
+            {
                 Tlbi::invpcid(space(id), None)
             }
-            Forget::Range { id, range, .. } => Tlbi::invlpg(id, (range.first, range.last)),
+            LocalFlush::Range { id, range, .. } => Tlbi::invlpg(id, (range.first, range.last)),
         });
     }
 

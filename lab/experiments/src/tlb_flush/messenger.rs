@@ -4,13 +4,11 @@ use std::cell::RefCell;
 
 use clap::ValueEnum;
 use tablewright::hyperv::{
-    self, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status, decode,
+    FlushEncoder, HostCaps, Hypercall, Hypercalls, Input, Output, PAGE_WORDS, Status, decode,
 };
 use tablewright::shootdown::amd::{Amd, Invlpgb};
 use tablewright::shootdown::arm64::{Arm64, Regime};
-use tablewright::shootdown::{
-    Cpus, Deferred, Here, Hypercall, Hypercalls, Message, Messenger, amd, arm64,
-};
+use tablewright::shootdown::{Cpus, Deferred, Messenger, PerCpu, amd, arm64};
 use tablewright::{Invalidation, Stale, What};
 use tablewright_machine::{Architecture, Time, Tlbi};
 
@@ -112,14 +110,14 @@ impl How {
 /// A flush of a part that is mapped at `at`, by the running vCPU: every vCPU has forgotten it when
 /// this returns, or will before it can use it. `unmapped` is what the engine has to have forgotten.
 ///
-/// It is the engine's [`flush`](tablewright::shootdown::Here::flush) in all of them, with the
+/// It is the engine's [`flush`](tablewright::shootdown::PerCpu::flush) in all of them, with the
 /// messenger that the way has. Each messenger is tried whatever it costs, but that of the engine's
 /// own way. What is flushed is what the published code flushes, the part or all, and for the engine
 /// what it has unmapped.
 pub fn flush(
     job: &Job,
     doing: &Doing<'_, '_>,
-    here: Here<'_, '_>,
+    here: PerCpu<'_, '_>,
     at: u64,
     unmapped: &Invalidation<'_>,
 ) {
@@ -156,15 +154,15 @@ pub fn flush(
             page: RefCell::new(Box::new([0; PAGE_WORDS])),
         },
     };
-    let arm64 = |ranges| arm64::TlbiMessenger {
-        encoder: arm64::Encoder {
+    let arm64 = |ranges| {
+        let encoder = arm64::Encoder {
             regime: Regime::El1,
             page_shift: 12,
             ranges,
             wide: false,
-        },
-        cost: 0,
-        hardware: Hardware(host),
+        };
+        // SAFETY: the machine's architecture is this (1.).
+        unsafe { arm64::TlbiMessenger::new(encoder, 0, Hardware(host)) }
     };
     match job.how {
         How::Interrupt => told(&[]),
@@ -193,9 +191,17 @@ struct Calls<'d, 'h, 'c> {
     page: RefCell<Box<[u64; PAGE_WORDS]>>,
 }
 
-// SAFETY: 1. the page is that which the call is given; there is one for each flush, of which the
-// space has one at a time.
-unsafe impl hyperv::Caller for Calls<'_, '_, '_> {
+// SAFETY: the page is that which the call is given (1.); there is one for each flush, of which the
+// space has one at a time (2.). The host counts from `first`, too (3.).
+unsafe impl Hypercalls for Calls<'_, '_, '_> {
+    fn vp_index(&self, cpu: usize) -> Option<u32> {
+        Some(self.first + u32::try_from(cpu).ok()?)
+    }
+
+    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
+        with(&mut self.page.borrow_mut());
+    }
+
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let host = self.doing.host;
         let hypervisor = HostCaps {
@@ -222,27 +228,19 @@ unsafe impl hyperv::Caller for Calls<'_, '_, '_> {
     }
 }
 
-impl Hypercalls for Calls<'_, '_, '_> {
-    fn vp_index(&self, cpu: usize) -> Option<u32> {
-        Some(self.first + u32::try_from(cpu).ok()?)
-    }
-
-    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
-        with(&mut self.page.borrow_mut());
-    }
-}
-
 /// KVM's protocol: vCPUs that do not run are marked, at the price of an exchange for each.
 struct Later<'d, 'h, 'c>(&'d Doing<'h, 'c>);
 
-impl Messenger for Later<'_, '_, '_> {
-    fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
+// SAFETY: what is taken out was taken out by `Deferred` (1.), and not all is (2.).
+unsafe impl Messenger for Later<'_, '_, '_> {
+    fn tell(&self, flush: &Invalidation<'_>, cpus: &mut Cpus) {
         let (host, cpu) = (self.0.host, self.0.cpu);
         for vcpu in cpus.iter().collect::<Vec<_>>() {
             let mut one = Cpus::EMPTY;
             one.insert(vcpu);
             cpu.order();
-            Deferred::new(|vcpu| host.flag(vcpu)).tell(message, &mut one);
+            // SAFETY: the host takes vCPUs off and enters them by their flags (1.).
+            unsafe { Deferred::new(|vcpu| host.flag(vcpu)) }.tell(flush, &mut one);
             if one.is_empty() {
                 cpus.remove(vcpu);
                 host.tell_later(vcpu);
@@ -262,7 +260,8 @@ impl Hardware<'_, '_> {
     }
 }
 
-impl Amd for Hardware<'_, '_> {
+// SAFETY: the machine's TLBs are invalidated (1.), and waited for (2.).
+unsafe impl Amd for Hardware<'_, '_> {
     fn invlpgb(&self, operands: Invlpgb) {
         self.issue(Tlbi::of_invlpgb(operands));
     }
@@ -272,7 +271,8 @@ impl Amd for Hardware<'_, '_> {
     }
 }
 
-impl Arm64 for Hardware<'_, '_> {
+// SAFETY: as for `Amd` (1., 2.).
+unsafe impl Arm64 for Hardware<'_, '_> {
     fn tlbi(&self, instruction: arm64::Tlbi) {
         self.issue(Tlbi::of_instruction(instruction, 12, false));
     }

@@ -400,7 +400,8 @@ impl SpaceLock {
 
 #[cfg(test)]
 mod tests {
-    use tablewright::shootdown::{Cpus, Message, Messenger};
+    use tablewright::Invalidation;
+    use tablewright::shootdown::{Cpus, Messenger};
 
     use super::host::Doing;
     use super::*;
@@ -408,8 +409,9 @@ mod tests {
     /// Says that it has told all, and has told those that `tells` says.
     struct Planted<'t>(&'t dyn Fn(usize));
 
-    impl Messenger for Planted<'_> {
-        fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
+    // SAFETY: none: that is planted.
+    unsafe impl Messenger for Planted<'_> {
+        fn tell(&self, _: &Invalidation<'_>, cpus: &mut Cpus) {
             cpus.iter().for_each(self.0);
             cpus.clear();
         }

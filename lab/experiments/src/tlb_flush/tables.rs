@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use tablewright::shootdown::{Batch, Here};
+use tablewright::shootdown::{Batch, PerCpu};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Entry, Format, Hooks, Invalidation, Level, Mapping, Pa,
     Platform, Span, TableLink, Va,
@@ -21,7 +21,7 @@ use super::Job;
 use super::host::{Doing, Host};
 
 /// Has the other vCPUs forget what was unmapped of a part, which is mapped at this address.
-pub type Tell<'t> = dyn Fn(&Job, &Doing<'_, '_>, Here<'_, '_>, u64, &Invalidation<'_>) + 't;
+pub type Tell<'t> = dyn Fn(&Job, &Doing<'_, '_>, PerCpu<'_, '_>, u64, &Invalidation<'_>) + 't;
 
 /// A program's space, as its platform knows it.
 struct Link<'j> {

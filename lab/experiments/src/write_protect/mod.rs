@@ -300,8 +300,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
         Then::Write => pages.div_ceil(64) as usize,
         _ => 0,
     };
-    let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
-    let bitmap = Bitmap::new(&words, pages).ok();
+    let mut words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+    let bitmap = Bitmap::new(&mut words, pages).ok();
     let bitmap = bitmap.as_ref();
     match job.how {
         How::Tablewright => {

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity, Switch};
+use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Hooks, Invalidation, Level,
     Mapping, Pa, Platform, Span, TableLink, Va,
@@ -128,12 +128,12 @@ pub fn run<F: Format<Input = Va>>(
     cpus: usize,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let holders: Vec<Holder> = (0..cpus).map(|_| Holder::new()).collect();
+    let mut holders: Vec<Holder> = (0..cpus).map(|_| Holder::new()).collect();
     // As few as will do.
     let bits = (cpus + 2).next_power_of_two().trailing_zeros();
     let mut memory = vec![0; Allocator::words(bits)];
     let allocator = Allocator::new(bits, &mut memory).expect("so many bits");
-    let identifiers = Identifiers::new(&allocator, &holders).expect("so many identifiers");
+    let identifiers = Identifiers::new(&allocator, &mut holders).expect("so many identifiers");
     let identities = [const { Identity::new() }; SLOTS];
     let slots: Vec<Slot<'_, '_, F>> = (0..SLOTS)
         .map(|_| Slot {
@@ -230,27 +230,31 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
     }
 
     /// What this CPU is to load.
-    fn identify(&self, known: &Known<'_, '_>) -> Option<Switch> {
+    fn identify(&self, known: &Known<'_, '_>) -> Option<(Pa, u16)> {
         let machine = self.machine;
         if self.fault.is(Bug::LoadedAsBefore)
             && let (Some(id), Some(root)) = (known.first.get(), known.identity.root())
         {
-            return Some(Switch { root, id });
+            return Some((root, id));
         }
-        self.identifiers.switch(
-            machine.cpu().id(),
-            known.identity,
-            |with| with(&mut self.allocator.borrow_mut()),
-            || {
-                if !self.fault.is(Bug::NothingForgottenAtSwitch) {
-                    machine.tlbi(Tlbi {
-                        broadcast: false,
-                        ..Tlbi::ALL
-                    });
-                    machine.dsb();
-                }
-            },
-        )
+        // SAFETY: the running CPU, without interrupts (1.), and the one allocator (2.); the machine
+        // checks what is flushed (3.) and loaded (4.), or is to find a bug.
+        unsafe {
+            self.identifiers.switch(
+                machine.cpu().id(),
+                known.identity,
+                |with| with(&mut self.allocator.borrow_mut()),
+                || {
+                    if !self.fault.is(Bug::NothingForgottenAtSwitch) {
+                        machine.tlbi(Tlbi {
+                            broadcast: false,
+                            ..Tlbi::ALL
+                        });
+                        machine.dsb();
+                    }
+                },
+            )
+        }
     }
 
     /// Accesses of the space that is loaded.

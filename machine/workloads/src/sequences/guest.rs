@@ -90,7 +90,8 @@ pub struct Vm<'m, F: Format<Input = Ipa>> {
     made: Cell<u64>,
     /// By the number of the host.
     pages: RefCell<HashMap<u64, Page>>,
-    words: [AtomicU64; WORDS],
+    /// Of all slots.
+    bitmap: Bitmap<'m>,
 }
 
 struct Gathering<'m, F: Format<Input = Ipa>> {
@@ -118,6 +119,12 @@ enum Under {
     Several,
 }
 
+/// Memory that a guest borrows.
+pub struct SideMemory {
+    cells: [SlotCell; SLOTS],
+    words: [AtomicU64; WORDS],
+}
+
 /// What a CPU has of guests.
 pub struct Local<'m, F: Format<Input = Ipa>> {
     gathers: RefCell<Vec<Gathering<'m, F>>>,
@@ -137,18 +144,23 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
     type Local = Local<'m, F>;
 
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
-        let cells: Box<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
-        let cells = Box::into_raw(cells);
-        world.cells.borrow_mut().push(cells);
-        // SAFETY: the world frees them when there are no guests any more.
-        let cells: &'m mut [SlotCell] = unsafe { &mut *cells };
+        let memory = Box::into_raw(Box::new(SideMemory {
+            cells: [const { SlotCell::new() }; SLOTS],
+            bitmap,
+        }));
+        world.memory.borrow_mut().push(memory);
+        // SAFETY: the world frees it when there are no guests any more.
+        let SideMemory { cells, words } = unsafe { &mut *memory };
+        let Ok(bitmap) = Bitmap::new(words, 64 * WORDS as u64) else {
+            unreachable!("a bit for each page")
+        };
         Ok(Self {
             guest: Guest::new(space, cells),
             number: world.number(),
             begun: Cell::new(0),
             made: Cell::new(0),
             pages: RefCell::default(),
-            words: [const { AtomicU64::new(0) }; WORDS],
+            bitmap,
         })
     }
 
@@ -636,13 +648,12 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let Ok(slot) = guest.guest.slot(at) else {
                 return;
             };
-            let bitmap = guest.bitmap(&slot);
-            let entries = [const { RingEntry::new() }; 2];
-            let Ok(ring) = Ring::new(&entries) else {
+            let mut entries = [const { RingEntry::new() }; 2];
+            let Ok(ring) = Ring::new(&mut entries) else {
                 return;
             };
             let marker = match self.dice.once_in(2) {
-                true => Marker::Bitmap(&bitmap),
+                true => Marker::Bitmap(&guest.bitmap),
                 false => Marker::Ring(&ring, slot.id),
             };
             for _ in 0..3 {
@@ -661,7 +672,6 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let Ok(slot) = guest.guest.slot(Ipa::new(at)) else {
                 return;
             };
-            let bitmap = guest.bitmap(&slot);
             let count = slot.guest.size() >> F::PAGE_SHIFT;
             let first = host.dice.below(count.min(64));
             let end = match host.dice.below(4) {
@@ -672,7 +682,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let how = Harvest::from_bits_retain(host.dice.pick(&[0, 0, 1, 2]));
             let harvested = it
                 .gather
-                .harvest(&slot, &bitmap, first..end, how, |page, _| {
+                .harvest(&slot, &guest.bitmap, first..end, how, |page, _| {
                     host.world.check(page < count.max(64), || {
                         format!("page {page} of {count} was written")
                     });
@@ -838,14 +848,5 @@ impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
     /// Others change the slots while a request is made.
     fn is_changed_since(&self, asked: &Asked) -> bool {
         asked.guest != self.number || asked.begun < self.made.get()
-    }
-
-    /// The bitmap of a slot. All have the same words.
-    fn bitmap(&self, slot: &Slot) -> Bitmap<'_> {
-        let pages = (slot.guest.size() >> F::PAGE_SHIFT).min(64 * WORDS as u64);
-        match Bitmap::new(&self.words, pages) {
-            Ok(bitmap) => bitmap,
-            Err(error) => unreachable!("{error}"),
-        }
     }
 }

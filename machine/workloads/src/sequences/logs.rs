@@ -14,9 +14,9 @@ use super::world::{Dice, World};
 const WORDS: usize = 12;
 
 pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
-    let words = [const { AtomicU64::new(0) }; 2 * WORDS];
+    let mut words = [const { AtomicU64::new(0) }; 2 * WORDS];
     let pages = dice.below(64 * WORDS as u64 + 2);
-    let (first, second) = words.split_at(WORDS);
+    let (first, second) = words.split_at_mut(WORDS);
     let Ok(bitmap) = Bitmap::new(first, pages) else {
         return world.check(pages > 64 * WORDS as u64, || {
             format!("a bitmap of {pages} pages is refused")
@@ -72,11 +72,8 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
     let found = std::cell::Cell::new(0);
     let plat = world.any_platform();
     if let Some(plat) = plat {
-        let Some(idle) = flip.turn(&plat) else {
-            return world.check(false, || "a first turn is refused".into());
-        };
-        if let Ok(retired) = idle.try_complete(&plat) {
-            retired.drain(|_, bits| found.set(found.get() + u64::from(bits.count_ones())));
+        let each = |_, bits: u64| found.set(found.get() + u64::from(bits.count_ones()));
+        if flip.drain(&plat, each) {
             model.extend((pages > 0).then_some(0));
             let known = model.len() as u64;
             world.check(found.get() == known, || {
@@ -87,9 +84,9 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
 }
 
 pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
-    let entries = [const { RingEntry::new() }; 8];
+    let mut entries = [const { RingEntry::new() }; 8];
     let size = dice.index(9);
-    let ring = match Ring::new(&entries[..size]) {
+    let ring = match Ring::new(&mut entries[..size]) {
         Ok(ring) => ring,
         Err(_) => {
             return world.check(!size.is_power_of_two(), || {
@@ -97,7 +94,6 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
             });
         }
     };
-    world.check(ring.mark_all().is_err(), || "a ring starts marked".into());
     let (mut written, mut harvested) = (VecDeque::new(), VecDeque::new());
     for _ in 0..24 {
         match dice.below(4) {
@@ -130,13 +126,12 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
                 let right =
                     entries.len() == seen.len() as u64 && entries.is_empty() == seen.is_empty();
                 world.check(right, || "entries are miscounted".into());
-                harvested.clear();
                 if dice.once_in(8) {
-                    // They are lost to the ring, which ends there.
+                    // They are collected again.
                     drop(entries);
-                    return;
                 } else {
                     entries.release();
+                    harvested.clear();
                 }
             }
         }

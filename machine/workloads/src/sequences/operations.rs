@@ -147,11 +147,11 @@ operations! {
     // ---- Logs by themselves ----
     Bitmaps 1 [
         "dirty::Bitmap::new" "dirty::Bitmap::pages" "dirty::Bitmap::mark" "dirty::Bitmap::mark_range" "dirty::Bitmap::mark_all"
-        "dirty::Bitmap::is_marked" "dirty::Bitmap::count" "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
-        "dirty::Flip::turn" "dirty::Idle::try_complete" "dirty::Retired::drain"
+        "dirty::Bitmap::is_marked" "dirty::Bitmap::marks" "dirty::Bitmap::count" "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
+        "dirty::Flip::drain"
     ];
     Rings 1 [
-        "dirty::Ring::new" "dirty::Ring::mark_all" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
+        "dirty::Ring::new" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
         "dirty::Ring::collect" "dirty::Collected::release" "dirty::Collected::len" "dirty::Collected::is_empty"
     ];
 

@@ -122,16 +122,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         found: &mut Found,
     ) {
         let flip = &self.records[usize::from(slot.id)].flip;
-        let mut idle = flip.turn(&self.mapper).expect("the other is drained");
-        let retired = loop {
-            match idle.try_complete(&self.mapper) {
-                Ok(retired) => break retired,
-                Err(again) => idle = again,
-            }
-            self.wait();
-        };
         let mut words = Vec::new();
-        retired.drain(|first, bits| words.push((first, bits)));
+        while !flip.drain(&self.mapper, |first, bits| words.push((first, bits))) {
+            self.wait();
+        }
         let mut used = Vec::new();
         for (first, bits) in words {
             used.extend(self.used(slot, first, bits));

@@ -285,30 +285,30 @@ fn live<F: Format<Input = Ipa>>(
         let all: Vec<u64> = (0..SMALL).collect();
         add(SMALL * page, &all, &|_| (take_page(), Some(take_page())));
     }
-    let words: Vec<Vec<AtomicU64>> = slots
+    let mut words: Vec<Vec<AtomicU64>> = slots
         .iter()
         .map(|slot| {
             let words = 3 * (slot.guest.size() / page).div_ceil(64);
             (0..words).map(|_| AtomicU64::new(0)).collect()
         })
         .collect();
-    let entries: Vec<[RingEntry; ENTRIES]> = (0..cpus)
+    let mut entries: Vec<[RingEntry; ENTRIES]> = (0..cpus)
         .map(|_| [const { RingEntry::new() }; ENTRIES])
         .collect();
-    let records = slots.iter().zip(&words).map(|(slot, words)| {
+    let records = slots.iter().zip(&mut words).map(|(slot, words)| {
         let count = slot.guest.size() / page;
-        let third = words.len() / 3;
-        let map = |number: usize| {
-            let words = &words[number * third..][..third];
+        let mut thirds = words.chunks_mut(words.len() / 3);
+        let mut map = || {
+            let words = thirds.next().expect("three of them");
             Bitmap::new(words, count).expect("a bit for each page")
         };
         Record {
-            bitmap: map(0),
-            flip: Flip::new(map(1), map(2)).expect("both for the same pages"),
+            bitmap: map(),
+            flip: Flip::new(map(), map()).expect("both for the same pages"),
         }
     });
     let rings = entries
-        .iter()
+        .iter_mut()
         .map(|entries| Ring::new(entries).expect("a power of two"));
     let mut cells = [const { SlotCell::new() }; 2];
     let space = SharedSpace::new(space).expect("no code runs on it");

@@ -60,9 +60,11 @@ impl<'k, 'a, 'm> Running<'k, 'a, 'm> {
 }
 
 impl<'a> Kernel<'a, '_> {
-    pub(super) fn here(&self) -> Here<'a, 'a> {
+    pub(super) fn here(&self) -> PerCpu<'a, 'a> {
         let cpu = self.machine.cpu().id();
-        self.shootdown.on(cpu).expect("a CPU of the machine")
+        // SAFETY: the running CPU (1.), whose handlers come where `poll` says (2.); the machine checks
+        // what it loads (3., 4.).
+        unsafe { self.shootdown.on(cpu) }.expect("a CPU of the machine")
     }
 
     /// Between two instructions.
@@ -88,17 +90,15 @@ impl<'a> Kernel<'a, '_> {
             cost: self.hypercall,
             calls: Running::new(self),
         };
-        let deferred = Deferred::new(|cpu| self.flags.get(cpu));
+        // SAFETY: the program that takes a CPU off is its host (1.).
+        let deferred = unsafe { Deferred::new(|cpu| self.flags.get(cpu)) };
         let amd = amd::InvlpgbMessenger {
             most: self.amd.0,
             cost: self.amd.1,
             hardware: Running::new(self),
         };
-        let arm64 = arm64::TlbiMessenger {
-            encoder: self.arm64,
-            cost: 0,
-            hardware: Running::new(self),
-        };
+        // SAFETY: the encoder is of the machine's architecture (1.).
+        let arm64 = unsafe { arm64::TlbiMessenger::new(self.arm64, 0, Running::new(self)) };
         let flushes = &self.flushes[self.machine.cpu().id()];
         flushes.update(|count| count + 1);
         let messengers: &[&dyn Messenger] = match self.way {
@@ -135,16 +135,16 @@ impl<'a> Kernel<'a, '_> {
 // SAFETY: the machine forgets (1.), interrupts are polled between any two accesses (2.), and no
 // other CPU runs in the function (3.).
 unsafe impl Actions for Running<'_, '_, '_> {
-    fn forget(&self, what: Forget) {
+    fn flush_local(&self, what: LocalFlush) {
         self.0.may_be_interrupted();
         let tlbi = match what {
             // INVPCID type 2.
-            Forget::Everything => Tlbi::ALL,
-            Forget::All => Tlbi::invpcid(None, None),
-            Forget::Space(_) if !self.0.identified => Tlbi::invpcid(None, None),
-            Forget::Space(id) => Tlbi::invpcid(Some(id), None),
+            LocalFlush::Everything => Tlbi::ALL,
+            LocalFlush::All => Tlbi::invpcid(None, None),
+            LocalFlush::Space(_) if !self.0.identified => Tlbi::invpcid(None, None),
+            LocalFlush::Space(id) => Tlbi::invpcid(Some(id), None),
             // An address for each leaf.
-            Forget::Range { id, range, global } => {
+            LocalFlush::Range { id, range, global } => {
                 let addresses = (range.first, range.last);
                 let stride = range.level.map(|level| 12 + 9 * level.height());
                 let tlbi = match global {
@@ -176,8 +176,18 @@ unsafe impl Actions for Running<'_, '_, '_> {
     }
 }
 
-// SAFETY: the call is made with the page that it is given, and nothing interrupts it (1.).
-unsafe impl hyperv::Caller for Running<'_, '_, '_> {
+// SAFETY: the call is made with the page that it is given (1.), and nothing interrupts it (2.); the
+// numbers are those that `call` knows (3.).
+unsafe impl Hypercalls for Running<'_, '_, '_> {
+    fn vp_index(&self, cpu: usize) -> Option<u32> {
+        self.0.vp_index(cpu)
+    }
+
+    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
+        let cpu = self.0.machine.cpu().id();
+        with(&mut self.0.inputs[cpu].borrow_mut());
+    }
+
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let Kernel {
             machine, refuses, ..
@@ -213,7 +223,7 @@ unsafe impl hyperv::Caller for Running<'_, '_, '_> {
         drop(links);
         for cpu in 0..self.0.flags.len() {
             let vp = (cpu as u32 * 67 + 3) % 1024;
-            if !flush.targets.is_none_or(|set| set.contains(vp)) {
+            if !flush.targets.is_none_or(|set| set.contains(vp as usize)) {
                 continue;
             }
             for &id in &ids {
@@ -241,18 +251,8 @@ unsafe impl hyperv::Caller for Running<'_, '_, '_> {
     }
 }
 
-impl Hypercalls for Running<'_, '_, '_> {
-    fn vp_index(&self, cpu: usize) -> Option<u32> {
-        self.0.vp_index(cpu)
-    }
-
-    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
-        let cpu = self.0.machine.cpu().id();
-        with(&mut self.0.inputs[cpu].borrow_mut());
-    }
-}
-
-impl amd::Amd for Running<'_, '_, '_> {
+// SAFETY: the machine's TLBs are invalidated (1.), and waited for (2.).
+unsafe impl amd::Amd for Running<'_, '_, '_> {
     fn invlpgb(&self, operands: amd::Invlpgb) {
         self.broadcast(Tlbi::of_invlpgb(operands));
     }
@@ -262,7 +262,8 @@ impl amd::Amd for Running<'_, '_, '_> {
     }
 }
 
-impl arm64::Arm64 for Running<'_, '_, '_> {
+// SAFETY: as for `Amd` (1., 2.).
+unsafe impl arm64::Arm64 for Running<'_, '_, '_> {
     fn tlbi(&self, instruction: arm64::Tlbi) {
         let arm64::Encoder {
             page_shift, wide, ..

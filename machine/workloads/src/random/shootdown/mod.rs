@@ -13,10 +13,12 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
-use tablewright::hyperv::{self, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status};
+use tablewright::hyperv::{
+    self, FlushEncoder, HostCaps, Hypercall, Hypercalls, Input, Output, PAGE_WORDS, Status,
+};
 use tablewright::shootdown::{
-    Actions, Allocator, Batch, Cpu as Shot, Cpus, Deferred, Forget, Here, Holder, Hypercall,
-    Hypercalls, Identifiers, Messenger, PreemptedFlag, Shootdown, Space, amd, arm64, inbox_words,
+    Actions, Allocator, Batch, CpuCell, Cpus, Deferred, Holder, Identifiers, LocalFlush, Messenger,
+    PerCpu, PreemptedFlag, Shootdown, Space, amd, arm64, inbox_words,
 };
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Hooks, Invalidation, Level,
@@ -101,7 +103,8 @@ type Shared<'a, 'm, F> = Rc<Process<'a, 'm, F>>;
 struct Program<'k, 'a, 'm, F: Format> {
     kernel: &'a Kernel<'a, 'm>,
     slots: &'k [RefCell<Option<Shared<'a, 'm, F>>>],
-    sets: &'a [[AtomicU64; 1]],
+    /// Those that no space has had.
+    sets: &'k RefCell<std::slice::IterMut<'a, [AtomicU64; 1]>>,
     last: &'k Cell<u64>,
     /// So many of the slots are used.
     most: u64,
@@ -121,15 +124,15 @@ pub fn run<F: Format<Input = Va>>(
     cpus: usize,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let shots: Vec<Shot> = (0..cpus).map(|_| Shot::new()).collect();
-    let holders: Vec<Holder> = (0..cpus).map(|_| Holder::new()).collect();
-    let inboxes: Vec<AtomicU64> = (0..inbox_words(cpus)).map(|_| AtomicU64::new(0)).collect();
-    let sets: Vec<[AtomicU64; 1]> = (0..SPACES).map(|_| [AtomicU64::new(0)]).collect();
+    let mut shots: Vec<CpuCell> = (0..cpus).map(|_| CpuCell::new()).collect();
+    let mut holders: Vec<Holder> = (0..cpus).map(|_| Holder::new()).collect();
+    let mut inboxes: Vec<AtomicU64> = (0..inbox_words(cpus)).map(|_| AtomicU64::new(0)).collect();
+    let mut sets: Vec<[AtomicU64; 1]> = (1..SPACES).map(|_| [AtomicU64::new(0)]).collect();
     // As few identifiers as will do.
     let bits = (cpus + 2).next_power_of_two().trailing_zeros();
     let mut memory = vec![0; Allocator::words(bits)];
     let allocator = Allocator::new(bits, &mut memory).expect("so many bits");
-    let identifiers = Identifiers::new(&allocator, &holders).expect("so many identifiers");
+    let identifiers = Identifiers::new(&allocator, &mut holders).expect("so many identifiers");
     let x86 = machine.architecture().is_x86();
     let way = match (x86, dice.below(6)) {
         (false, _) => Way::Arm64,
@@ -143,7 +146,8 @@ pub fn run<F: Format<Input = Va>>(
     let all_above = dice.pick(&[2, 10, 1000]);
     let interrupt = dice.pick(&[100, 1000]);
     let identifiers = Some(identifiers).filter(|_| identified);
-    let shootdown = Shootdown::new(&shots, &inboxes, identifiers, interrupt).expect("so many CPUs");
+    let shootdown = Shootdown::new(&mut shots, &mut inboxes, identifiers, interrupt);
+    let shootdown = shootdown.expect("so many CPUs");
     let wide = matches!(machine.architecture().regime, Regime::Arm64Stage1 { wide: true, granule } if granule != Granule::K64);
     let kernel = Kernel {
         machine,
@@ -173,7 +177,7 @@ pub fn run<F: Format<Input = Va>>(
     let program = Program::<F> {
         kernel: &kernel,
         slots: &slots,
-        sets: &sets,
+        sets: &RefCell::new(sets.iter_mut()),
         last: &Cell::new(0),
         most: 1 + dice.below(SLOTS as u64),
         global: dice.once_in(2),
@@ -523,7 +527,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
     fn begin(&self, slot: usize) {
         let machine = self.kernel.machine;
         let number = self.last.get() + 1;
-        let Some(set) = self.sets.get(number as usize) else {
+        let Some(set) = self.sets.borrow_mut().next() else {
             return;
         };
         self.last.set(number);
@@ -540,7 +544,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
             return;
         };
         let root = tables.root();
-        if link.space.set(Space::new(number, root, set)).is_err() {
+        if link.space.set(Space::new(root, set)).is_err() {
             return;
         }
         tables.make_live();

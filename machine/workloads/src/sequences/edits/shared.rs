@@ -290,7 +290,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             // A claim at the root that was forgotten is waited for in vain.
             let mut over = false;
             for _ in 0..40 {
-                over = start.step() == Step::Over;
+                over = start.step();
                 if over {
                     break;
                 }
@@ -339,8 +339,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             return;
         }
         match start.step() {
-            Step::Waiting => local.protecting.borrow_mut().push((slot, start)),
-            Step::Over => {
+            false => local.protecting.borrow_mut().push((slot, start)),
+            true => {
                 drop(start);
                 self.slots[slot].users.update(|users| users - 1);
             }

@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
 use tablewright::flush::{Completed, Held, Issued};
-use tablewright::guest::{Backing, Request, SlotCell};
+use tablewright::guest::{Backing, Request};
 use tablewright::shared::{self, Beside, DeferredReclaim, Protecting, SharedSpace};
 use tablewright::{
     Address, AddressError, AddressSpace, Attrs, Change, EditError, Format, Gather, Half, Leaf,
@@ -25,7 +25,7 @@ use tablewright::{
 use tablewright_machine::splitmix;
 use tablewright_machine::{Cpu, Fault, Machine, Mapper, Request as Access, Rule, Time, Tlbi, Want};
 
-use super::guest::Guests;
+use super::guest::{Guests, SideMemory};
 use super::model::Map;
 use super::operations::{Kind, Operation};
 use super::platform::{Bug, Control, Plat};
@@ -257,7 +257,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// Pages of the hosts of guests, dead or alive.
     pub host_frames: RefCell<HashSet<u64>>,
     /// Where guests keep their slots: boxes that have been given away.
-    pub cells: RefCell<Vec<*mut [SlotCell]>>,
+    pub memory: RefCell<Vec<*mut SideMemory>>,
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
     /// Some mappings have tables that deny execution. Not everywhere: such spaces are not shared.
@@ -336,7 +336,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             locals: Default::default(),
             frames: RefCell::default(),
             host_frames: RefCell::default(),
-            cells: RefCell::default(),
+            memory: RefCell::default(),
             leaked: Cell::new(false),
             denying: seed.is_multiple_of(3),
             numbers: Cell::new(0),
@@ -734,7 +734,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let starts = std::mem::take(&mut *local.protecting.borrow_mut());
         for (slot, mut start) in starts {
             for _ in 0..20 {
-                if start.step() == shared::Step::Over {
+                if start.step() {
                     break;
                 }
                 self.machine.cpu().spend(Time::ns(200));
@@ -829,9 +829,9 @@ impl<'m, F: Format, G: Guests<'m, F>> Drop for World<'m, F, G> {
             std::mem::forget(local.protecting.take());
             G::forget(&local.guest);
         }
-        for cells in self.cells.take() {
+        for memory in self.memory.take() {
             // SAFETY: it came out of a box, and the guests are gone.
-            drop(unsafe { Box::from_raw(cells) });
+            drop(unsafe { Box::from_raw(memory) });
         }
     }
 }

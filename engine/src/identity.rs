@@ -49,18 +49,14 @@
 //! B2.3, other-multi-copy atomicity; SDM vol. 3A 9.2.3.5), so that an edit that reads an older word
 //! has changed its entries before.
 
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-
 use crate::addr::Pa;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, const_new, fence};
 
 /// Identifiers are the low bits of a word, the generation the rest. 0 is none.
 const BITS: u32 = 16;
 
-/// The identifiers that one CPU has loaded and may remember.
-#[derive(Debug)]
+/// The identifiers that one CPU has loaded and whose translations its TLB may hold.
+#[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct Holder {
     /// The identifier that it has loaded, with its generation; 0 from the beginning of a generation
@@ -69,35 +65,20 @@ pub struct Holder {
     /// The one that it had when the last generation began. Only the CPU that has the allocator
     /// reads or writes it.
     reserved: AtomicU64,
-    /// It has to forget everything before it loads an identifier.
+    /// Whether it has to flush everything before it loads an identifier.
     pending: AtomicBool,
 }
 
 impl Holder {
-    /// The state of a CPU that has loaded nothing.
-    #[cfg(not(feature = "loom"))]
-    pub const fn new() -> Self {
-        Self {
-            active: AtomicU64::new(0),
-            reserved: AtomicU64::new(0),
-            pending: AtomicBool::new(false),
+    const_new! {
+        /// The state of a CPU that has loaded nothing.
+        {
+            Self {
+                active: AtomicU64::new(0),
+                reserved: AtomicU64::new(0),
+                pending: AtomicBool::new(false),
+            }
         }
-    }
-
-    /// The state of a CPU that has loaded nothing.
-    #[cfg(feature = "loom")]
-    pub fn new() -> Self {
-        Self {
-            active: AtomicU64::new(0),
-            reserved: AtomicU64::new(0),
-            pending: AtomicBool::new(false),
-        }
-    }
-}
-
-impl Default for Holder {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -106,7 +87,7 @@ impl Default for Holder {
 /// It is the space's for as long as walkers use it, and of no other space meanwhile. The space
 /// comes to it by [`Platform::identity_of`](crate::Platform::identity_of), when it is made live; it
 /// leaves it when it is made dead, and the next space may have it then.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Identity {
     /// The identifier, with its generation.
     word: AtomicU64,
@@ -118,21 +99,13 @@ impl Identity {
     /// A root is aligned, and may be at address 0.
     const JOINED: u64 = 1;
 
-    /// An identity without an identifier; it gets one when a CPU first loads it.
-    #[cfg(not(feature = "loom"))]
-    pub const fn new() -> Self {
-        Self {
-            word: AtomicU64::new(0),
-            root: AtomicU64::new(0),
-        }
-    }
-
-    /// An identity without an identifier; it gets one when a CPU first loads it.
-    #[cfg(feature = "loom")]
-    pub fn new() -> Self {
-        Self {
-            word: AtomicU64::new(0),
-            root: AtomicU64::new(0),
+    const_new! {
+        /// An identity without an identifier; it gets one when a CPU first loads it.
+        {
+            Self {
+                word: AtomicU64::new(0),
+                root: AtomicU64::new(0),
+            }
         }
     }
 
@@ -142,7 +115,7 @@ impl Identity {
         self.word.load(Ordering::Relaxed) as u16
     }
 
-    /// The same behind that fence.
+    /// Makes that fence, and reads the identifier.
     #[inline(always)]
     pub(crate) fn id_after_changes(&self) -> u16 {
         // Its other half is in `load`, between the identifier and the first walk under it.
@@ -171,31 +144,6 @@ impl Identity {
         let joined = root.get() | Self::JOINED;
         let _of_another =
             (self.root).compare_exchange(joined, 0, Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
-/// What a CPU is to load: what [`Identifiers::switch`] says.
-///
-/// ```
-/// use tablewright::shootdown::Switch;
-/// use tablewright::{Pa, arch::arm64::ttbr, arch::x86_64::cr3, format::Arm64K4};
-/// let switch = Switch { root: Pa::new(0x1234_5000), id: 7 };
-/// // arm64: TTBR0_EL1, and VTTBR_EL2 in the same way.
-/// assert_eq!(ttbr::<Arm64K4>(switch.root, switch.id, false), 7 << 48 | 0x1234_5000);
-/// // x86: CR3. What is remembered under the identifier is kept: what had to be forgotten has been.
-/// assert_eq!(cr3(switch.root, switch.id, true), 1 << 63 | 0x1234_5007);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switch {
-    /// The root of its tables.
-    pub root: Pa,
-    /// The identifier to load it under.
-    pub id: u16,
-}
-
-impl Default for Identity {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -255,7 +203,8 @@ impl<'m> Allocator<'m> {
 ///
 /// ```
 /// use core::ptr::NonNull;
-/// use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity, Switch};
+/// use tablewright::arch::{arm64::ttbr, x86_64::cr3};
+/// use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
 /// use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
 /// # use tablewright::{Barrier, Entry, Invalidation, Level, Platform};
 ///
@@ -273,10 +222,10 @@ impl<'m> Allocator<'m> {
 /// }
 ///
 /// // Of the machine.
-/// let holders = [const { Holder::new() }; 2];
+/// let mut holders = [const { Holder::new() }; 2];
 /// let mut memory = [0; Allocator::words(8)];
 /// let mut allocator = Allocator::new(8, &mut memory).ok_or("memory")?;
-/// let identifiers = Identifiers::new(&allocator, &holders).ok_or("more CPUs than identifiers")?;
+/// let identifiers = Identifiers::new(&allocator, &mut holders).ok_or("more CPUs than identifiers")?;
 ///
 /// let kernel = Hosted::new(16, 12);
 /// let process = Tables { kernel: &kernel, identity: Identity::new() };
@@ -287,9 +236,15 @@ impl<'m> Allocator<'m> {
 ///
 /// // A context switch on CPU 0, which needs no lock of the process. It has nothing to forget.
 /// let mut flushes = 0; // tlbi vmalle1; dsb nsh; isb
-/// let switch = identifiers.switch(0, &process.identity, |with| with(&mut allocator), || flushes += 1);
-/// assert_eq!(switch, Some(Switch { root: space.root(), id: 1 })); // msr ttbr0_el1
-/// assert_eq!(flushes, 0);
+/// // SAFETY: one CPU (1.), one allocator (2.); it has no TLB (3.), and loads nothing (4.).
+/// let loads = unsafe {
+///     identifiers.switch(0, &process.identity, |with| with(&mut allocator), || flushes += 1)
+/// };
+/// let (root, id) = loads.ok_or("no such CPU")?;
+/// assert_eq!((root, id, flushes), (space.root(), 1, 0));
+/// // arm64: TTBR0_EL1, and VTTBR_EL2 in the same way; x86: CR3, which keeps what the TLB holds.
+/// assert_eq!(ttbr::<Arm64K4>(root, id, false), 1 << 48 | root.get());
+/// assert_eq!(cr3(root, id, true), 1 << 63 | root.get() | 1);
 ///
 /// // Invalidations name it.
 /// kernel.record();
@@ -298,6 +253,17 @@ impl<'m> Allocator<'m> {
 /// gather.finish(|_| ());
 /// assert_eq!(kernel.take_log()[0].id, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The holders are of one of these:
+///
+/// ```compile_fail,E0499
+/// # use tablewright::shootdown::{Allocator, Holder, Identifiers};
+/// # let (mut memory, mut holders) = ([0; Allocator::words(8)], [const { Holder::new() }; 2]);
+/// # let allocator = Allocator::new(8, &mut memory).unwrap();
+/// let first = Identifiers::new(&allocator, &mut holders);
+/// let second = Identifiers::new(&allocator, &mut holders); // what CPUs have loaded by the first
+/// # let _ = (first, second);
 /// ```
 #[derive(Debug)]
 pub struct Identifiers<'m> {
@@ -308,10 +274,11 @@ pub struct Identifiers<'m> {
 impl<'m> Identifiers<'m> {
     /// Those that the allocator has, for as many CPUs as there are holders. `None` if there are too
     /// few: one is not given out, each CPU may have one reserved, and one is asked for besides.
-    pub fn new(allocator: &Allocator<'_>, holders: &'m [Holder]) -> Option<Self> {
+    pub fn new(allocator: &Allocator<'_>, holders: &'m mut [Holder]) -> Option<Self> {
         if holders.len() + 2 > 1 << allocator.bits {
             return None;
         }
+        holders.fill_with(Holder::new);
         Some(Self {
             generation: AtomicU64::new(1),
             holders,
@@ -323,38 +290,48 @@ impl<'m> Identifiers<'m> {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// CPU `cpu` leaves what it has loaded, and is about to load the space that has this identity:
-    /// what it is to load, and nothing else until it calls this again, but tables without a space
-    /// of their own under identifier 0, and tables in which nothing is mapped under any, to
-    /// [flush](crate::arch::arm64::Cpu) what is not loaded. Interrupts are held off until it is
-    /// loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
-    /// nothing is changed then.
+    /// Gives the root and the identifier of a space to CPU `cpu`, which leaves what it has loaded
+    /// and loads these. `None` for a CPU without a holder, and where no space that is live has the
+    /// identity; nothing is changed then.
     ///
-    /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything
-    /// under all identifiers, on this CPU, what is global excepted (arm64: `tlbi vmalle1`; x86:
-    /// `INVPCID` type 3). Both are rarely called. What is remembered under the identifier besides
-    /// is kept.
+    /// `allocator` runs a function with the allocator, under a lock. `flush` flushes everything
+    /// under all identifiers on this CPU, except global translations (arm64: `tlbi vmalle1`; x86:
+    /// `INVPCID` type 3). Both are rarely called. The TLB keeps what it holds under the identifier.
+    ///
+    /// # Safety
+    /// 1. `cpu` is the number of the processor that calls. It holds interrupts off until it has
+    ///    loaded what is returned.
+    /// 2. `allocator` runs its function once, with the allocator with which this was made, while no
+    ///    other CPU and no handler has it.
+    /// 3. When `flush` returns, the flush is complete.
+    /// 4. The processor loads what is returned, and nothing else before it calls this again, but
+    ///    tables without a space of their own under identifier 0, and tables in which nothing is
+    ///    mapped under any, to [flush](crate::arch::arm64::Cpu) what is not loaded.
     #[inline]
-    pub fn switch(
+    pub unsafe fn switch(
         &self,
         cpu: usize,
         to: &Identity,
         allocator: impl FnOnce(&mut dyn FnMut(&mut Allocator<'_>)),
-        forget: impl FnOnce(),
-    ) -> Option<Switch> {
+        flush: impl FnOnce(),
+    ) -> Option<(Pa, u16)> {
         let root = to.root()?;
-        let id = self.load(cpu, to, allocator, forget)?;
-        Some(Switch { root, id })
+        // SAFETY: passed on.
+        let id = unsafe { self.load(cpu, to, allocator, flush)? };
+        Some((root, id))
     }
 
-    /// The same for a space that the engine does not edit, or knows by another way: the identifier
-    /// alone. `None` for a CPU without a holder.
-    pub fn load(
+    /// Gives the identifier of a space whose tables the caller knows: see
+    /// [`switch`](Identifiers::switch). `None` for a CPU without a holder.
+    ///
+    /// # Safety
+    /// As for [`switch`](Identifiers::switch), with the root of the space that has the identity.
+    pub unsafe fn load(
         &self,
         cpu: usize,
         space: &Identity,
         allocator: impl FnOnce(&mut dyn FnMut(&mut Allocator<'_>)),
-        forget: impl FnOnce(),
+        flush: impl FnOnce(),
     ) -> Option<u16> {
         let holder = self.holders.get(cpu)?;
         // Acquire: a CPU that reads an identifier of a new generation finds its active word taken
@@ -382,7 +359,7 @@ impl<'m> Identifiers<'m> {
             id = word as u16;
         });
         if pending {
-            forget();
+            flush();
         }
         // A new identifier before any walk under it: a CPU that has changed an entry and reads an
         // old one after a full fence knows that we walk the new entry.

@@ -1,38 +1,36 @@
-//! What a CPU does: load a space, be lazy, flush, and do what others ask.
-
-#[cfg(not(feature = "loom"))]
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-#[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+//! The operations of a CPU: load a space, go lazy, flush, and execute the flushes of others.
 
 use crate::addr::{Level, Pa};
+use crate::cpus::Cpus;
+use crate::identity::Identifiers;
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, const_new, fence};
 
-use super::{Actions, Batch, Cpus, Forget, Identifiers, Message, Messenger, SetTooSmall, Space};
+use super::{Actions, Batch, LocalFlush, Messenger, SetTooSmall, Space};
 
-/// So many spaces are known to a CPU; of others it forgets what it had when they come back.
+/// Spaces whose generation a CPU knows; of others it flushes all when they come back.
 const VIEWS: usize = 6;
 
-/// What comes before stays before what comes after, as a handler that interrupts this CPU sees it.
-/// Between CPUs it orders nothing, and it is no instruction.
+/// Orders accesses as a handler that interrupts this CPU sees them. It orders nothing between CPUs,
+/// and is no instruction.
 fn handler_fence() {
     // loom knows no handlers, and does not move what one thread does.
     #[cfg(not(feature = "loom"))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// Up to which generation a CPU has forgotten a space. Written by the CPU itself alone.
-#[derive(Debug)]
+/// The generation of a space up to which a CPU has flushed. Written by that CPU alone.
+#[derive(Debug, Default)]
 struct View {
     number: AtomicU64,
     generation: AtomicU64,
 }
 
-/// What a CPU asks others to do: kept from before the first is told until the last has done it.
-/// Written by the CPU itself, but for `left`.
-#[derive(Debug)]
+/// A message to other CPUs: kept from before the first is told until the last has done it. Written
+/// by its CPU, except `left`.
+#[derive(Debug, Default)]
 struct Outbox {
-    /// How many have not done it.
+    /// The number of CPUs that have not done it.
     left: AtomicU64,
     number: AtomicU64,
     generation: AtomicU64,
@@ -44,26 +42,26 @@ struct Outbox {
     ranges: [[AtomicU64; 3]; MAX_RANGES],
 }
 
-/// The state of one CPU, in cache lines of its own.
+/// Memory for one CPU, in cache lines of its own.
 ///
 /// ```
-/// use tablewright::shootdown::Cpu;
-/// static CPUS: [Cpu; 4] = [const { Cpu::new() }; 4];
-/// # let _ = &CPUS;
+/// use tablewright::shootdown::CpuCell;
+/// let mut cells = [const { CpuCell::new() }; 4];
+/// # let _ = &mut cells;
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct Cpu {
+pub struct CpuCell {
     /// The number of the space that is loaded; 0 for none. Written by the CPU itself.
     loaded: AtomicU64,
-    /// It does not use the space that it has loaded. Written by the CPU itself.
+    /// Whether it is in lazy TLB mode. Written by the CPU itself.
     lazy: AtomicBool,
-    /// It remembers nothing, and is told of nothing. Written by the CPU itself.
+    /// Whether its TLB holds nothing, and it is told of nothing. Written by the CPU itself.
     offline: AtomicBool,
     /// Flushes of its own that are under way: one, and those of handlers in it. Written by the CPU
     /// itself.
     depth: AtomicU64,
-    /// The last ticket up to which it has to forget everything. Raised by those that ring.
+    /// The last ticket up to which it has to flush everything. Raised by those that ring.
     must: AtomicU64,
     /// The last ticket up to which it has. Raised by the CPU itself.
     did: AtomicU64,
@@ -73,61 +71,34 @@ pub struct Cpu {
     outbox: Outbox,
 }
 
-impl Cpu {
-    /// A CPU that is online, has nothing loaded, and remembers nothing.
-    #[cfg(not(feature = "loom"))]
-    pub const fn new() -> Self {
-        Self {
-            loaded: AtomicU64::new(0),
-            lazy: AtomicBool::new(false),
-            offline: AtomicBool::new(false),
-            depth: AtomicU64::new(0),
-            must: AtomicU64::new(0),
-            did: AtomicU64::new(0),
-            views: [const {
-                View {
+impl CpuCell {
+    const_new! {
+        /// A CPU that is online, has nothing loaded, and whose TLB holds nothing.
+        {
+            Self {
+                loaded: AtomicU64::new(0),
+                lazy: AtomicBool::new(false),
+                offline: AtomicBool::new(false),
+                depth: AtomicU64::new(0),
+                must: AtomicU64::new(0),
+                did: AtomicU64::new(0),
+                views: [const {
+                    View {
+                        number: AtomicU64::new(0),
+                        generation: AtomicU64::new(0),
+                    }
+                }; VIEWS],
+                oldest: AtomicU64::new(0),
+                outbox: Outbox {
+                    left: AtomicU64::new(0),
                     number: AtomicU64::new(0),
                     generation: AtomicU64::new(0),
-                }
-            }; VIEWS],
-            oldest: AtomicU64::new(0),
-            outbox: Outbox {
-                left: AtomicU64::new(0),
-                number: AtomicU64::new(0),
-                generation: AtomicU64::new(0),
-                id: AtomicU64::new(0),
-                kind: AtomicU64::new(0),
-                count: AtomicU64::new(0),
-                ranges: [const { [const { AtomicU64::new(0) }; 3] }; MAX_RANGES],
-            },
-        }
-    }
-
-    /// A CPU that is online, has nothing loaded, and remembers nothing.
-    #[cfg(feature = "loom")]
-    pub fn new() -> Self {
-        let zero = || AtomicU64::new(0);
-        Self {
-            loaded: zero(),
-            lazy: AtomicBool::new(false),
-            offline: AtomicBool::new(false),
-            depth: zero(),
-            must: zero(),
-            did: zero(),
-            views: core::array::from_fn(|_| View {
-                number: zero(),
-                generation: zero(),
-            }),
-            oldest: zero(),
-            outbox: Outbox {
-                left: zero(),
-                number: zero(),
-                generation: zero(),
-                id: zero(),
-                kind: zero(),
-                count: zero(),
-                ranges: core::array::from_fn(|_| core::array::from_fn(|_| zero())),
-            },
+                    id: AtomicU64::new(0),
+                    kind: AtomicU64::new(0),
+                    count: AtomicU64::new(0),
+                    ranges: [const { [const { AtomicU64::new(0) }; 3] }; MAX_RANGES],
+                },
+            }
         }
     }
 
@@ -137,20 +108,13 @@ impl Cpu {
     }
 }
 
-impl Default for Cpu {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Outbox {
     const GLOBAL: u64 = 1 << 0;
     const EVERYTHING: u64 = 1 << 1;
 
-    /// Writes a message for so many. A CPU that finds our bit in its queue finds what was written
-    /// before it.
-    fn write(&self, message: &Message<'_>, number: u64, generation: u64, left: u32) {
-        let flush = &message.flush;
+    /// Writes a message for `left` CPUs. A CPU that finds our bit in its queue finds what was
+    /// written before it.
+    fn write(&self, flush: &Invalidation<'_>, number: u64, generation: u64, left: u32) {
         let mut kind = 0;
         if flush.global {
             kind |= Self::GLOBAL;
@@ -204,15 +168,27 @@ impl Outbox {
     }
 }
 
-/// Words of memory for what is queued at so many CPUs: for each of them a bit for each.
+/// Words of memory for the queues of so many CPUs: for each of them a bit for each.
 pub const fn inbox_words(cpus: usize) -> usize {
     cpus * cpus.div_ceil(64)
 }
 
 /// Flushes on a machine whose hardware does not tell every CPU by itself: see the [module](super).
+///
+/// The cells of the CPUs, and their queues, are of one of these:
+///
+/// ```compile_fail,E0499
+/// # use core::sync::atomic::AtomicU64;
+/// # use tablewright::shootdown::{CpuCell, Shootdown, inbox_words};
+/// # let (mut one, mut two) = ([const { AtomicU64::new(0) }; 1], [const { AtomicU64::new(0) }; 1]);
+/// let mut cells = [const { CpuCell::new() }; 1];
+/// let first = Shootdown::new(&mut cells, &mut one, None, 1);
+/// let second = Shootdown::new(&mut cells, &mut two, None, 1); // CPUs of the first
+/// # let _ = (first, second);
+/// ```
 #[derive(Debug)]
 pub struct Shootdown<'m> {
-    cpus: &'m [Cpu],
+    cpus: &'m [CpuCell],
     inboxes: &'m [AtomicU64],
     identifiers: Option<Identifiers<'m>>,
     interrupt: u64,
@@ -221,24 +197,22 @@ pub struct Shootdown<'m> {
 }
 
 impl<'m> Shootdown<'m> {
-    /// CPUs, all with nothing loaded, and [so much memory](inbox_words) for what is queued at them.
-    /// Without identifiers, a load of a root forgets what was there. `interrupt` is what it costs
-    /// to interrupt one CPU and have its answer, in any unit: what [messengers
-    /// cost](Messenger::cost) is compared with it. `None` if there is too little memory, or more
-    /// than [`Cpus::MOST`] CPUs.
+    /// CPUs, all with nothing loaded, and [so much memory](inbox_words) for their queues. Without
+    /// identifiers, a load of a root flushes what was there. `interrupt` is the cost to interrupt
+    /// one CPU and have its answer, in any unit: the [cost of messengers](Messenger::cost) is
+    /// compared with it. `None` if there is too little memory, or more than [`Cpus::MOST`] CPUs.
     pub fn new(
-        cpus: &'m [Cpu],
-        inboxes: &'m [AtomicU64],
+        cpus: &'m mut [CpuCell],
+        inboxes: &'m mut [AtomicU64],
         identifiers: Option<Identifiers<'m>>,
         interrupt: u64,
     ) -> Option<Self> {
         if cpus.len() > Cpus::MOST {
             return None;
         }
-        let inboxes = inboxes.get(..inbox_words(cpus.len()))?;
-        for word in inboxes {
-            word.store(0, Ordering::Relaxed);
-        }
+        let inboxes = inboxes.get_mut(..inbox_words(cpus.len()))?;
+        inboxes.fill_with(|| AtomicU64::new(0));
+        cpus.fill_with(CpuCell::new);
         Some(Self {
             cpus,
             inboxes,
@@ -248,27 +222,36 @@ impl<'m> Shootdown<'m> {
         })
     }
 
-    /// What CPU number `cpu` does, for itself: no other CPU uses this, and the program that does
-    /// stays on the CPU while it does. `None` if there is no such CPU.
-    pub fn on(&self, cpu: usize) -> Option<Here<'_, 'm>> {
-        Some(Here {
+    /// The operations of CPU number `cpu`. `None` if there is no such CPU.
+    ///
+    /// # Safety
+    /// 1. The program that uses this runs on the processor with the number `cpu`, and stays on it
+    ///    while it is in one of its functions. One that is about a processor that has not started
+    ///    yet is used by one program alone.
+    /// 2. Interrupts are held off, and handlers refrain from functions, as [said
+    ///    above](super#what-interrupt-handlers-may-do).
+    /// 3. The processor loads what [`switch`](PerCpu::switch) has it load, by the `load` that it is
+    ///    given, and nothing else; [`resume`](PerCpu::resume) is given the space that is loaded.
+    /// 4. All processors on which a space that it is given is ever loaded are of this `Shootdown`.
+    pub unsafe fn on(&self, cpu: usize) -> Option<PerCpu<'_, 'm>> {
+        Some(PerCpu {
             shootdown: self,
             number: cpu,
             me: self.cpus.get(cpu)?,
         })
     }
 
-    /// What is queued at a CPU.
+    /// The queue of a CPU.
     fn inbox(&self, cpu: usize) -> &'m [AtomicU64] {
         let words = self.cpus.len().div_ceil(64);
         &self.inboxes[cpu * words..(cpu + 1) * words]
     }
 
-    /// The CPUs that may remember what is global. A full fence comes before.
+    /// The CPUs whose TLBs may hold global translations. A full fence comes before.
     fn online(&self) -> Cpus {
         let mut cpus = Cpus::EMPTY;
         for (number, cpu) in self.cpus.iter().enumerate() {
-            // Acquire: a CPU that is offline has made its last use of what is global.
+            // Acquire: a CPU that is offline has made its last use of global translations.
             if !cpu.offline.load(Ordering::Acquire) {
                 cpus.insert(number);
             }
@@ -277,26 +260,23 @@ impl<'m> Shootdown<'m> {
     }
 }
 
-/// The operations of the running CPU.
-///
-/// What may be called with interrupts on, and what by handlers, is [said
-/// above](super#what-interrupt-handlers-may-do).
+/// The operations of one CPU: see [`Shootdown::on`].
 #[derive(Clone, Copy, Debug)]
-pub struct Here<'s, 'm> {
+pub struct PerCpu<'s, 'm> {
     shootdown: &'s Shootdown<'m>,
     number: usize,
-    me: &'s Cpu,
+    me: &'s CpuCell,
 }
 
-impl Here<'_, '_> {
+impl PerCpu<'_, '_> {
     /// Loads another space, or none: before the CPU idles, say. Interrupts are held off.
     ///
     /// `load` loads the root of `to` with the identifier that it is given, or that of a kernel that
-    /// has no space. It need not forget anything; without identifiers, which are 0 then, a load
-    /// forgets what is not global.
+    /// has no space. It need not flush anything; without identifiers, which are 0 then, a load
+    /// flushes all but global translations.
     ///
     /// # Errors
-    /// Nothing has happened where the space has no bit for this CPU.
+    /// [`SetTooSmall`] if the space has no bit for this CPU; nothing has happened.
     pub fn switch(
         &self,
         from: Option<&Space<'_>>,
@@ -325,60 +305,64 @@ impl Here<'_, '_> {
         Ok(())
     }
 
-    /// From here on this CPU does not use the space that it has loaded, until it
-    /// [resumes](Here::resume) or switches; nor do handlers that interrupt it.
+    /// Enters lazy TLB mode: this CPU does not use the space that it has loaded, until it
+    /// [resumes](PerCpu::resume) or switches; nor do handlers that interrupt it.
     pub fn be_lazy(&self) {
         // Release: after the last use.
         self.me.lazy.store(true, Ordering::Release);
     }
 
-    /// Ends laziness: the CPU uses the space again that it has had loaded.
+    /// Leaves lazy TLB mode: the CPU uses the space again that it has loaded.
     pub fn resume(&self, space: &Space<'_>, actions: &impl Actions) {
         self.me.lazy.store(false, Ordering::Relaxed);
         self.catch_up(space, space.identity.id(), actions);
     }
 
-    /// From here on this CPU is told of flushes that are [global](Invalidation::global). It forgets
-    /// everything. Interrupts are held off.
+    /// Has this CPU told of flushes that are [global](Invalidation::global) from here on, and
+    /// flushes everything. Interrupts are held off.
     ///
     /// All CPUs are online at first.
     pub fn go_online(&self, actions: &impl Actions) {
         self.me.offline.store(false, Ordering::Relaxed);
-        // A flush that does not see it has changed its entries before what we walk from here on:
-        // see the essay.
+        // A flush that does not see it has changed its entries before our walks from here on: see
+        // the essay.
         fence(Ordering::SeqCst);
-        actions.forget(Forget::Everything);
+        actions.flush_local(LocalFlush::Everything);
     }
 
-    /// From here on this CPU is told of nothing: it has no space loaded, and uses nothing global
-    /// that is flushed before it goes [online](Here::go_online) again. Interrupts are held off. It
-    /// returns when the flushes that may have told it are over.
+    /// Has this CPU told of nothing from here on: it has no space loaded, and uses no global
+    /// translation that is flushed before it goes [online](PerCpu::go_online) again. Interrupts are
+    /// held off. Returns when the flushes that may have told it are over.
     ///
     /// The CPU that boots calls it for those that it has not started yet, before any flush; a CPU
     /// that starts goes online by itself.
     ///
     /// ```
     /// # use std::sync::atomic::AtomicU64;
-    /// # use tablewright::shootdown::{Actions, Allocator, Cpu, Cpus, Forget, Shootdown, Space, inbox_words};
-    /// # use tablewright::{Invalidation, Pa, What};
+    /// # use tablewright::shootdown::{Actions, Allocator, CpuCell, Cpus, LocalFlush, Shootdown, Space};
+    /// # use tablewright::{Invalidation, Pa, What, shootdown::inbox_words};
     /// # struct Kernel;
     /// # // SAFETY: there is no TLB, and no other CPU.
     /// # unsafe impl Actions for Kernel {
-    /// #     fn forget(&self, _: Forget) {}
+    /// #     fn flush_local(&self, _: LocalFlush) {}
     /// #     fn interrupt(&self, _: &Cpus) { panic!("nothing to interrupt") }
     /// #     fn allocator(&self, _: &mut dyn FnMut(&mut Allocator<'_>)) {}
     /// # }
-    /// # let (kernel, set) = (Kernel, [const { AtomicU64::new(0) }; 1]);
-    /// # let cpus = [const { Cpu::new() }; 4];
-    /// # let inboxes = [const { AtomicU64::new(0) }; inbox_words(4)];
-    /// # let shootdown = Shootdown::new(&cpus, &inboxes, None, 1).ok_or("memory")?;
-    /// # let space = Space::new(1, Pa::new(0x1000), &set);
+    /// # let (kernel, mut set) = (Kernel, [const { AtomicU64::new(0) }; 1]);
+    /// # let mut cpus = [const { CpuCell::new() }; 4];
+    /// # let mut inboxes = [const { AtomicU64::new(0) }; inbox_words(4)];
+    /// # let shootdown = Shootdown::new(&mut cpus, &mut inboxes, None, 1).ok_or("memory")?;
+    /// # let space = Space::new(Pa::new(0x1000), &mut set);
     /// for cpu in 1..4 {
-    ///     shootdown.on(cpu).ok_or("no such CPU")?.go_offline(&kernel); // not started yet
+    ///     // SAFETY: it is not started yet (1.) and loads nothing (2. to 4.).
+    ///     let other = unsafe { shootdown.on(cpu) };
+    ///     other.ok_or("no such CPU")?.go_offline(&kernel);
     /// }
-    /// let here = shootdown.on(0).ok_or("no such CPU")?;
-    /// let everything = Invalidation { root: space.root(), id: 0, global: true, what: What::Everything };
-    /// here.flush(&space, &everything, &[], &kernel); // waits for no other
+    /// // SAFETY: this CPU (1.), without interrupts (2.), loads nothing (3., 4.).
+    /// let me = unsafe { shootdown.on(0) }.ok_or("no such CPU")?;
+    /// let root = space.root();
+    /// let everything = Invalidation { root, id: 0, global: true, what: What::Everything };
+    /// me.flush(&space, &everything, &[], &kernel); // waits for no other
     /// # Ok::<(), &str>(())
     /// ```
     pub fn go_offline(&self, actions: &impl Actions) {
@@ -401,7 +385,7 @@ impl Here<'_, '_> {
         // Acquire: the entries that were changed before the tickets were taken.
         let must = self.me.must.load(Ordering::Acquire);
         if must > self.me.did.load(Ordering::Relaxed) {
-            actions.forget(Forget::Everything);
+            actions.flush_local(LocalFlush::Everything);
             // Release: it is done. Raised and not stored, because a handler may have done more
             // meanwhile.
             self.me.did.fetch_max(must, Ordering::Release);
@@ -415,12 +399,12 @@ impl Here<'_, '_> {
             while senders != 0 {
                 let sender = word * 64 + senders.trailing_zeros() as usize;
                 senders &= senders - 1;
-                if let Some(Cpu { outbox, .. }) = self.shootdown.cpus.get(sender) {
+                if let Some(CpuCell { outbox, .. }) = self.shootdown.cpus.get(sender) {
                     let (batch, id) = outbox.read();
                     self.obey(
                         outbox.number.load(Ordering::Relaxed),
                         outbox.generation.load(Ordering::Relaxed),
-                        // No root is needed to forget.
+                        // A local flush needs no root.
                         &batch.flush(Pa::new(0), id),
                         actions,
                     );
@@ -431,12 +415,12 @@ impl Here<'_, '_> {
         }
     }
 
-    /// Has all CPUs forget that have the space loaded or will load it, and if the flush is global
-    /// all CPUs. The entries are changed.
+    /// Flushes the TLBs of every CPU that has the space loaded or will load it; of all online CPUs
+    /// if the flush is global. The entries are changed.
     ///
     /// `flush` is of this space: the root and the identifier in it mean nothing. Messengers are
     /// tried in this order, those that cost more than interrupts left out. On return all CPUs have
-    /// forgotten, or will before they use the space. Tables that were detached may still be in the
+    /// flushed, or will before they use the space. Tables that were detached may still be in the
     /// hands of [software](super#tables).
     ///
     /// It may be called by a handler that has interrupted another flush on this CPU, where it costs
@@ -453,20 +437,17 @@ impl Here<'_, '_> {
             What::Ranges(ranges) if ranges.len() > MAX_RANGES => What::Everything,
             what => what,
         };
-        let mut message = Message {
-            from: self.number,
-            flush: Invalidation {
-                root: space.root(),
-                id: 0,
-                what,
-                ..*flush
-            },
+        let mut message = Invalidation {
+            root: space.root(),
+            id: 0,
+            what,
+            ..*flush
         };
         let others = |mut cpus: Cpus| {
             cpus.remove(self.number);
             cpus
         };
-        let is_worth = |messenger: &&&dyn Messenger, message: &Message<'_>, cpus: &Cpus| {
+        let is_worth = |messenger: &&&dyn Messenger, message: &Invalidation<'_>, cpus: &Cpus| {
             let interrupts = u64::from(cpus.len()).saturating_mul(self.shootdown.interrupt);
             messenger.cost(message, cpus.len()) <= interrupts
         };
@@ -476,7 +457,7 @@ impl Here<'_, '_> {
         if let Some(messenger) = broadcasts.find(|one| is_worth(one, &message, &about())) {
             // The entries before the identifier.
             fence(Ordering::SeqCst);
-            message.flush.id = space.identity.id();
+            message.id = space.identity.id();
             // Those that have it not loaded are told too, and miss nothing.
             return messenger.tell(&message, &mut self.concerned(space, &message));
         }
@@ -491,7 +472,7 @@ impl Here<'_, '_> {
         // The entries, the generation and the depth before the identifier, the set, and which are
         // online: see the essay.
         fence(Ordering::SeqCst);
-        message.flush.id = space.identity.id();
+        message.id = space.identity.id();
         let cpus = self.concerned(space, &message);
         let here = cpus.contains(self.number);
         let mut cpus = others(cpus);
@@ -521,7 +502,7 @@ impl Here<'_, '_> {
             actions.interrupt(&cpus);
         }
         if here {
-            self.obey(space.number, generation, &message.flush, actions);
+            self.obey(space.number, generation, &message, actions);
         }
         if depth == 0 {
             // Acquire: what they have done with the space is done.
@@ -532,7 +513,7 @@ impl Here<'_, '_> {
             }
         } else {
             for cpu in self.these(&cpus) {
-                // The same.
+                // Acquire: as above.
                 while cpu.did.load(Ordering::Acquire) < ticket {
                     self.receive(actions);
                     actions.relax();
@@ -544,8 +525,8 @@ impl Here<'_, '_> {
     }
 
     /// The CPUs that a flush has to reach. A full fence comes before, where it matters.
-    fn concerned(&self, space: &Space<'_>, message: &Message<'_>) -> Cpus {
-        if message.flush.global {
+    fn concerned(&self, space: &Space<'_>, message: &Invalidation<'_>) -> Cpus {
+        if message.global {
             return self.shootdown.online();
         }
         let mut cpus = space.cpus();
@@ -561,11 +542,11 @@ impl Here<'_, '_> {
         cpus
     }
 
-    fn these(&self, cpus: &Cpus) -> impl Iterator<Item = &Cpu> {
+    fn these(&self, cpus: &Cpus) -> impl Iterator<Item = &CpuCell> {
         cpus.iter().filter_map(|cpu| self.shootdown.cpus.get(cpu))
     }
 
-    /// Forgets what a message names. A handler may do the same in the midst of it.
+    /// Executes a message on this CPU. A handler may execute another in the midst of it.
     fn obey(&self, number: u64, generation: u64, flush: &Invalidation<'_>, actions: &impl Actions) {
         // A CPU that has another space loaded looks at the generation when it comes back.
         let loaded = self.me.loaded.load(Ordering::Relaxed) == number;
@@ -580,16 +561,16 @@ impl Here<'_, '_> {
         };
         // Tables that global translations were found in are cached under any identifier.
         if global && (ranges.is_empty() || ranges.iter().any(|range| range.tables)) {
-            actions.forget(Forget::Everything);
+            actions.flush_local(LocalFlush::Everything);
         } else {
             let whole = missed || ranges.is_empty();
             if view.is_some() && whole {
-                actions.forget(Forget::Space(id));
+                actions.flush_local(LocalFlush::Space(id));
             }
             // That leaves what is global.
             if global || view.is_some() && !whole {
                 for &range in ranges {
-                    actions.forget(Forget::Range { id, range, global });
+                    actions.flush_local(LocalFlush::Range { id, range, global });
                 }
             }
         }
@@ -603,17 +584,20 @@ impl Here<'_, '_> {
         let Some(identifiers) = &self.shootdown.identifiers else {
             return 0;
         };
-        let id = identifiers.load(
-            self.number,
-            &space.identity,
-            |with| actions.allocator(with),
-            || actions.forget(Forget::All),
-        );
+        // SAFETY: `Shootdown::on` (1., 4.); `Actions` (2., 3.).
+        let id = unsafe {
+            identifiers.load(
+                self.number,
+                &space.identity,
+                |with| actions.allocator(with),
+                || actions.flush_local(LocalFlush::All),
+            )
+        };
         // There are as many holders as CPUs, or it is 0, under which nothing is kept.
         id.unwrap_or(0)
     }
 
-    /// Forgets what this CPU has missed of a space. It is in the set, and not lazy.
+    /// Flushes what this CPU has missed of a space. It is in the set, and not lazy.
     fn catch_up(&self, space: &Space<'_>, id: u16, actions: &impl Actions) {
         fence(Ordering::SeqCst);
         // Acquire: a CPU that is not told reads the entries that were changed before.
@@ -621,15 +605,14 @@ impl Here<'_, '_> {
         let view = self.me.view(space.number);
         let missed = match view {
             Some(view) => view.generation.load(Ordering::Relaxed) != generation,
-            // It may have been here long ago; if there was no flush since, there is nothing to
-            // forget.
+            // It may have been here long ago; without a flush since, nothing is stale.
             None => generation != 0,
         };
-        // Without identifiers the load will forget.
+        // Without identifiers the load will flush.
         let kept = self.shootdown.identifiers.is_some();
         let loaded = self.me.loaded.load(Ordering::Relaxed) == space.number;
         if missed && (kept || loaded) {
-            actions.forget(Forget::Space(id));
+            actions.flush_local(LocalFlush::Space(id));
         }
         let view = view.unwrap_or_else(|| {
             let place = self.me.oldest.load(Ordering::Relaxed);
