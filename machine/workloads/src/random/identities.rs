@@ -212,9 +212,9 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
             Some(to) => {
                 let switch = self.identify(&to.known);
                 let live = switch.is_some_and(|switch| {
-                    to.known.first.set(to.known.first.get().or(Some(switch.id)));
-                    to.known.faulty.mapper.load_as(switch.id);
-                    to.known.root.get() == Some(switch.root)
+                    to.known.first.set(to.known.first.get().or(Some(switch.1)));
+                    to.known.faulty.mapper.load_as(switch.1);
+                    to.known.root.get() == Some(switch.0)
                 });
                 machine.check(live, || format!("a CPU is to load {switch:?}"));
             }

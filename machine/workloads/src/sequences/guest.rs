@@ -146,7 +146,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
         let memory = Box::into_raw(Box::new(SideMemory {
             cells: [const { SlotCell::new() }; SLOTS],
-            bitmap,
+            words: [const { AtomicU64::new(0) }; WORDS],
         }));
         world.memory.borrow_mut().push(memory);
         // SAFETY: the world frees it when there are no guests any more.
@@ -566,11 +566,8 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             }
             host.judge(&mapped);
             if mapped.is_ok() && request.is_logged_write() {
-                let bitmap = guest.bitmap(&request.slot());
-                let at = request.at();
-                guest
-                    .guest
-                    .mark(&Marker::Bitmap(&bitmap), &request.slot(), at);
+                let marker = Marker::Bitmap(&guest.bitmap);
+                guest.guest.mark(&marker, &request.slot(), request.at());
             }
         });
     }

@@ -297,7 +297,8 @@ fn live<F: Format<Input = Ipa>>(
         .collect();
     let records = slots.iter().zip(&mut words).map(|(slot, words)| {
         let count = slot.guest.size() / page;
-        let mut thirds = words.chunks_mut(words.len() / 3);
+        let third = words.len() / 3;
+        let mut thirds = words.chunks_mut(third);
         let mut map = || {
             let words = thirds.next().expect("three of them");
             Bitmap::new(words, count).expect("a bit for each page")

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
-use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
+use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace};
 use tablewright::{
     Address, Attrs, Change, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness,
     Mapping, Pa, Perms, Platform, Progress, Span,
