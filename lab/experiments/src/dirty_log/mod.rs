@@ -23,7 +23,7 @@ mod engine;
 mod world;
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use clap::ValueEnum;
 use tablewright::dirty::{Bitmap, ModificationLog};
@@ -322,7 +322,6 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
         },
         slots: &slots,
         bitmaps: &bitmaps,
-        words: &memory,
         logs,
         shadow: machine.new_lock(),
         phase: Cell::new((0, Phase::Rest)),
@@ -358,7 +357,6 @@ struct Test<'t, 'm, 'g, 's, F: Format<Input = Ipa>> {
     way: &'t dyn Way,
     slots: &'t [Slot],
     bitmaps: &'t [Bitmap<'t>],
-    words: &'t [AtomicU64],
     /// Where hardware logs what each vCPU writes, if it does.
     logs: Vec<Pa>,
     /// What faults of a guest's guest take: its tables are made of two.
@@ -559,12 +557,11 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
 
     /// Copies the marks and leaves them.
     fn read(&self, cpu: Cpu<'_>) -> Result<(), String> {
-        let words = self.words.iter();
-        let found: u64 = words
-            .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
-            .sum();
+        let found: u64 = self.bitmaps.iter().map(Bitmap::count).sum();
         let costs = self.machine.costs();
-        let words = self.words.len() as u64;
+        let words: u64 = (self.bitmaps.iter())
+            .map(|bitmap| bitmap.pages().div_ceil(64))
+            .sum();
         cpu.spend(match costs.copy {
             Time::ZERO => costs.load * words,
             line => line * words.div_ceil(8),

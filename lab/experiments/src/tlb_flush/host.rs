@@ -603,7 +603,7 @@ impl<'c> Host<'c> {
             return Err(Status::PARAMETER);
         }
         let mut told = false;
-        for vcpu in targets.iter().map(|vp| (vp - first) as usize) {
+        for vcpu in targets.iter().map(|vp| vp - first as usize) {
             // As they are now.
             if self.vcpus[vcpu].state.get() != State::Running {
                 self.tell_later(vcpu);

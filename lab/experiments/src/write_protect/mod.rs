@@ -9,7 +9,7 @@ mod engine;
 pub mod writable;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
 use clap::ValueEnum;
 use tablewright::dirty::Bitmap;
@@ -311,11 +311,11 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
                 slot,
                 bitmap,
             };
-            Test::new(job, mapper, (&words, bitmap), &populate, &logger).run()
+            Test::new(job, mapper, bitmap, &populate, &logger).run()
         }
         how => {
             let logger = Baseline::<F>::new(mapper, root, bitmap, how);
-            Test::new(job, mapper, (&words, bitmap), &populate, &logger).run()
+            Test::new(job, mapper, bitmap, &populate, &logger).run()
         }
     }
 }
@@ -324,8 +324,7 @@ struct Test<'t, L> {
     job: &'t Job,
     machine: &'t Machine,
     mapper: tablewright_machine::Mapper<'t>,
-    /// The log, and the words that it is in.
-    words: &'t [AtomicU64],
+    /// The log.
     bitmap: Option<&'t Bitmap<'t>>,
     /// Maps the guest's memory.
     populate: &'t dyn Fn(),
@@ -343,7 +342,7 @@ impl<'t, L: Logger> Test<'t, L> {
     fn new(
         job: &'t Job,
         mapper: tablewright_machine::Mapper<'t>,
-        (words, bitmap): (&'t [AtomicU64], Option<&'t Bitmap<'t>>),
+        bitmap: Option<&'t Bitmap<'t>>,
         populate: &'t dyn Fn(),
         logger: &'t L,
     ) -> Self {
@@ -351,7 +350,6 @@ impl<'t, L: Logger> Test<'t, L> {
             job,
             machine: mapper.machine(),
             mapper,
-            words,
             bitmap,
             populate,
             logger,
@@ -405,7 +403,9 @@ impl<'t, L: Logger> Test<'t, L> {
         for _ in 0..self.job.before {
             self.once(cpu);
             // All of it is harvested; but it is the next start that protects it again.
-            self.words.iter().for_each(|word| word.store(0, Relaxed));
+            if let Some(bitmap) = self.bitmap {
+                bitmap.harvest(0..bitmap.pages(), |_, _| ());
+            }
         }
         self.once(cpu);
     }
