@@ -18,13 +18,14 @@ use arm_sysregs::el2::registers::HcrEl2;
 use tablewright::arch::arm64::{Ids, Translation, tcr_el1, ttbr};
 use tablewright::format::{Arm64K4, Arm64K4Va39};
 use tablewright::{AddressSpace, Attrs, Format, Level, Pa, Perms, Span, Va};
+use tablewright_hypervisor_common::edits::{PAGE, Random, WINDOW, Window};
 use tablewright_walker::{Fault, Granule, Leaf, Permissions, Regime, translate};
 
+use crate::count::count;
 use crate::counters::Count;
-use crate::cpu::{self, Own};
-use crate::edits::{PAGE, Random, WINDOW, Window};
-use crate::machine::{CAPS, EL1, Machine, VMID, count};
-use crate::vm::Stage2;
+use crate::cpu;
+use crate::machine::Machine;
+use crate::stage2::{CAPS, EL1, Own, Stage2, VMID};
 
 /// Addresses that are edited and asked for, in each stage: 1 GiB from here on. The hypervisor
 /// itself has nothing there.

@@ -28,22 +28,17 @@ use arm_sysregs::el2::registers::{
     IccSreEl2, MdcrEl2, SpsrEl2, TpidrEl2, VmpidrEl2, VpidrEl2, VtcrEl2, VttbrEl2,
 };
 use tablewright::arch::arm64::{Ids, tcr_el2, ttbr, vtcr_el2};
-use tablewright::{Format, Pa, format};
+use tablewright::{Format, Pa};
 
-use crate::machine::{CAPS, OWN, VMID};
 use crate::plant::{Plant, is_planted};
 use crate::report::{Report, report};
-use crate::vm::{FORCED, Stage2};
+use crate::stage2::{CAPS, FORCED, OWN, Own, Stage2, VMID};
 
 /// The most processors: eight for a guest, and one beside it.
-pub const MOST: usize = tablewright_hypervisor_common::PROCESSORS;
+pub const MOST: usize = tablewright_hypervisor_common::host::PROCESSORS;
 
 /// The bits of SCTLR_EL1 that are one where features are missing; MMU and caches off.
 pub const SCTLR_EL1: u64 = 0x30d0_0800;
-
-/// The format of the map that the hypervisor runs on: 39 bits, in which the `virt` machine of QEMU
-/// has its devices and memory.
-pub type Own = format::Arm64El2<12, 39>;
 
 /// The stack of a processor that is started by a firmware call; it has 64 KiB.
 pub type CpuStack = Stack<16>;
@@ -61,29 +56,21 @@ pub fn stack(cpu: usize) -> *mut CpuStack {
     STACKS.0.get().cast::<CpuStack>().wrapping_add(cpu)
 }
 
-/// How far the guest's virtual counter is behind the machine's: so many ticks it stood still, and
-/// they did not pass for it.
+/// How far the guest's virtual counter is behind the machine's: the ticks that it stood still.
 static STOOD: AtomicU64 = AtomicU64::new(0);
 
-/// The guest stood still for so many ticks. Each of its processors [knows](keep_time) before it
-/// goes on.
+/// The guest stood still for `ticks`. Each of its processors [sets its counter](keep_time) before
+/// it goes on.
 pub fn stood(ticks: u64) {
     STOOD.fetch_add(ticks, Ordering::Release);
 }
 
-/// The virtual counter of this processor does not count what the guest [stood](stood) still.
+/// Takes the ticks that the guest [stood](stood) still off this processor's virtual counter.
 pub fn keep_time() {
     let behind = STOOD.load(Ordering::Acquire);
     if read_cntvoff_el2().bits() != behind {
         write_cntvoff_el2(CntvoffEl2::from_bits_retain(behind));
     }
-}
-
-/// Whether what this processor remembers of the guest with this root is under the guest's VMID, by
-/// which all are told to forget.
-pub fn has_vmid(root: Pa) -> bool {
-    let alone = || read_vttbr_el2().bits() >> 48 == u64::from(VMID);
-    crate::identifiers::is_loaded(root).unwrap_or_else(alone)
 }
 
 /// The number of this processor.
@@ -190,7 +177,7 @@ pub unsafe fn confine(root: Pa) {
     unsafe { confine_by(HCR, root.get() | u64::from(vmid) << 48, Share::Alone) }
 }
 
-/// Which guests share the processor.
+/// The guests that share the processor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Share {
     /// One guest's, with its timers, counters, and all vectors that it has.
@@ -200,8 +187,11 @@ enum Share {
     Several,
 }
 
-/// The same for several guests, whose interrupts come to EL2, and of which none is loaded yet.
-pub fn confine_several() {
+/// Confines several guests, whose interrupts come to EL2, and of which none is loaded yet.
+///
+/// # Safety
+/// 1. The root that is loaded maps nothing.
+pub unsafe fn confine_several() {
     let hcr = HCR
         | HcrEl2::IMO
         | HcrEl2::FMO
@@ -209,12 +199,11 @@ pub fn confine_several() {
         | HcrEl2::TWE
         | HcrEl2::FB // a guest's invalidations are for all processors: its vCPUs go from one to another
         | HcrEl2::from_bits_retain(1 << 10); // BSU: and so are its barriers
-    crate::identifiers::park();
     // SAFETY: the root that is loaded maps nothing (1.).
     unsafe { confine_by(hcr, read_vttbr_el2().bits(), Share::Several) }
 }
 
-/// What comes to EL2 of any guest.
+/// The traps of any guest, and its stage 2.
 const HCR: HcrEl2 = HcrEl2::VM // stage 2
     .union(HcrEl2::SWIO) // an invalidation by set and way also cleans: it may be another's line
     .union(HcrEl2::PTW) // a walk of stage 1 through a device register faults

@@ -11,10 +11,9 @@ use core::arch::asm;
 use arm_sysregs::el2::accessors::read_hcrx_el2;
 use arm_sysregs::el2::registers::HcrxEl2;
 
+use crate::count::count;
 use crate::counters::Count;
 use crate::cpu;
-use crate::guests::are_several;
-use crate::machine::count;
 
 /// One register: of op0 3, op1 0, CRn 0.
 struct Register {
@@ -118,12 +117,11 @@ registers! {
     7, 2: fields(&[0, 4, 8, 12, 16, 20, 28, 32, 36, 48, 52, 60]), &[];
 }
 
-/// What the guest reads in the identification register of this CRm, which is 1 to 7, and op2.
-pub fn read(crm: u8, op2: u8) -> u64 {
+/// Returns the value that the guest reads in the identification register of this CRm, which is 1 to
+/// 7, and op2; or that several guests read.
+pub fn read(crm: u8, op2: u8, is_several: bool) -> u64 {
     count(Count::Identified, 1);
-    // What is not stored and loaded of several guests: the registers of SVE and SME by their own
-    // registers.
-    let is_several = are_several();
+    // Of several guests the registers of SVE and SME are not stored and loaded.
     if is_several && matches!((crm, op2), (4, 4 | 5)) {
         return 0;
     }

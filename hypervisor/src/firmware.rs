@@ -6,22 +6,24 @@ use core::arch::asm;
 use arm_psci::{ErrorCode, Function};
 use smccc::psci::AffinityState;
 use smccc::{Smc, psci};
+use tablewright::Ipa;
 
+use crate::count::count;
 use crate::counters::Count;
-use crate::machine::count;
+use crate::cpu;
 use crate::power::{State, Taken};
 use crate::report::{Report, report};
-use crate::{Vcpu, cpu, world};
+use crate::world::{Vcpu, world};
 
-/// What a call returns that does not exist.
+/// The result of a call that does not exist.
 pub const NOT_SUPPORTED: u64 = error(ErrorCode::NotSupported);
 
-/// What a call that failed returns: 32 bits, in a register of 64.
+/// The result of a call that failed: 32 bits, in a register of 64.
 pub const fn error(code: ErrorCode) -> u64 {
     code as i32 as i64 as u64
 }
 
-/// A call of the guest's to firmware.
+/// Carries out a call of the guest's to firmware.
 pub fn call(registers: &[u64; 19]) -> u64 {
     count(Count::Calls, 1);
     let [function, first, second, third, ..] = *registers;
@@ -115,7 +117,7 @@ fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
         .iter()
         .position(|vcpu| vcpu.affinity == affinity)
         .ok_or(ErrorCode::InvalidParameters)?;
-    if !world.vm().holds(entry) {
+    if !world.vm().memory.holds(Ipa::new(entry)) {
         return Err(ErrorCode::InvalidAddress);
     }
     let power = &world.cpus[number].power;

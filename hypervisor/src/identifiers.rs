@@ -30,14 +30,14 @@ use arm_sysregs::el2::accessors::read_vttbr_el2;
 use spin::once::Once;
 use tablewright::arch::arm64::{Cpu, Ids, load_vttbr_el2, ttbr};
 use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
-use tablewright::{Format as _, Invalidation, Pa, Platform as _};
+use tablewright::{Format as _, Invalidation, Pa, Platform};
 
+use crate::count::{Mutex, count, raise};
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Machine, Mutex, count, counted};
 use crate::plant::{Plant, is_planted};
 use crate::report::{Report, report};
-use crate::vm::{PAGE, Stage2};
+use crate::stage2::{PAGE, Stage2, VMID};
 
 /// The most guests.
 pub const GUESTS: usize = 24;
@@ -54,7 +54,7 @@ const TABLES: usize = {
 static IDENTITIES: [Identity; GUESTS] = [const { Identity::new() }; GUESTS];
 /// The root of each guest; 0 if there is none.
 static ROOTS: [AtomicU64; GUESTS] = [const { AtomicU64::new(0) }; GUESTS];
-/// What each guest was loaded under last: for a bug that is planted.
+/// The identifier that each guest was loaded under last: for a planted bug.
 static LAST: [AtomicU16; GUESTS] = [const { AtomicU16::new(0) }; GUESTS];
 
 struct Vmids {
@@ -67,11 +67,11 @@ struct Vmids {
 
 static VMIDS: Once<Vmids> = Once::new();
 
-/// Several guests get identifiers of so many bits, on so many processors.
+/// Gives several guests identifiers of `bits` bits, on so many processors.
 ///
 /// # Errors
 /// There are too few, or there is no memory.
-pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &'static str> {
+pub fn set_up(platform: &impl Platform, bits: u32, cpus: usize) -> Result<(), &'static str> {
     static WORDS: Mutex<Option<[u64; Allocator::words(BITS)]>> =
         spin::mutex::SpinMutex::new(Some([0; Allocator::words(BITS)]));
     let words = WORDS.lock().take().ok_or("identifiers are set up twice")?;
@@ -84,7 +84,7 @@ pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &
     let holders = alloc::vec::Vec::leak(holders);
     let identifiers =
         Identifiers::new(&allocator, holders).ok_or("too few VMIDs for the processors")?;
-    let empty = machine
+    let empty = platform
         .alloc_root(Stage2::root_level(), TABLES)
         .ok_or("no memory for a root that is empty")?;
     for table in 0..TABLES as u64 {
@@ -95,7 +95,7 @@ pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &
         }
     }
     // Walkers see that nothing is there.
-    machine.barrier(tablewright::Barrier::Publish);
+    platform.barrier(tablewright::Barrier::Publish);
     report(Report::Empty, empty.get());
     VMIDS.call_once(|| Vmids {
         identifiers,
@@ -106,7 +106,7 @@ pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &
     Ok(())
 }
 
-/// The root of this guest is made live next.
+/// Gives a guest its root, which is made live next.
 pub fn give(guest: usize, root: Pa) {
     ROOTS[guest].store(root.get(), Ordering::Release);
 }
@@ -161,11 +161,7 @@ pub fn enter(guest: usize) {
     let Some((root, mut id)) = switch else {
         panic!("a guest has no identity");
     };
-    let rolled = vmids.identifiers.generation() - 1;
-    let before = counted(Count::RollOvers);
-    if rolled > before {
-        crate::machine::raise(Count::RollOvers, rolled);
-    }
+    raise(Count::RollOvers, vmids.identifiers.generation() - 1);
     let last = LAST[guest].swap(id, Ordering::Relaxed);
     if is_planted(Plant::OldIdentifier) && last != 0 {
         id = last;
@@ -201,8 +197,12 @@ pub fn under(flush: &Invalidation<'_>, instructions: impl FnOnce()) {
     }
 }
 
-/// Whether this processor has loaded what it is to have of the guest with this root.
-pub fn is_loaded(root: Pa) -> Option<bool> {
-    let identity = of(root)?;
-    Some(read_vttbr_el2().bits() == ttbr::<Stage2>(root, identity.id(), false))
+/// Whether this processor's TLB entries of the guest with this root are under the guest's VMID, by
+/// which they are invalidated.
+pub fn has_vmid(root: Pa) -> bool {
+    let loaded = read_vttbr_el2().bits();
+    match of(root) {
+        Some(identity) => loaded == ttbr::<Stage2>(root, identity.id(), false),
+        None => loaded >> 48 == u64::from(VMID),
+    }
 }

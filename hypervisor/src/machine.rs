@@ -2,7 +2,7 @@
 //! invalidations.
 //!
 //! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry:
-//! the map that the hypervisor itself runs on ([`OWN`]), and stage 2 of the guest ([`VMID`]). Of
+//! the map that the hypervisor itself runs on ([`OWN`](crate::stage2::OWN)), and stage 2 of the guest ([`VMID`]). Of
 //! [several guests](crate::guests) each root has an [identifier](crate::identifiers) that changes.
 //!
 //! # Why these instructions
@@ -28,7 +28,6 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0, read_ctr_el0};
-use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
 use tablewright::shared::{
     CacheMaintenance, Epochs, GracePeriod, SharedPlatform, WalkSlot, Walking,
@@ -38,72 +37,15 @@ use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
     Barrier, Caps, Entry, Format, Invalidation, Level, Pa, Platform, Span, TableLink, What,
 };
-use tablewright_hypervisor_common::{Event, Host};
+use tablewright_hypervisor_common::frames::Frames;
+use tablewright_hypervisor_common::host::Host;
 
-use crate::counters::{Count, NAMES};
-use crate::cpu;
-use crate::identifiers;
+use crate::count::{COUNTERS, Patience, count};
+use crate::counters::Count;
 use crate::plant::{Plant, is_any_planted, is_planted};
 use crate::report::{Report, report};
-use crate::rest;
-
-/// The identity of the hypervisor's own map.
-pub const OWN: u16 = 0;
-/// The identity of the guest.
-pub const VMID: u16 = 1;
-/// The identity of a stage 1 of EL1 that is made to be [checked](crate::check).
-pub const EL1: u16 = 2;
-
-/// What the engine has to know. The flags are left to software, as `VTCR_EL2.HA` and `HD` say, and
-/// those of `TCR_EL2`, if the hypervisor is not built for hardware that marks what is written. A
-/// table of pages is still named page by page: to forget all of a guest costs it what both of its
-/// stages have remembered.
-pub const CAPS: Caps = Caps {
-    hardware_access: MARKS,
-    hardware_dirty: MARKS,
-    invalidate_all_above: 512,
-    ..Caps::CONSERVATIVE
-};
-
-/// Whether hardware marks in the leaves what is written.
-pub const MARKS: bool = cfg!(feature = "hardware-dirty");
-
-/// Of the guest's tables; all frames are of this size.
-const PAGE: u64 = crate::vm::PAGE;
-
-/// What is counted; `xtask` looks for it by this name.
-#[unsafe(no_mangle)]
-static COUNTERS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
-
-/// Counts.
-pub fn count(what: Count, by: u64) {
-    COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
-}
-
-/// How much was counted.
-pub fn counted(what: Count) -> u64 {
-    COUNTERS[what as usize].load(Ordering::Relaxed)
-}
-
-/// What is counted is so much at least.
-pub fn raise(what: Count, to: u64) {
-    COUNTERS[what as usize].fetch_max(to, Ordering::Relaxed);
-}
-
-/// Waits out of the way of others: where processors take turns, as they may in an emulator, this is
-/// the next one's.
-pub struct Patience;
-
-impl spin::RelaxStrategy for Patience {
-    #[inline(always)]
-    fn relax() {
-        // SAFETY: a hint.
-        unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) };
-    }
-}
-
-/// A lock whose waiters are [patient](Patience).
-pub type Mutex<T> = spin::mutex::SpinMutex<T, Patience>;
+use crate::stage2::{CAPS, FORCED, MARKS, OWN, PAGE, POISON, Stage2, VMID};
+use crate::{cpu, identifiers, rest};
 
 /// A planted bug: a class of invalidations that is left out, so that a test can show that it is
 /// missed.
@@ -136,20 +78,11 @@ impl Omit {
 
 /// The machine, as the engine sees it.
 pub struct Machine {
-    frames: Span<Pa>,
-    links: &'static [TableLink],
-    free: Mutex<Free>,
+    frames: Frames<Patience>,
     epochs: Epochs<'static>,
     omit: Option<Omit>,
     /// The processor whose invalidations are left out for now.
     silent: AtomicUsize,
-}
-
-/// Frames that are not in use: those that never were used, and a chain of those that were, through
-/// their first words.
-struct Free {
-    fresh: u64,
-    chain: u64,
 }
 
 /// `xtask` looks for it by this name.
@@ -162,26 +95,12 @@ impl Machine {
     /// # Safety
     /// 1. The memory has no other user, and lies where the hypervisor maps it one to one.
     pub unsafe fn new(memory: Span<Pa>, omit: Option<Omit>) -> Option<Self> {
-        // A link for each frame, at the start.
-        let count = memory.size() / (PAGE + size_of::<TableLink>() as u64);
-        let links = (count * size_of::<TableLink>() as u64).next_multiple_of(2 * PAGE);
-        let first = memory.start().checked_add(links)?;
-        let frames = Span::inclusive(first, memory.last()).ok()?;
-        let base = ptr::without_provenance_mut::<TableLink>(memory.start().get() as usize);
-        for index in 0..count as usize {
-            // SAFETY: inside of the memory, which is ours (1.).
-            unsafe { base.add(index).write(TableLink::new()) };
-        }
-        report(Report::First, frames.start().get());
-        report(Report::Last, frames.last().get());
+        // SAFETY: passed on (1.).
+        let frames = unsafe { Frames::new(memory, PAGE) }?;
+        report(Report::First, frames.all().start().get());
+        report(Report::Last, frames.all().last().get());
         Some(Self {
             frames,
-            // SAFETY: just written, and without another user (1.).
-            links: unsafe { core::slice::from_raw_parts(base, count as usize) },
-            free: SpinMutex::new(Free {
-                fresh: first.get(),
-                chain: 0,
-            }),
             epochs: Epochs::new(&WALKS),
             omit,
             silent: AtomicUsize::new(usize::MAX),
@@ -199,42 +118,18 @@ impl Machine {
         };
         self.omit == Some(class)
     }
-
-    fn take(&self, size: u64) -> Option<Pa> {
-        let mut free = self.free.lock();
-        if size == PAGE && free.chain != 0 {
-            let frame = free.chain;
-            // SAFETY: a frame of the chain, whose first word says where the chain goes on.
-            free.chain = unsafe { ptr::with_exposed_provenance::<u64>(frame as usize).read() };
-            return Some(Pa::new(frame));
-        }
-        let frame = free.fresh.next_multiple_of(size);
-        if frame.checked_add(size - 1)? > self.frames.last().get() {
-            return None;
-        }
-        free.fresh = frame + size;
-        Some(Pa::new(frame))
-    }
-
-    /// A frame for a table.
-    fn take_table(&self, size: u64) -> Option<Pa> {
-        let first = self.take(size)?;
-        for frame in (first.get()..first.get() + size).step_by(PAGE as usize) {
-            report(Report::Taken, frame);
-        }
-        Some(first)
-    }
-
-    fn give(&self, frame: Pa) {
-        let mut free = self.free.lock();
-        // SAFETY: the caller gives a frame of this machine's back that is not in use.
-        unsafe { ptr::with_exposed_provenance_mut::<u64>(frame.get() as usize).write(free.chain) };
-        free.chain = frame.get();
-        report(Report::Given, frame.get());
-    }
 }
 
-/// Of all that was combined with stage 1.
+/// Reports each frame that was taken for a table.
+fn taken(first: Pa, size: u64) -> Pa {
+    for frame in (first.get()..first.get() + size).step_by(PAGE as usize) {
+        report(Report::Taken, frame);
+    }
+    count(Count::Tables, size / PAGE);
+    first
+}
+
+/// Invalidates everything that was combined with stage 1.
 pub const COMBINED: Tlbi = Tlbi {
     op: Op::Vmalle1,
     operand: 0,
@@ -263,7 +158,7 @@ fn encoder(flush: &Invalidation<'_>) -> Encoder {
     Encoder {
         regime: regime(flush),
         page_shift: match regime(flush) {
-            Regime::Stage2 => <crate::vm::Stage2 as Format>::PAGE_SHIFT,
+            Regime::Stage2 => <Stage2 as Format>::PAGE_SHIFT,
             _ => 12,
         },
         ranges: Ids::read().has_ranges(),
@@ -321,20 +216,25 @@ macro_rules! instruct {
 // above (4., 6.), invalidations by the engine (5.), and a reference is the machine (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
-        let frame = self.take_table(PAGE)?;
-        count(Count::Tables, 1);
-        Some(frame)
+        Some(taken(self.frames.take()?, PAGE))
     }
 
     unsafe fn free_table(&self, frame: Pa, _: Level) {
         count(Count::Tables, 1u64.wrapping_neg());
-        self.give(frame);
+        // SAFETY: a frame of this machine's that is not in use any more (1.).
+        unsafe {
+            self.frames
+                .give(frame, || report(Report::Given, frame.get()))
+        };
     }
 
     fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
-        let root = self.take_table(PAGE * tables as u64)?;
-        count(Count::Tables, tables as u64);
-        Some(root)
+        let size = PAGE * tables as u64;
+        let root = match tables {
+            1 => self.frames.take(),
+            _ => self.frames.take_row(size, size),
+        };
+        Some(taken(root?, size))
     }
 
     unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
@@ -386,8 +286,7 @@ unsafe impl Platform for Machine {
     }
 
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
-        let offset = frame.get().checked_sub(self.frames.start().get())?;
-        self.links.get((offset / PAGE) as usize)
+        self.frames.link_of(frame)
     }
 }
 
@@ -416,7 +315,7 @@ unsafe impl SharedPlatform for Machine {
         // The guest starts with its caches off, and reads memory past them, if it is not forced to
         // write-back. CTR_EL0.DIC: instruction caches look after themselves.
         CacheMaintenance {
-            clean: !crate::vm::FORCED,
+            clean: !FORCED,
             instructions: read_ctr_el0().bits() >> 29 & 1 == 0,
         }
     }
@@ -447,21 +346,17 @@ unsafe impl SharedPlatform for Machine {
 // SAFETY: all memory is mapped one to one by the map that the hypervisor runs on (1.), and a frame
 // is handed out once (2.).
 unsafe impl Host for Machine {
-    type Format = crate::vm::Stage2;
+    type Format = Stage2;
     type Relax = Patience;
-    const POISON: u64 = crate::vm::POISON;
+    const POISON: u64 = POISON;
     const MARKS: bool = MARKS;
 
-    fn count(what: Event, by: u64) {
-        COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
-    }
-
-    fn counted(what: Event) -> u64 {
-        COUNTERS[what as usize].load(Ordering::Relaxed)
+    fn counters() -> &'static [AtomicU64] {
+        &COUNTERS
     }
 
     fn take_frame(&self) -> Option<Pa> {
-        let frame = self.take(PAGE)?;
+        let frame = self.frames.take()?;
         report(Report::Data, frame.get());
         Some(frame)
     }

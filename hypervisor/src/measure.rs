@@ -3,16 +3,18 @@
 
 use core::arch::asm;
 
-use tablewright::guest::{Access, Fault, Slot};
-use tablewright::{Format as _, Ipa, Span};
+use tablewright::guest::{Access, Fault};
+use tablewright::{Ipa, Span};
+use tablewright_hypervisor_common::host::Host as _;
 use tablewright_hypervisor_common::memory::take_away;
 
-use crate::vm::{PAGE, Stage2, Vm};
+use crate::machine::Machine;
+use crate::stage2::PAGE;
+use crate::world::{self, Vm};
 
-/// What a table of pages maps.
-const BLOCK: u64 = PAGE << Stage2::INDEX_BITS;
+const BLOCK: u64 = Machine::BLOCK;
 
-/// What was executed since the last mark is that of this one.
+/// Marks the instructions since the last mark as those of this one.
 fn mark<const NUMBER: u16>() {
     // SAFETY: writes the zero register.
     unsafe { asm!("movz xzr, #{}", const NUMBER, options(nostack, preserves_flags)) }
@@ -20,10 +22,11 @@ fn mark<const NUMBER: u16>() {
 
 /// Maps the first 4 MiB of a guest with pages, as its faults would, and takes away, each between
 /// two marks: a page; three pages in a row; and 2 MiB, with the table in which they are.
-pub fn flushes(vm: &'static Vm, memory: Slot) -> Result<(), &'static str> {
+pub fn flushes(vm: &'static Vm) -> Result<(), &'static str> {
+    let memory = vm.slots[0].ok_or("the guest has no memory")?;
     let first = memory.guest.start().get();
     for page in 0..2 * BLOCK / PAGE {
-        vm.fault(&Fault::new(Ipa::new(first + page * PAGE), Access::Write));
+        world::fault(&Fault::new(Ipa::new(first + page * PAGE), Access::Write));
     }
     let mut gather = vm.guest.gather();
     let mut take = |at: u64, size: u64| {

@@ -1,5 +1,4 @@
-//! Says what a program that [watches](crate::reports) from outside cannot see. `cargo xtask check`
-//! has it watched.
+//! Reports to a program that [watches](crate::reports) from outside, as `cargo xtask check` does.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,4 @@
-//! How the processor that is not the guest's waits for a time: it sleeps, so that an emulator has
-//! the time for the guest.
+//! Sleep for the processor that is not the guest's, so that an emulator has the time for the guest.
 //!
 //! The interrupt controller is the guest's, but for what each processor has of its own: in its
 //! redistributor this one has the interrupt of its timer (`CNTHP`) enabled. It is never taken,

@@ -17,6 +17,7 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property, ToCellInt};
 use tablewright::{Ipa, Pa, Span};
+use tablewright_hypervisor_common::host::Reason;
 use tablewright_hypervisor_common::pieces::Pieces;
 
 /// What the guest may have, by what it is compatible with.
@@ -42,9 +43,6 @@ const EMULATED: [&str; 6] = [
 ];
 
 const BLOCK: u64 = 2 << 20;
-
-/// Why the guest cannot be started.
-pub type Reason = &'static str;
 
 /// What the tree says.
 pub struct Tree {

@@ -26,8 +26,9 @@ use tablewright::flush::{Held, Leaf};
 use tablewright::guest::{Backing, Pass, Zap};
 use tablewright::{Ipa, Pa, Span};
 
+use crate::counters::Event;
+use crate::host::{Gather, Guest, Host, Mutex, relax};
 use crate::pieces::Pieces;
-use crate::{Event, Gather, Guest, Host, Mutex, relax};
 
 /// How large leaves are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +70,16 @@ const MOVING: u32 = 1 << 31;
 /// It was replaced, and the guest has not touched it since.
 const AWAY: u32 = 1 << 30;
 
-/// What is taken away.
+/// The frames that are taken away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evictions {
-    /// The frames of so many pages.
+    /// How many, of all pages together.
     pub count: u64,
-    /// None before so many faults.
+    /// How many faults come first.
     pub after: u64,
+    /// The most in a second; 0 is any number. Each frame that is missed is a fault, and with each
+    /// fault another could be taken: without a pace the guest does little else.
+    pub per_second: u64,
     /// With each page all that is mapped around it: the table is detached, and what was below it
     /// faults again.
     pub tables: bool,
@@ -95,6 +99,8 @@ pub struct Memory<H: Host> {
     evictions: Evictions,
     /// So many are still to be taken away.
     to_evict: AtomicU64,
+    /// The time of the first attempt, in ticks.
+    begun: AtomicU64,
     /// Where to look for the next one.
     hand: AtomicU64,
     host: PhantomData<&'static H>,
@@ -161,6 +167,7 @@ impl<H: Host> Memory<H> {
             spare: spin::mutex::SpinMutex::new(spare),
             evictions,
             to_evict: AtomicU64::new(evictions.count),
+            begun: AtomicU64::new(0),
             hand: AtomicU64::new(0),
             host: PhantomData,
         }
@@ -177,11 +184,26 @@ impl<H: Host> Memory<H> {
         (guest.start().get() % H::BLOCK + guest.size()).div_ceil(H::BLOCK)
     }
 
-    fn index(&self, at: Ipa) -> Option<usize> {
-        Some((self.guest.offset(at)? / H::PAGE) as usize)
+    /// Returns the number of the page of an address.
+    pub fn page(&self, at: Ipa) -> Option<u64> {
+        Some(self.guest.offset(at)? / H::PAGE)
     }
 
-    /// The address of a page.
+    fn index(&self, at: Ipa) -> Option<usize> {
+        self.page(at).map(|page| page as usize)
+    }
+
+    /// How many pages there are.
+    pub fn pages(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    /// How many bytes there are.
+    pub fn size(&self) -> u64 {
+        self.pages() * H::PAGE
+    }
+
+    /// Returns the address of a page.
     pub fn at(&self, page: u64) -> Option<Ipa> {
         self.guest.at(page * H::PAGE)
     }
@@ -254,11 +276,28 @@ impl<H: Host> Memory<H> {
         }
     }
 
-    /// Takes the frame of one page away, if some are still to be taken. `moved` is told which page
-    /// it was, when it is elsewhere.
+    /// Whether the pace allows to take one more frame.
+    fn is_due(&self) -> bool {
+        let per_second = self.evictions.per_second;
+        if per_second == 0 {
+            return true;
+        }
+        let (now, relaxed) = (H::now(), Ordering::Relaxed);
+        let begun = match self.begun.compare_exchange(0, now, relaxed, relaxed) {
+            Ok(_) => now,
+            Err(begun) => begun,
+        };
+        let due = now.saturating_sub(begun).saturating_mul(per_second)
+            / (H::ticks_per_ms() * 1000).max(1);
+        H::counted(Event::Evicted) < due
+    }
+
+    /// Takes the frame of one page away, if it is time. Calls `moved` with the page once it is
+    /// elsewhere.
     pub fn evict_one(&self, guest: &'static Guest<H>, gather: &mut Gather<H>, moved: impl Fn(u64)) {
         let one_less = |left: u64| left.checked_sub(1);
-        if H::counted(Event::Faults) < self.evictions.after
+        if !self.is_due()
+            || H::counted(Event::Faults) < self.evictions.after
             || self
                 .to_evict
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)

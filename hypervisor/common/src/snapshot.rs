@@ -30,228 +30,20 @@
 //! half a minute, which a guest's watchdog would take for a fault.
 
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
-use spin::mutex::{SpinMutex, SpinMutexGuard};
-use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{Access, Fault, Harvest, Log as SlotLog, Pass, Slot};
 use tablewright::shared::SharedPlatform as _;
 use tablewright::{Change, Format as _, Ipa, Pa, Span};
 
-use crate::memory::{Memory, poison, reclaim, take_away};
-use crate::pieces::{MOST, Pieces};
-use crate::{Event, Gather, Guest, Host, PROCESSORS, relax};
+use crate::counters::Event;
+use crate::host::{Gather, Host, relax};
+use crate::log::{Begin, Kind, Log, has_rung};
+use crate::memory::{poison, reclaim, take_away};
+use crate::vm::{Slots, Vm};
 
 /// Blocks that come back together when a log ends: tables that are freed together.
 const TOGETHER: usize = 64;
-
-/// Entries of the ring of one virtual CPU.
-const RING: usize = 1024;
-
-/// Where marks go, and how a log starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A bitmap; each leaf is protected.
-    Bitmap,
-    /// A ring for each virtual CPU; each leaf is protected.
-    Ring,
-    /// A bitmap; all tables are write-protected in one step.
-    All,
-    /// A bitmap, into which is taken what hardware has marked in the leaves.
-    Hardware,
-}
-
-impl Kind {
-    /// The kind of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "bitmap" => Some(Self::Bitmap),
-            "ring" => Some(Self::Ring),
-            "all" => Some(Self::All),
-            "hardware" => Some(Self::Hardware),
-            _ => None,
-        }
-    }
-}
-
-static RUNG: AtomicBool = AtomicBool::new(false);
-
-/// The guest rings the bell.
-pub fn ring() {
-    RUNG.store(true, Ordering::Release);
-}
-
-/// What the guest reads at the bell: whether it was copied, and runs on the copy.
-pub fn is_over<H: Host>() -> bool {
-    H::counted(Event::Resumed) != 0
-}
-
-/// When a copy begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
-    /// When the guest rings the bell.
-    Bell,
-    /// After so many milliseconds.
-    After(u64),
-}
-
-impl Begin {
-    /// `bell`, or a number.
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "bell" => Some(Self::Bell),
-            number => number.parse().ok().map(Self::After),
-        }
-    }
-}
-
-/// Where every virtual CPU passes with each fault, or each time it is entered, and waits while it
-/// is closed.
-#[derive(Debug)]
-pub struct Gate {
-    closed: AtomicBool,
-    inside: [AtomicBool; PROCESSORS],
-}
-
-impl Gate {
-    /// An open one.
-    #[expect(clippy::new_without_default, reason = "it is a constant")]
-    pub const fn new() -> Self {
-        Self {
-            closed: AtomicBool::new(false),
-            inside: [const { AtomicBool::new(false) }; PROCESSORS],
-        }
-    }
-
-    /// This processor passes, when it is open.
-    pub fn enter<H: Host>(&self, cpu: usize) {
-        let Some(inside) = self.inside.get(cpu) else {
-            return;
-        };
-        loop {
-            // One of the two, this one and the one that closes it, sees what the other has stored.
-            inside.store(true, Ordering::SeqCst);
-            if !self.closed.load(Ordering::SeqCst) {
-                H::passed();
-                return;
-            }
-            inside.store(false, Ordering::SeqCst);
-            while self.closed.load(Ordering::Relaxed) {
-                relax::<H>();
-            }
-        }
-    }
-
-    /// This processor goes back to its guest.
-    pub fn leave(&self, cpu: usize) {
-        if let Some(inside) = self.inside.get(cpu) {
-            inside.store(false, Ordering::SeqCst);
-        }
-    }
-
-    /// Lets no processor in, and waits until none is inside.
-    fn close<H: Host>(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        for (cpu, inside) in self.inside.iter().enumerate() {
-            if inside.load(Ordering::SeqCst) {
-                H::summon(cpu);
-            }
-            while inside.load(Ordering::SeqCst) {
-                relax::<H>();
-            }
-        }
-    }
-
-    fn open(&self) {
-        self.closed.store(false, Ordering::SeqCst);
-    }
-}
-
-/// The marks of one slot.
-struct Marks {
-    /// Its first page, of all pages of the guest's memory.
-    first: u64,
-    pages: u64,
-    start: Ipa,
-    bitmap: Bitmap<'static>,
-}
-
-/// The marks of the guest's memory.
-pub struct Log {
-    kind: Kind,
-    /// One for each slot of memory.
-    marks: [Option<Marks>; MOST],
-    rings: [Option<Ring<'static>>; PROCESSORS],
-    /// What is still to be copied. Only the processor that copies uses it.
-    todo: &'static [AtomicU64],
-}
-
-impl Log {
-    /// A log of this memory, each piece of which is a slot, and of which all but the last have a
-    /// multiple of 64 pages. `words` are two for each 64 pages.
-    pub fn new<H: Host>(
-        kind: Kind,
-        guest: &Pieces,
-        words: &'static mut [AtomicU64],
-    ) -> Option<Self> {
-        static ENTRIES: SpinMutex<[[RingEntry; RING]; PROCESSORS]> =
-            SpinMutex::new([const { [const { RingEntry::new() }; RING] }; PROCESSORS]);
-        // There is one log: of several guests, the first has rings.
-        let entries = ENTRIES.try_lock().map(SpinMutexGuard::leak);
-        let pages = guest.size() / H::PAGE;
-        let (mut rest, todo) = words.split_at_mut_checked(pages.div_ceil(64) as usize)?;
-        let mut marks = [const { None }; MOST];
-        for (place, (before, piece)) in marks.iter_mut().zip(guest.iter()) {
-            let pages = piece.size() / H::PAGE;
-            let own;
-            (own, rest) = rest.split_at_mut_checked(pages.div_ceil(64) as usize)?;
-            *place = Some(Marks {
-                first: before / H::PAGE,
-                pages,
-                start: piece.start(),
-                bitmap: Bitmap::new(own, pages).ok()?,
-            });
-        }
-        Some(Self {
-            kind,
-            marks,
-            rings: match entries {
-                Some(entries) => entries.each_mut().map(|entries| Ring::new(entries).ok()),
-                None => [const { None }; PROCESSORS],
-            },
-            todo,
-        })
-    }
-
-    /// Where this processor marks what its guest has written.
-    pub fn marker(&self, cpu: usize, slot: &Slot) -> Marker<'_> {
-        match (self.kind, self.rings.get(cpu)) {
-            (Kind::Ring, Some(Some(ring))) => Marker::Ring(ring, slot.id),
-            _ => Marker::Bitmap(&self.marks_of(slot).bitmap),
-        }
-    }
-
-    /// Marks of the pages of a slot of memory.
-    fn marks_of(&self, slot: &Slot) -> &Marks {
-        let mut all = self.marks.iter().flatten();
-        let found = all.find(|marks| marks.start == slot.guest.start());
-        found.unwrap_or_else(|| panic!("a slot is logged that is no memory"))
-    }
-
-    /// The page was written by the hypervisor, or moved.
-    pub fn mark(&self, page: u64) {
-        let mut all = self.marks.iter().flatten();
-        if let Some(marks) = all.find(|marks| page.wrapping_sub(marks.first) < marks.pages) {
-            marks.bitmap.mark(page - marks.first);
-        }
-    }
-
-    fn to_do(&self, page: u64) {
-        if let Some(word) = self.todo.get((page / 64) as usize) {
-            word.fetch_or(1 << (page % 64), Ordering::Relaxed);
-        }
-    }
-}
 
 /// Waits so many milliseconds.
 fn sleep<H: Host>(milliseconds: u64) {
@@ -263,68 +55,42 @@ fn sleep<H: Host>(milliseconds: u64) {
         }
     }
 }
-
-/// A guest whose writes are logged.
-pub struct Watched<H: Host> {
-    /// The guest.
-    pub guest: &'static Guest<H>,
-    /// Its memory.
-    pub memory: &'static Memory<H>,
-    /// Where marks go.
-    pub log: &'static Log,
-    /// The slots of memory, without a log.
-    pub plain: Slots,
-}
-
-/// The slots of a guest's memory, in order.
-pub type Slots = [Option<Slot>; MOST];
-
 /// A log of one guest, while it is driven.
 struct Driver<H: Host> {
-    guest: &'static Guest<H>,
-    memory: &'static Memory<H>,
-    gather: Gather<H>,
+    vm: &'static Vm<H>,
     log: &'static Log,
-    plain: Slots,
-    pages: u64,
+    gather: Gather<H>,
 }
 
 impl<H: Host> Driver<H> {
-    fn new(watched: Watched<H>) -> Self {
-        let Watched {
-            guest,
-            memory,
-            log,
-            plain,
-        } = watched;
-        Self {
-            guest,
-            memory,
-            gather: guest.gather(),
-            log,
-            plain,
-            pages: plain
-                .iter()
-                .flatten()
-                .map(|slot| slot.guest.size() / H::PAGE)
-                .sum(),
-        }
+    fn new(vm: &'static Vm<H>) -> Self {
+        let Some(log) = &vm.log else {
+            panic!("the guest has no log");
+        };
+        let gather = vm.guest.gather();
+        Self { vm, log, gather }
     }
 
     fn machine(&self) -> &'static H {
-        self.guest.space().platform()
+        self.vm.guest.space().platform()
     }
 
-    /// How many entries of the root say something.
+    fn slots(&self) -> Slots {
+        self.vm.slots
+    }
+
+    fn pages(&self) -> u64 {
+        self.vm.memory.pages()
+    }
+
+    /// Counts the entries of the root in use.
     fn roots(&self) -> u64 {
-        let (space, level) = (self.guest.space(), H::Format::root_level());
+        let (space, level) = (self.vm.guest.space(), H::Format::root_level());
         // SAFETY: the root of a space that lives as long as the guest (1.).
         let root = unsafe { self.machine().table(space.root(), level) };
         // SAFETY: an entry of it.
-        let is_used = |index| unsafe { root.add(index).as_ref().load() != 0 };
-        (0..H::Format::entries(level))
-            .filter(|&index| is_used(index))
-            .count() as u64
+        let is_used = |&index: &usize| unsafe { root.add(index).as_ref().load() != 0 };
+        (0..H::Format::entries(level)).filter(is_used).count() as u64
     }
 
     fn logged(&self, plain: &Slot) -> Slot {
@@ -334,7 +100,7 @@ impl<H: Host> Driver<H> {
         })
     }
 
-    /// Starts the log, harvests it so often, after so many milliseconds each time, and ends it.
+    /// Starts the log, harvests it `times`, every `apart` milliseconds, and ends it.
     fn log(&mut self, times: u32, apart: u64) {
         self.start();
         for _ in 0..times {
@@ -346,12 +112,10 @@ impl<H: Host> Driver<H> {
 
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&mut self) {
-        let guest = self.guest;
-        let plain = self.plain;
-        for slot in plain.iter().flatten() {
-            let mut zap = retried::<H, _>(|| guest.replace(self.logged(slot)).ok());
+        for slot in self.slots().iter().flatten() {
+            let mut zap = retried::<H, _>(|| self.vm.guest.replace(self.logged(slot)).ok());
             match self.log.kind {
-                // What was written before counts as written since, where hardware marks it.
+                // Marks that hardware has made before the start count.
                 Kind::All | Kind::Hardware => drop(zap),
                 Kind::Bitmap | Kind::Ring => {
                     let change = Change::new().write_protect();
@@ -372,27 +136,26 @@ impl<H: Host> Driver<H> {
         H::count(Event::Logs, 1);
     }
 
-    /// Takes the permission to write from everything at once.
+    /// Write-protects everything in one step.
     fn protect_all(&self) {
-        // No other does.
-        let all = retried::<H, _>(|| self.guest.space().protect_all().ok());
+        // No other processor does.
+        let all = retried::<H, _>(|| self.vm.guest.space().protect_all().ok());
         let machine = self.machine();
         machine.forget_permissions(|| all.drive(relax::<H>));
     }
 
-    /// Waits until all processors have forgotten that what was protected could be written.
+    /// Flushes the write permissions that were taken away.
     fn forget(&mut self) {
         let machine = self.machine();
         machine.forget_permissions(|| reclaim(&mut self.gather));
     }
 
-    /// Takes the marks, and protects what they say again. What was found is to be copied, and may
-    /// be.
+    /// Takes the marks, protects the marked pages again, and has them copied.
     fn harvest(&mut self) {
-        let (plain, log) = (self.plain, self.log);
-        for slot in plain.iter().flatten() {
+        let (slots, log) = (self.slots(), self.log);
+        for slot in slots.iter().flatten() {
             let marks = log.marks_of(slot);
-            // With rings too: for what the hypervisor has moved.
+            // With rings, too: the hypervisor marks what it moves in the bitmap.
             let found = self.gather.harvest(
                 &self.logged(slot),
                 &marks.bitmap,
@@ -410,14 +173,14 @@ impl<H: Host> Driver<H> {
         let collected = rings.map(|ring| {
             ring?.harvest(|_, _| H::count(Event::Marks, 1));
             Some(ring?.collect(|id, page| {
-                let Some(slot) = plain.iter().flatten().find(|slot| slot.id == id) else {
+                let Some(slot) = slots.iter().flatten().find(|slot| slot.id == id) else {
                     return;
                 };
                 let marks = log.marks_of(slot);
                 log.to_do(marks.first + page);
                 match self.gather.protect(&self.logged(slot), page..page + 1) {
                     Ok(protected) if !protected.passed_over => {}
-                    // It is not protected, and may be written: it is marked until it is.
+                    // Not protected: it stays marked until it is.
                     _ => marks.bitmap.mark(page),
                 }
             }))
@@ -432,15 +195,14 @@ impl<H: Host> Driver<H> {
 
     /// Ends the log, while the guest runs: blocks come back in place.
     fn stop(&mut self) {
-        let guest = self.guest;
-        let plain = self.plain;
-        for &slot in plain.iter().flatten() {
+        let (guest, slots) = (&self.vm.guest, self.slots());
+        for &slot in slots.iter().flatten() {
             drop(retried::<H, _>(|| guest.replace(slot).ok()));
         }
         while guest.protect_no_more().is_err() {
             relax::<H>();
         }
-        for slot in plain.iter().flatten() {
+        for slot in slots.iter().flatten() {
             let blocks = slot.guest.size() / H::BLOCK;
             for first in (0..blocks).step_by(TOGETHER) {
                 for block in (first..blocks).take(TOGETHER) {
@@ -448,7 +210,7 @@ impl<H: Host> Driver<H> {
                     // Made up: there was no fault. Where nothing is mapped, nothing comes back.
                     if let (Ok(request), Some(page)) = (
                         guest.request(&Fault::new(at, Access::Read)),
-                        self.memory.look_up(at),
+                        self.vm.memory.look_up(at),
                     ) && self.gather.collapse(&request, &page) == Ok(true)
                     {
                         H::count(Event::Collapsed, 1);
@@ -460,7 +222,7 @@ impl<H: Host> Driver<H> {
     }
 }
 
-/// What others may be in the way of, for a short time.
+/// Repeats an attempt that another processor may be in the way of, for a short time.
 fn retried<H: Host, T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     loop {
         match attempt() {
@@ -470,30 +232,28 @@ fn retried<H: Host, T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Starts a log, harvests it for a while, ends it, and begins again, as long as the guest runs.
-pub fn log_for_ever<H: Host>(watched: Watched<H>) -> ! {
-    let mut driver = Driver::new(watched);
+/// Copies the guest once, if there is a time for it and an area; else logs its writes for ever.
+pub fn watch<H: Host>(vm: &'static Vm<H>, begin: Option<Begin>, area: Option<Span<Pa>>) {
+    if let (Some(begin), Some(area)) = (begin, area) {
+        return take(vm, area, begin);
+    }
+    let mut driver = Driver::new(vm);
     loop {
         sleep::<H>(200);
         driver.log(10, 50);
     }
 }
 
-/// The same once: it is harvested five times in a tenth of a second.
-pub fn log_for_a_while<H: Host>(watched: Watched<H>) {
-    Driver::new(watched).log(5, 20);
+/// Logs a guest's writes once, harvested five times in a tenth of a second.
+pub fn log_for_a_while<H: Host>(vm: &'static Vm<H>) {
+    Driver::new(vm).log(5, 20);
 }
 
-/// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is
-/// to be measured.
-pub fn start_one<H: Host>(
-    watched: Watched<H>,
-    fault: impl Fn(&Fault),
-    instructions: impl Fn() -> u32,
-) {
-    let mut driver = Driver::new(watched);
-    for page in 0..driver.pages {
-        if let Some(at) = driver.memory.at(page) {
+/// Measures the start of a log. Maps all memory of a guest that does not run, as its faults would.
+pub fn start_one<H: Host>(vm: &'static Vm<H>, fault: impl Fn(&Fault), instructions: fn() -> u32) {
+    let mut driver = Driver::new(vm);
+    for page in 0..driver.pages() {
+        if let Some(at) = vm.memory.at(page) {
             fault(&Fault::new(at, Access::Write));
         }
     }
@@ -504,21 +264,14 @@ pub fn start_one<H: Host>(
     H::count(Event::Starting, took.into());
 }
 
-/// Makes a copy of the running guest in `area`, compares it, and lets the guest go on on it.
-pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Begin) {
-    let Watched {
-        guest,
-        memory,
-        log,
-        plain,
-    } = watched;
-    let mut driver = Driver::new(watched);
+/// Copies the running guest to `area`, compares, and lets the guest go on on the copy.
+fn take<H: Host>(vm: &'static Vm<H>, area: Span<Pa>, begin: Begin) {
+    let mut driver = Driver::new(vm);
+    let (guest, memory, log, slots) = (&vm.guest, &vm.memory, driver.log, vm.slots);
     let copy_of = |page: u64| area.start().get() + page * H::PAGE;
     let frame_of = |page: u64| {
-        retried::<H, _>(|| memory.look_up(memory.at(page)?))
-            .frame
-            .get()
-            & !(H::PAGE - 1)
+        let page = retried::<H, _>(|| memory.look_up(memory.at(page)?));
+        page.frame.get() & !(H::PAGE - 1)
     };
     let copy = |page: u64| {
         let from = frame_of(page);
@@ -545,13 +298,13 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     match begin {
         Begin::After(milliseconds) => sleep::<H>(milliseconds),
         Begin::Bell => {
-            while !RUNG.load(Ordering::Acquire) {
+            while !has_rung() {
                 H::rest(H::ticks_per_ms());
             }
         }
     }
     driver.start();
-    for page in 0..driver.pages {
+    for page in 0..driver.pages() {
         copy(page);
         // Rings are short.
         if page % 512 == 511 && log.kind == Kind::Ring {
@@ -570,12 +323,12 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
         }
     }
 
-    gate.close::<H>();
+    vm.gate.close::<H>();
     match log.kind {
-        // Hardware would take what is write-protected for writable. It has marked the leaves that
-        // are taken away.
+        // Hardware would make write-protected leaves writable. It has marked the leaves that are
+        // taken away.
         Kind::Hardware => {
-            for slot in plain.iter().flatten() {
+            for slot in slots.iter().flatten() {
                 take_away(guest.zap(slot.guest), &mut driver.gather, |leaf| {
                     memory.written(leaf, |page| log.mark(page));
                 });
@@ -588,7 +341,7 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     driver.harvest();
     H::count(Event::Rounds, 1);
     copy_to_do();
-    for page in 0..driver.pages {
+    for page in 0..driver.pages() {
         // SAFETY: two frames that are mapped one to one; they are not written now.
         let is_equal = unsafe { is_equal::<H>(frame_of(page), copy_of(page)) };
         H::count(Event::Compared, 1);
@@ -596,7 +349,7 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     }
 
     // From here on the guest is the copy.
-    let zaps = plain.map(|slot| {
+    let zaps = slots.map(|slot| {
         let slot = slot?;
         Some(retried::<H, _>(|| guest.replace(slot).ok()))
     });
@@ -606,14 +359,14 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     for zap in zaps.into_iter().flatten() {
         take_away(zap, &mut driver.gather, |_| ());
     }
-    for page in 0..driver.pages {
+    for page in 0..driver.pages() {
         // SAFETY: nothing maps the guest's frames any more.
         unsafe { poison::<H>(frame_of(page)) };
     }
     memory.move_to(area);
     H::count(Event::Resumed, 1);
     H::stood(H::now() - stopped);
-    gate.open();
+    vm.gate.open();
 }
 
 /// # Safety

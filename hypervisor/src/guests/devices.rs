@@ -1,59 +1,25 @@
-//! What one of several guests finds where no memory is: a UART that only says things, the interrupt
-//! controller, a bell that says when its time is over; system registers that are trapped; and
-//! firmware.
+//! The devices of one of several guests: a UART that only sends, the interrupt controller, a bell
+//! that says when its time is over; system registers that are trapped; and firmware.
 
-use aarch64_rt::RegisterState;
 use arm_psci::{ErrorCode, Function};
-use arm_sysregs::el2::registers::EsrEl2;
+use tablewright::Ipa;
 
+use super::crowd::{BELL, crowd};
 use super::schedule::{self, Then};
 use super::vcpu::State;
-use super::{crowd, gic};
+use super::{gic, life};
+use crate::count::count;
 use crate::counters::Count;
-use crate::exits::{BELL, Saved, Transfer, get, set, step};
 use crate::firmware::{self, error};
-use crate::machine::count;
-use crate::world;
+use crate::trapped::{SystemAccess, Transfer, Trapped};
+use crate::world::world;
 
-/// Where the machine has its UART, and a guest its own.
+/// The UART of the machine, and of a guest.
 const UART: u64 = 0x900_0000;
-/// What a page of registers takes.
+/// The size of a page of registers.
 const REGISTERS: u64 = 64 << 10;
 
-/// What a guest says, until the line is full.
-pub struct Line {
-    bytes: [u8; Self::MOST],
-    len: usize,
-}
-
-impl Line {
-    const MOST: usize = 240;
-
-    /// An empty one.
-    pub const fn new() -> Self {
-        Self {
-            bytes: [0; Self::MOST],
-            len: 0,
-        }
-    }
-
-    fn push(&mut self, guest: usize, byte: u8) {
-        if byte == b'\n' || self.len == Self::MOST {
-            let text = core::str::from_utf8(&self.bytes[..self.len]);
-            let text = text.unwrap_or("(what it says is no text)").trim_end();
-            static ONE_AT_A_TIME: crate::machine::Mutex<()> = spin::mutex::SpinMutex::new(());
-            let _one = ONE_AT_A_TIME.lock();
-            crate::say(format_args!("[g{guest}] {text}"));
-            self.len = 0;
-        }
-        if byte != b'\n' {
-            self.bytes[self.len] = byte;
-            self.len += 1;
-        }
-    }
-}
-
-/// A read of the UART (PL011, DDI 0183), which has nothing to say, and always room.
+/// Reads the UART (PL011, DDI 0183), which receives nothing, and always has room.
 fn uart(offset: u64) -> u64 {
     match offset {
         0x18 => 0x90,
@@ -69,21 +35,19 @@ fn uart(offset: u64) -> u64 {
     }
 }
 
-/// An access of a guest's to what is not memory. Whether there is something: the guest goes on
-/// behind it then.
-pub fn access(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2, at: u64) -> bool {
+/// Carries out an access of a guest's to a device, behind which the guest goes on. `false` if there
+/// is none.
+pub fn access(trapped: &mut Trapped<'_>, at: u64) -> bool {
     let Some(vcpu) = schedule::current() else {
         return false;
     };
     let (crowd, guest) = (crowd(), vcpu.guest);
-    let Some(transfer) = Transfer::new(esr) else {
+    let Some(transfer) = Transfer::new(trapped.esr) else {
         return false;
     };
     let Transfer { size, register, .. } = transfer;
     let mask = u64::MAX >> (64 - (8 << size));
-    let write = transfer
-        .is_write
-        .then(|| get(state, saved, register) & mask);
+    let write = transfer.is_write.then(|| trapped.get(register) & mask);
     let offset = |from: u64, size: u64| at.checked_sub(from).filter(|&offset| offset < size);
     let found = if let Some(offset) = offset(UART, 4096) {
         if let (0, Some(byte)) = (offset, write) {
@@ -101,45 +65,41 @@ pub fn access(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2, at: u64
     };
     let Some(found) = found else { return false };
     if write.is_none() {
-        set(state, saved, register, found & mask);
+        trapped.set(register, found & mask);
     }
     count(Count::Emulated, 1);
-    step(state);
+    trapped.step();
     true
 }
 
-/// A trapped system register. Whether there is something.
-pub fn register(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> bool {
-    let field = |first: u32, bits: u32| u64::from(esr.iss()) >> first & ((1 << bits) - 1);
-    let (op0, op1, crn, crm, op2) = (
-        field(20, 2),
-        field(14, 3),
-        field(10, 4),
-        field(1, 4),
-        field(17, 3),
-    );
-    let (is_read, register) = (field(0, 1) != 0, field(5, 5));
-    match (op0, op1, crn, crm, op2) {
+/// Carries out an access to a trapped system register. `false` if there is no such register.
+pub fn register(trapped: &mut Trapped<'_>) -> bool {
+    let SystemAccess {
+        name,
+        register,
+        is_read,
+    } = SystemAccess::new(trapped.esr);
+    match name {
         // ICC_SGI1R_EL1.
         (3, 0, 12, 11, 5) if !is_read => {
             if let Some(vcpu) = schedule::current() {
-                gic::send(vcpu, get(state, saved, register));
+                gic::send(vcpu, trapped.get(register));
             }
         }
         // Debugging and performance monitors: nothing is there, and nothing comes of it.
         (2, ..) | (3, 0 | 3, 9, 12..=14, _) | (3, 3, 14, 8..=15, _) => {
             if is_read {
-                set(state, saved, register, 0);
+                trapped.set(register, 0);
             }
         }
         _ => return false,
     }
     count(Count::Emulated, 1);
-    step(state);
+    trapped.step();
     true
 }
 
-/// A call of one of several guests to firmware: what it returns, and what becomes of the vCPU.
+/// Carries out a call of one of several guests to firmware: the result, and what the vCPU wants.
 pub fn call(registers: &[u64; 19]) -> (u64, Then) {
     count(Count::Calls, 1);
     let Some(vcpu) = schedule::current() else {
@@ -169,7 +129,9 @@ pub fn call(registers: &[u64; 19]) -> (u64, Then) {
             let at = entry.entry_point_address();
             match find(target_cpu.into()) {
                 None => error(ErrorCode::InvalidParameters),
-                Some(_) if !world().vms[vcpu.guest].holds(at) => error(ErrorCode::InvalidAddress),
+                Some(_) if !world().vms[vcpu.guest].memory.holds(Ipa::new(at)) => {
+                    error(ErrorCode::InvalidAddress)
+                }
                 Some(target) if target.claim(State::Off, State::Pending) => {
                     // SAFETY: it was just claimed (1.).
                     let context = unsafe { target.context() };
@@ -184,7 +146,7 @@ pub fn call(registers: &[u64; 19]) -> (u64, Then) {
         Function::CpuSuspend { .. } => return (0, Then::Wait),
         Function::CpuOff => return (0, Then::Off),
         Function::SystemOff | Function::SystemReset => {
-            crowd.end(vcpu.guest);
+            life::end(crowd, vcpu.guest);
             return (0, Then::Off);
         }
         _ => error(ErrorCode::NotSupported),

@@ -12,13 +12,13 @@
 
 use core::arch::asm;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, Ordering, fence};
 
+use super::crowd::{Crowd, crowd};
 use super::vcpu::{NOWHERE, State, Vcpu};
-use super::{Crowd, crowd};
+use crate::count::count;
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::count;
 
 /// Interrupts of the machine's: from another processor, maintenance, the hypervisor's timer, the
 /// guest's virtual timer (QEMU's `virt` machine).
@@ -39,20 +39,6 @@ const LISTS: usize = 4;
 
 /// Whether the interrupt of the virtual timer is off on this processor.
 static IS_OFF: [AtomicBool; cpu::MOST] = [const { AtomicBool::new(false) }; cpu::MOST];
-
-/// Registers of the distributor, one word each, that are kept for a guest.
-pub struct Distributor {
-    control: AtomicU32,
-}
-
-impl Distributor {
-    /// One after reset.
-    pub const fn new() -> Self {
-        Self {
-            control: AtomicU32::new(0),
-        }
-    }
-}
 
 /// A register of the machine's, in memory.
 fn register(at: u64) -> *mut u32 {
@@ -77,7 +63,7 @@ fn own(crowd: &Crowd, number: usize) -> u64 {
 const HALF: u64 = 64 << 10;
 const FRAME: u64 = 2 * HALF;
 
-/// Sets up what all processors share.
+/// Sets up the distributor, which all processors share.
 pub fn set_up(distributor: u64) {
     // GICD_CTLR: affinity routing, group 1.
     write(distributor, 1 << 4 | 1 << 1);
@@ -207,7 +193,7 @@ pub fn take(crowd: &Crowd) -> bool {
     }
 }
 
-/// Gives a vCPU that is about to run what is pending for it.
+/// Gives a vCPU that is about to run its pending interrupts.
 pub fn give(crowd: &Crowd, vcpu: &Vcpu) {
     let level = level();
     let has_timer = tidy(level);
@@ -240,15 +226,15 @@ pub fn give(crowd: &Crowd, vcpu: &Vcpu) {
     }
 }
 
-/// Whether something is pending for a vCPU that waits.
+/// Whether an interrupt is pending for a vCPU that waits.
 pub fn is_wanted(vcpu: &Vcpu, now: u64) -> bool {
     let timer = vcpu.enabled.load(Ordering::Relaxed) & 1 << TIMER != 0
         && vcpu.due.load(Ordering::Relaxed) <= now;
     timer || vcpu.pending.load(Ordering::Acquire) & vcpu.enabled.load(Ordering::Relaxed) != 0
 }
 
-/// A vCPU sends an interrupt to others of its guest: what it has written to ICC_SGI1R_EL1
-/// (12.11.16).
+/// Sends an interrupt of a vCPU to others of its guest, by the value that it has written to
+/// ICC_SGI1R_EL1 (12.11.16).
 pub fn send(from: &Vcpu, value: u64) {
     let id = value >> 24 & 0xf;
     for vcpu in crowd().of(from.guest) {
@@ -275,9 +261,9 @@ pub fn nudge(vcpu: &Vcpu) {
     }
 }
 
-/// What a guest reads or writes in the distributor. `None` if there is nothing.
+/// Carries out a guest's access to the distributor. `None` if there is nothing.
 pub fn distributor(guest: usize, offset: u64, write: Option<u64>) -> Option<u64> {
-    let control = &crowd().guests[guest].distributor.control;
+    let control = &crowd().guests[guest].distributor;
     match (offset, write) {
         (0, Some(value)) => control.store(value as u32, Ordering::Relaxed),
         // One security state, affinity routing.
@@ -293,7 +279,7 @@ pub fn distributor(guest: usize, offset: u64, write: Option<u64>) -> Option<u64>
     Some(0)
 }
 
-/// ... in a redistributor, at this offset of all of them.
+/// Carries out a guest's access to a redistributor, at this offset of all of them.
 pub fn redistributor(guest: usize, offset: u64, write: Option<u64>) -> Option<u64> {
     let vcpus = crowd().of(guest);
     let vcpu = vcpus.get((offset / FRAME) as usize)?;

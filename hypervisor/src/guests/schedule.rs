@@ -14,20 +14,21 @@
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use aarch64_rt::RegisterState;
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntvct_el0};
 use arm_sysregs::el2::accessors::{write_elr_el2, write_spsr_el2};
 use arm_sysregs::el2::registers::{ElrEl2, SpsrEl2};
 use tablewright::arch::arm64::{Domain, execute};
 use tablewright::shootdown::arm64::Instruction;
 
+use super::crowd::{Crowd, crowd};
 use super::vcpu::{NOWHERE, State, Vcpu};
-use super::{Crowd, crowd, gic};
+use super::{gic, life};
+use crate::count::count;
 use crate::counters::Count;
-use crate::cpu;
-use crate::exits::Saved;
-use crate::identifiers;
-use crate::machine::{COMBINED, count};
+use crate::machine::COMBINED;
+use crate::trapped::Trapped;
+use crate::world::become_guest;
+use crate::{cpu, identifiers};
 
 /// The vCPU that each processor runs; [`NOWHERE`] for none.
 static CURRENT: [AtomicUsize; cpu::MOST] = [const { AtomicUsize::new(NOWHERE) }; cpu::MOST];
@@ -47,7 +48,7 @@ pub fn current() -> Option<&'static Vcpu> {
     crowd().vcpus.get(number)
 }
 
-/// What a vCPU wants next.
+/// The next wish of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// To go on.
@@ -84,7 +85,7 @@ fn next(crowd: &Crowd) -> Option<usize> {
 fn load(crowd: &'static Crowd) -> &'static Vcpu {
     let here = cpu::number();
     let number = loop {
-        crowd.look_after();
+        life::look_after(crowd);
         if let Some(number) = next(crowd) {
             if !crowd.is_over(crowd.vcpus[number].guest) {
                 break number;
@@ -104,7 +105,7 @@ fn load(crowd: &'static Crowd) -> &'static Vcpu {
     // What is pending is looked at after this.
     fence(Ordering::SeqCst);
     count(Count::Turns, 1);
-    crate::become_guest(vcpu.guest);
+    become_guest(vcpu.guest);
     // SAFETY: it was claimed (1.).
     let context = unsafe { vcpu.context() };
     context.load(vcpu.number as u64);
@@ -125,8 +126,8 @@ fn slice() -> u64 {
     read_cntfrq_el0().bits() / TURNS
 }
 
-/// Comes before the vCPU of this processor goes on: whether it does, or another.
-pub fn go_on(state: &mut RegisterState, saved: &mut Saved, then: Then) {
+/// Decides whether the vCPU of this processor goes on, or another.
+pub fn go_on(trapped: &mut Trapped<'_>, then: Then) {
     let crowd = crowd();
     let Some(vcpu) = current() else { return };
     let over = crowd.is_over(vcpu.guest);
@@ -137,7 +138,7 @@ pub fn go_on(state: &mut RegisterState, saved: &mut Saved, then: Then) {
     identifiers::park();
     // SAFETY: this processor has claimed it (1.).
     let context = unsafe { vcpu.context() };
-    context.take(state, saved);
+    context.take(trapped);
     context.store();
     vcpu.due.store(context.due(), Ordering::Relaxed);
     vcpu.home.store(NOWHERE, Ordering::Relaxed);
@@ -150,7 +151,7 @@ pub fn go_on(state: &mut RegisterState, saved: &mut Saved, then: Then) {
     });
     let vcpu = load(crowd);
     // SAFETY: it is this processor's now (1.).
-    unsafe { vcpu.context() }.put(state, saved);
+    unsafe { vcpu.context() }.put(trapped);
     gic::give(crowd, vcpu);
 }
 
@@ -175,22 +176,10 @@ pub fn run() -> ! {
 #[unsafe(naked)]
 unsafe extern "C" fn resume(registers: &[u64; 31]) -> ! {
     naked_asm!(
-        "ldp x2, x3, [x0, #16]",
-        "ldp x4, x5, [x0, #32]",
-        "ldp x6, x7, [x0, #48]",
-        "ldp x8, x9, [x0, #64]",
-        "ldp x10, x11, [x0, #80]",
-        "ldp x12, x13, [x0, #96]",
-        "ldp x14, x15, [x0, #112]",
-        "ldp x16, x17, [x0, #128]",
-        "ldp x18, x19, [x0, #144]",
-        "ldp x20, x21, [x0, #160]",
-        "ldp x22, x23, [x0, #176]",
-        "ldp x24, x25, [x0, #192]",
-        "ldp x26, x27, [x0, #208]",
-        "ldp x28, x29, [x0, #224]",
-        "ldr x30, [x0, #240]",
-        "ldp x0, x1, [x0]",
+        ".irp n, 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30",
+        "ldr x\\n, [x0, #8 * \\n]",
+        ".endr",
+        "ldr x0, [x0]",
         "eret",
         "dsb nsh", // nothing is executed beyond it, not even ahead
         "isb",

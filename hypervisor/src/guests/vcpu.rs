@@ -7,12 +7,10 @@ use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use aarch64_rt::RegisterState;
-
 use crate::cpu;
-use crate::exits::Saved;
+use crate::trapped::Trapped;
 
-/// What a vCPU is doing.
+/// The state of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -79,7 +77,7 @@ impl Vcpu {
         }
     }
 
-    /// What it is doing.
+    /// Returns its state.
     pub fn state(&self) -> State {
         State::of(self.state.load(Ordering::Acquire))
     }
@@ -93,12 +91,12 @@ impl Vcpu {
         claimed.is_ok()
     }
 
-    /// Says what it is doing now. The caller has claimed it.
+    /// Changes its state. The caller has claimed it.
     pub fn set(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// What is kept of it.
+    /// Returns its registers.
     ///
     /// # Safety
     /// 1. The caller has claimed it, and has no other reference.
@@ -162,45 +160,20 @@ registers! {
 global_asm!(
     ".arch_extension fp",
     ".arch_extension simd",
+    ".macro floats instruction",
+    ".irp n, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
+    "\\instruction q\\n, [x0, #16 * \\n]",
+    ".endr",
+    ".endm",
     "store_floats:",
-    "stp q0, q1, [x0, #0]",
-    "stp q2, q3, [x0, #32]",
-    "stp q4, q5, [x0, #64]",
-    "stp q6, q7, [x0, #96]",
-    "stp q8, q9, [x0, #128]",
-    "stp q10, q11, [x0, #160]",
-    "stp q12, q13, [x0, #192]",
-    "stp q14, q15, [x0, #224]",
-    "stp q16, q17, [x0, #256]",
-    "stp q18, q19, [x0, #288]",
-    "stp q20, q21, [x0, #320]",
-    "stp q22, q23, [x0, #352]",
-    "stp q24, q25, [x0, #384]",
-    "stp q26, q27, [x0, #416]",
-    "stp q28, q29, [x0, #448]",
-    "stp q30, q31, [x0, #480]",
+    "floats str",
     "mrs x1, fpcr",
     "mrs x2, fpsr",
     "str x1, [x0, #512]",
     "str x2, [x0, #520]",
     "ret",
     "load_floats:",
-    "ldp q0, q1, [x0, #0]",
-    "ldp q2, q3, [x0, #32]",
-    "ldp q4, q5, [x0, #64]",
-    "ldp q6, q7, [x0, #96]",
-    "ldp q8, q9, [x0, #128]",
-    "ldp q10, q11, [x0, #160]",
-    "ldp q12, q13, [x0, #192]",
-    "ldp q14, q15, [x0, #224]",
-    "ldp q16, q17, [x0, #256]",
-    "ldp q18, q19, [x0, #288]",
-    "ldp q20, q21, [x0, #320]",
-    "ldp q22, q23, [x0, #352]",
-    "ldp q24, q25, [x0, #384]",
-    "ldp q26, q27, [x0, #416]",
-    "ldp q28, q29, [x0, #448]",
-    "ldp q30, q31, [x0, #480]",
+    "floats ldr",
     "ldr x1, [x0, #512]",
     "ldr x2, [x0, #520]",
     "msr fpcr, x1",
@@ -217,13 +190,13 @@ unsafe extern "C" {
 #[repr(C, align(16))]
 struct Floats([u64; 66]);
 
-/// What is kept of a vCPU while it does not run.
+/// The registers of a vCPU that does not run.
 pub struct Context {
     /// The general registers.
     pub registers: [u64; 31],
-    /// Where it goes on, and in which state.
+    /// The address at which it goes on.
     pub elr: u64,
-    /// See `elr`.
+    /// The state in which it goes on.
     pub spsr: u64,
     el1: [u64; OF_EL1],
     keys: [u64; KEYS],
@@ -268,23 +241,23 @@ impl Context {
         }
     }
 
-    /// Takes the registers from where an exception has put them.
-    pub fn take(&mut self, state: &RegisterState, saved: &Saved) {
-        self.registers[..19].copy_from_slice(&state.registers);
-        self.registers[19..29].copy_from_slice(saved);
-        self.registers[29..].copy_from_slice(&[state.fp, state.sp]);
-        (self.elr, self.spsr) = (state.elr as u64, state.spsr);
+    /// Takes the registers from an exception.
+    pub fn take(&mut self, trapped: &Trapped<'_>) {
+        for (number, register) in (0..).zip(&mut self.registers) {
+            *register = trapped.get(number);
+        }
+        (self.elr, self.spsr) = (trapped.state.elr as u64, trapped.state.spsr);
     }
 
-    /// Puts them where the exception returns to.
-    pub fn put(&self, state: &mut RegisterState, saved: &mut Saved) {
-        state.registers.copy_from_slice(&self.registers[..19]);
-        saved.copy_from_slice(&self.registers[19..29]);
-        (state.fp, state.sp) = (self.registers[29], self.registers[30]);
-        (state.elr, state.spsr) = (self.elr as usize, self.spsr);
+    /// Puts the registers where the exception returns to.
+    pub fn put(&self, trapped: &mut Trapped<'_>) {
+        for (number, &register) in (0..).zip(&self.registers) {
+            trapped.set(number, register);
+        }
+        (trapped.state.elr, trapped.state.spsr) = (self.elr as usize, self.spsr);
     }
 
-    /// Stores what the processor still holds of it.
+    /// Stores the registers that the processor still holds.
     pub fn store(&mut self) {
         read_el1(&mut self.el1);
         read_interface(&mut self.interface);
@@ -295,7 +268,7 @@ impl Context {
         unsafe { store_floats(&raw mut self.floats) };
     }
 
-    /// Loads that.
+    /// Loads these registers.
     pub fn load(&self, affinity: u64) {
         write_el1(&self.el1);
         write_interface(&self.interface);

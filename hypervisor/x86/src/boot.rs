@@ -135,9 +135,8 @@ global_asm!(
     mov ss, eax
     mov esp, offset stack_end
     mov edi, ebp
-    call {main}
+    call main
     ud2
     .popsection
-    "#,
-    main = sym crate::main,
+    "#
 );

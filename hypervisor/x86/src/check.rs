@@ -30,13 +30,13 @@ use tablewright::{
 };
 use tablewright_walker::{Regime, Walk};
 
-use crate::Console;
 use crate::boot;
+use crate::console::Console;
 use crate::cpu::{self, Access, Fault, Kind, Probe};
-use crate::edits::{PAGE, Random, WINDOW, Window};
 use crate::judge::{Judge, Tree, peek};
 use crate::memory::{Omit, Tables, Walker};
 use crate::svm::Guest;
+use tablewright_hypervisor_common::edits::{PAGE, Random, WINDOW, Window};
 
 /// The addresses that are edited and asked for.
 const VIRTUAL: u64 = 0xffff_d2c5_4000_0000;

@@ -20,7 +20,7 @@ use x86_64::structures::paging::PhysFrame;
 use x86_64::structures::tss::TaskStateSegment;
 use x86_64::{PhysAddr, PrivilegeLevel, VirtAddr};
 
-use crate::edits::PAGE;
+use tablewright_hypervisor_common::edits::PAGE;
 
 /// What is done to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,12 +230,7 @@ const NO_FAULT: u64 = 1 << 32;
 #[unsafe(naked)]
 unsafe extern "C" fn send(probe: &Probe, code: u64, stack: u64) -> Came {
     naked_asm!(
-        "push rbx",
-        "push rbp",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
+        "push rbx; push rbp; push r12; push r13; push r14; push r15",
         "mov [rip + {waiting}], rsp",
         "push rdx", // SS
         "push 0",   // RSP: the probes have no stack
@@ -289,12 +284,7 @@ unsafe extern "C" fn leave() {
     naked_asm!(
         "mov rsp, [rip + {waiting}]",
         "mov qword ptr [rip + {waiting}], 0",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbp",
-        "pop rbx",
+        "pop r15; pop r14; pop r13; pop r12; pop rbp; pop rbx",
         "ret",
         waiting = sym WAITING,
     )

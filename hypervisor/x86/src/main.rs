@@ -15,70 +15,29 @@
 
 mod boot;
 mod check;
+mod console;
 mod cpu;
-#[path = "../../src/edits.rs"]
-mod edits;
 mod judge;
 mod memory;
 mod svm;
+#[path = "host/vmcb.rs"]
 #[allow(
     dead_code,
-    reason = "the hypervisor enters guests by it, and knows more reasons to leave"
+    reason = "the hypervisor enters guests by it, and has more exits"
 )]
-#[path = "host/vmcb.rs"]
 mod vmcb;
 
-use core::fmt::{self, Write as _};
-use core::panic::PanicInfo;
+use core::fmt::Write as _;
 
 use raw_cpuid::CpuId;
 use tablewright::Level;
-use x86_64::instructions::{hlt, port::Port};
 use x86_64::registers::control::{Cr4, Cr4Flags};
 
 use check::Failed;
+use console::{Console, Status, exit};
 use memory::Omit;
 
-/// What QEMU ends with, by its device for that, which makes 2n + 1 of it.
-#[derive(Clone, Copy)]
-enum Status {
-    /// Everything agreed.
-    Right = 16,
-    /// The processor and the judge disagreed.
-    Wrong = 17,
-    /// It came to no end.
-    Failed = 18,
-}
-
-/// QEMU's debug console.
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: the port of the console, or of no device.
-            unsafe { Port::new(0xe9).write(byte) };
-        }
-        Ok(())
-    }
-}
-
-/// Ends the machine.
-fn exit(status: Status) -> ! {
-    // SAFETY: the port of the device that ends QEMU, or of no device.
-    unsafe { Port::new(0xf4).write(status as u32) };
-    loop {
-        hlt();
-    }
-}
-
-#[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
-    let _ = writeln!(Console, "PANIC: {info}");
-    exit(Status::Failed)
-}
-
-/// What the command line says.
+/// The command line.
 struct Options {
     questions: u32,
     omit: Option<Omit>,
@@ -122,6 +81,7 @@ fn run(options: &Options) -> Result<(), Failed> {
     }
 }
 
+#[unsafe(no_mangle)]
 extern "C" fn main(info: u64) -> ! {
     // SAFETY: the first that is done.
     unsafe { cpu::init() };

@@ -18,8 +18,8 @@ use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 
-use crate::edits::PAGE;
 use crate::svm;
+use tablewright_hypervisor_common::edits::PAGE;
 
 /// A planted bug: a class of invalidations that is left out, so that a test can show that it is
 /// missed.

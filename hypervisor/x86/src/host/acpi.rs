@@ -4,8 +4,8 @@
 
 use arrayvec::ArrayVec;
 
-use crate::exits::{RESET, SLEEP, SLEEP_STATUS};
-use crate::vm::Vm;
+use crate::ports::{RESET, SLEEP, SLEEP_STATUS};
+use crate::world::Vm;
 
 /// Where they are, in a hole of the guest's memory map.
 pub const START: u64 = 0xe_0000;

@@ -1,44 +1,16 @@
 //! The interrupt controller of a vCPU, an x2APIC: it is there from the beginning, in that mode, and
 //! has no memory (APM vol. 2 16.9; SDM vol. 3A 12.12).
 //!
-//! What is requested of a vCPU stands in its [`Vcpu`], where other processors put it; the rest is
-//! its own processor's.
+//! Other processors request interrupts of a vCPU in its [`Vcpu`]; the rest is its own processor's.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
+use crate::clock::{self, Clock};
+use crate::count::count;
 use crate::counters::Count;
-use crate::machine::count;
-use crate::vcpu::Vcpu;
-use crate::{World, clock, world};
-
-/// Vectors that wait for a vCPU.
-#[derive(Default)]
-pub struct Requests([AtomicU32; 8]);
-
-impl Requests {
-    /// Adds one.
-    pub fn post(&self, vector: u8) {
-        self.0[usize::from(vector) / 32].fetch_or(1 << (vector % 32), Ordering::Release);
-    }
-
-    fn highest(&self) -> Option<u8> {
-        let words = self.0.iter().map(|word| word.load(Ordering::Acquire));
-        highest(words.rev())
-    }
-
-    fn take(&self, vector: u8) {
-        self.0[usize::from(vector) / 32].fetch_and(!(1 << (vector % 32)), Ordering::Acquire);
-    }
-}
-
-/// The highest vector of 8 words, the last of which comes first.
-fn highest(words: impl Iterator<Item = u32>) -> Option<u8> {
-    (0..8u8)
-        .rev()
-        .zip(words)
-        .find(|(_, word)| *word != 0)
-        .map(|(index, word)| index * 32 + (31 - word.leading_zeros() as u8))
-}
+use crate::vcpu::{Vcpu, highest};
+use crate::vmcb::NoRegister;
+use crate::world::World;
 
 // Registers, by their numbers from 0x800 on.
 const ID: u32 = 0x02;
@@ -67,7 +39,7 @@ const MASKED: u32 = 1 << 16;
 const PERIODIC: u32 = 1 << 17;
 const DEADLINE: u32 = 1 << 18;
 
-/// What only the vCPU's own processor uses.
+/// The part that only the vCPU's own processor uses.
 pub struct Apic {
     in_service: [u32; 8],
     spurious: u32,
@@ -81,12 +53,8 @@ pub struct Apic {
     due: u64,
 }
 
-/// The register, or what is written to it, is not there: the guest gets a fault.
-#[derive(Clone, Copy, Debug)]
-pub struct NoRegister;
-
 impl Apic {
-    /// As it is after a reset.
+    /// A controller after a reset.
     pub fn new() -> Self {
         Self {
             in_service: [0; 8],
@@ -108,7 +76,7 @@ impl Apic {
         (vector >> 4 > class).then_some(vector)
     }
 
-    /// It is delivered.
+    /// Delivers it.
     pub fn take(&mut self, vcpu: &Vcpu, vector: u8) {
         vcpu.requests.take(vector);
         self.in_service[usize::from(vector) / 32] |= 1 << (vector % 32);
@@ -127,7 +95,7 @@ impl Apic {
         Some(self.due).filter(|due| *due != 0)
     }
 
-    /// Has the timer interrupt, if it is due.
+    /// Posts the timer's interrupt, if it is due.
     pub fn tick(&mut self, vcpu: &Vcpu, now: u64) {
         if self.due == 0 || now < self.due {
             return;
@@ -142,7 +110,7 @@ impl Apic {
         }
     }
 
-    fn start_timer(&mut self, world: &World) {
+    fn start_timer(&mut self) {
         let timer = self.local[0];
         if timer & DEADLINE != 0 {
             return;
@@ -150,11 +118,10 @@ impl Apic {
         // Bits 3, 1 and 0: 2, 4, 8, ... 128, 1.
         let shift = ((self.divide & 3 | self.divide >> 1 & 4) + 1) % 8;
         let ns = u64::from(self.timer_from) << shift;
-        let cycles = world.clock.cycles(ns);
-        self.period = if timer & PERIODIC != 0 {
-            cycles.max(1)
-        } else {
-            0
+        let cycles = Clock::get().cycles(ns);
+        self.period = match timer & PERIODIC {
+            0 => 0,
+            _ => cycles.max(1),
         };
         self.due = match self.timer_from {
             0 => 0,
@@ -164,10 +131,9 @@ impl Apic {
 
     /// When the timer is due, as the guest has set it.
     pub fn deadline(&self) -> u64 {
-        if self.local[0] & DEADLINE != 0 {
-            self.due
-        } else {
-            0
+        match self.local[0] & DEADLINE {
+            0 => 0,
+            _ => self.due,
         }
     }
 
@@ -194,15 +160,13 @@ impl Apic {
             SPURIOUS => self.spurious.into(),
             IN_SERVICE..LEVEL => word(&self.in_service, IN_SERVICE),
             LEVEL..REQUESTED | ERRORS => 0,
-            REQUESTED..ERRORS => vcpu.requests.0[(register - REQUESTED) as usize]
-                .load(Ordering::Relaxed)
-                .into(),
+            REQUESTED..ERRORS => vcpu.requests.word((register - REQUESTED) as usize).into(),
             COMMAND => 0,
             LOCAL..=LOCAL_LAST => self.local[(register - LOCAL) as usize].into(),
             TIMER_FROM => self.timer_from.into(),
-            TIMER_NOW => match (self.due, world()) {
-                (0, _) | (_, None) => 0,
-                (due, Some(world)) => world.clock.ns(due.saturating_sub(clock::guest_now())),
+            TIMER_NOW => match self.due {
+                0 => 0,
+                due => Clock::get().ns(due.saturating_sub(clock::guest_now())),
             },
             TIMER_DIVIDE => self.divide.into(),
             _ => return Err(NoRegister),
@@ -245,7 +209,7 @@ impl Apic {
             TIMER_FROM => {
                 count(Count::Timers, 1);
                 self.timer_from = low;
-                self.start_timer(world);
+                self.start_timer();
             }
             TIMER_DIVIDE => self.divide = low & 0b1011,
             SELF => {
@@ -263,7 +227,7 @@ fn logical(number: u32) -> u32 {
     number >> 4 << 16 | 1 << (number & 0xf)
 }
 
-/// A command to other vCPUs.
+/// Carries out a command to other vCPUs.
 fn command(world: &World, from: &Vcpu, value: u64) {
     let (vector, mode, to) = (value as u8, value >> 8 & 7, (value >> 32) as u32);
     let is_logical = value >> 11 & 1 != 0;

@@ -1,4 +1,4 @@
-//! Time: the processors' counter, whose rate is measured once, and what is derived of it.
+//! Time: the processors' counter, whose rate is measured once.
 //!
 //! The guest reads the counter itself. It learns the rate by a register, so that it need not
 //! measure; what it is told is measured with the interval timer that every PC has (channel 2,
@@ -10,14 +10,17 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use spin::once::Once;
 use x86_64::instructions::port::Port;
 
 use crate::processor;
 
+static CLOCK: Once<Clock> = Once::new();
+
 /// How far the guest's counter is behind the processors'.
 static BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// The guest stood still for so many cycles.
+/// The guest stood still for `cycles`.
 pub fn stood(cycles: u64) {
     BEHIND.fetch_add(cycles, Ordering::Release);
 }
@@ -27,7 +30,7 @@ pub fn behind() -> u64 {
     BEHIND.load(Ordering::Acquire)
 }
 
-/// What the guest reads of the counter now.
+/// Returns the guest's counter.
 pub fn guest_now() -> u64 {
     processor::now().wrapping_sub(behind())
 }
@@ -70,8 +73,13 @@ fn wait_interval() {
 }
 
 impl Clock {
+    /// The clock, which is measured when it is first asked for.
+    pub fn get() -> &'static Self {
+        CLOCK.call_once(Self::measure)
+    }
+
     /// Measures. The smallest of some counts is taken: whatever disturbs makes them larger.
-    pub fn measure() -> Self {
+    fn measure() -> Self {
         let (mut cycles, mut ticks) = (u64::MAX, u64::MAX);
         for _ in 0..4 {
             let from = processor::now();
@@ -88,13 +96,13 @@ impl Clock {
         }
     }
 
-    /// The time of the guest, in units of 100 ns (TLFS, "Partition Reference Counter").
+    /// Returns the time of the guest, in units of 100 ns (TLFS, "Partition Reference Counter").
     pub fn reference(&self) -> u64 {
         let cycles = guest_now().wrapping_sub(self.start);
         ((u128::from(cycles) * u128::from(self.scale)) >> 64) as u64
     }
 
-    /// The page by which the guest finds the same ("Partition Reference TSC Mechanism"): its
+    /// Returns the page by which the guest finds that time itself ("Partition Reference TSC Mechanism"): its
     /// sequence, scale and offset.
     pub fn reference_page(&self) -> [u64; 3] {
         let offset = ((u128::from(self.start) * u128::from(self.scale)) >> 64) as u64;

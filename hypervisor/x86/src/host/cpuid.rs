@@ -1,12 +1,12 @@
-//! What CPUID tells the guest: the processor, without what is not let through, and that it runs on
-//! Hyper-V (TLFS, "Feature and Interface Discovery").
+//! CPUID of the guest: the processor, without features that are not let through, and Hyper-V (TLFS, "Feature and Interface Discovery").
 
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
 
 use tablewright::hyperv::{INTERFACE, features, hints};
 use tablewright::shootdown::Cpus;
 
-use crate::{Flush, World};
+use crate::options::Flush;
+use crate::world::World;
 
 const NOTHING: CpuidResult = CpuidResult {
     eax: 0,
@@ -59,7 +59,7 @@ const FREQUENCIES: u32 = 1 << 11;
 const EVEN_COUNTER: u32 = 1 << 15;
 const FREQUENCIES_THERE: u32 = 1 << 8;
 
-/// What CPUID says to this vCPU.
+/// Answers CPUID of a vCPU.
 pub fn answer(world: &World, number: u32, leaf: u32, subleaf: u32) -> CpuidResult {
     let count = world.vcpus.len() as u32;
     let mut said = match leaf {

@@ -1,23 +1,28 @@
-//! What brings a vCPU to the hypervisor. Nothing that a guest does stops it; what it may not do
-//! ends with a fault of its own.
+//! Exits of a vCPU. Nothing that a guest does stops the hypervisor; what it may not do ends with a
+//! fault of its own.
 
 use core::fmt::Write as _;
 
-use tablewright_hypervisor_common::snapshot;
-use x86_64::instructions::port::Port;
+use tablewright::guest::Fault;
+use tablewright_hypervisor_common::log;
+use tablewright_hypervisor_common::vm::Next;
 
+use crate::context::{Context, State};
+use crate::count::{self, count};
 use crate::counters::Count;
-use crate::machine::{self, Machine, count};
-use crate::vcpu::{Context, State};
-use crate::vm::{Gather, Next};
+use crate::machine::Machine;
+use crate::ports::{
+    BELL, End, MARK, RESET, RESET_CONTROL, SERIAL, SLEEP, SLEEP_STATUS, Serial, end,
+};
 use crate::vmcb::exit;
-use crate::{Serial, World, cpuid, registers};
+use crate::world::World;
+use crate::{cpuid, processor, registers};
 
-/// So many frames are taken away at an interrupt of the host's, if any are.
+/// The frames that are taken away at an interrupt of the host's, if any are.
 const EVICTED: usize = 8;
 
 /// Handles an exit, a hypercall excepted.
-pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather) {
+pub fn handle(world: &'static World, context: &mut Context) {
     let [info, more] = context.block.exit_info;
     count(Count::Exits, 1);
     match context.block.exit_code {
@@ -25,7 +30,7 @@ pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather)
             count(Count::Interrupts, 1);
             // It has left anyway.
             for _ in 0..EVICTED {
-                world.vm.evict(gather);
+                world.vm.evict(processor::number());
             }
         }
         exit::NMI..=exit::INIT => count(Count::Others, 1),
@@ -57,7 +62,10 @@ pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather)
         // Counted where it is handled.
         exit::CALL => {}
         exit::NESTED => {
-            if world.vm.fault(info, more, gather) == Next::Inject {
+            // What the exit says of the fault (APM vol. 2 15.25.6).
+            let fault = Fault::nested(info, more);
+            let next = fault.map(|fault| world.vm.fault(&fault, processor::number()));
+            if next != Some(Next::Resume) {
                 context.protection();
             }
         }
@@ -111,25 +119,11 @@ fn register(world: &World, context: &mut Context, is_write: bool) {
 
 // ---- Ports ----
 
-/// Where the guest turns the machine off, as its tables say, with 5 << 2 | 1 << 5.
-pub const SLEEP: u16 = 0x600;
-/// What it reads of it.
-pub const SLEEP_STATUS: u16 = 0x601;
-/// Where it resets the machine, with 1.
-pub const RESET: u16 = 0x602;
-/// Where a program in the guest says that something begins, with 1, or ends, with 2, that is to be
-/// counted by itself.
-pub const MARK: u16 = 0x610;
-/// Where it rings when its load is at work, by writing, and reads whether it was copied: a digit.
-pub const BELL: u16 = 0x612;
-/// The serial port, which it has for itself.
-pub const SERIAL: u16 = 0x3f8;
 const OFF: u32 = 5 << 2 | 1 << 5;
 const KEYBOARD: u16 = 0x64;
 const CLOCK: u16 = 0x71;
-const RESET_CONTROL: u16 = 0xcf9;
 
-/// Which the guest leaves at: a bit for each (APM vol. 2 15.10).
+/// Fills the map of the ports that the guest leaves at: a bit for each (APM vol. 2 15.10).
 pub fn bitmap(bytes: &mut [u8]) {
     bytes.fill(0xff);
     if let Some(byte) = bytes.get_mut(usize::from(SERIAL / 8)) {
@@ -152,7 +146,7 @@ fn port(context: &mut Context, info: u64, next: u64) {
         let value = match number {
             // A clock that says nothing of use, and is not just being set: kernels wait for that.
             SLEEP_STATUS | CLOCK => 0,
-            BELL => u64::from(b'0') + u64::from(snapshot::is_over::<Machine>()),
+            BELL => u64::from(b'0') + u64::from(log::is_over::<Machine>()),
             _ => all,
         };
         // A result of 32 bits clears the rest.
@@ -165,9 +159,9 @@ fn port(context: &mut Context, info: u64, next: u64) {
     } else {
         match (number, value) {
             (SLEEP, OFF) => end(End::Off),
-            (BELL, _) => snapshot::ring(),
-            (MARK, 1) => machine::begin(),
-            (MARK, 2) => machine::end(),
+            (BELL, _) => log::ring(),
+            (MARK, 1) => count::begin(),
+            (MARK, 2) => count::end(),
             (RESET, 1) | (KEYBOARD, 0xfe) => reset(context, number),
             (RESET_CONTROL, value) if value & 0b110 == 0b110 => reset(context, number),
             _ => {}
@@ -186,26 +180,4 @@ fn reset(context: &Context, number: u16) -> ! {
         context.vcpu.number, context.block.instruction, context.trail
     );
     end(End::Reset)
-}
-
-/// How it ends.
-pub enum End {
-    /// The machine is turned off.
-    Off,
-    /// The machine is reset.
-    Reset,
-}
-
-/// Ends the machine, by the ports of QEMU's PC.
-pub fn end(how: End) -> ! {
-    // SAFETY: the ports of power management, and of a reset.
-    unsafe {
-        match how {
-            End::Off => Port::<u16>::new(0x604).write(0x2000),
-            End::Reset => Port::<u8>::new(RESET_CONTROL).write(6),
-        }
-    }
-    loop {
-        x86_64::instructions::hlt();
-    }
 }

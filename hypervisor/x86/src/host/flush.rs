@@ -1,4 +1,4 @@
-//! Flushes of what processors remember of vCPUs, by the engine's
+//! Flushes of the TLB entries of vCPUs, by the engine's
 //! [shootdown](tablewright::shootdown).
 //!
 //! A vCPU is a space of the engine's, and its identifier (ASID) that of the space. A processor has
@@ -16,7 +16,7 @@
 //!
 //! | a processor that flushes | a processor in a guest |
 //! |---|---|
-//! | moves generations on | counts its [passage](crate::Processor::passages): odd |
+//! | moves generations on | counts its [passage](crate::world::Processor::passages): odd |
 //! | full fence | full fence |
 //! | reads which processors have the spaces loaded | puts itself into the set; reads the generation; enters |
 //! | reads the passage of each; if it is odd, interrupts it and waits for another | leaves; counts its passage: even |
@@ -31,10 +31,13 @@ use core::sync::atomic::Ordering;
 use tablewright::shootdown::{Actions, Allocator, Cpus, LocalFlush, Messenger, PerCpu};
 use tablewright::{Invalidation, Pa, What};
 
+use crate::count::count;
 use crate::counters::Count;
-use crate::machine::{PAGE, count};
+use crate::machine::PAGE;
+use crate::options::Plant;
+use crate::processor;
 use crate::vcpu::Vcpu;
-use crate::{Plant, Processor, World, processor};
+use crate::world::{Processor, World, world};
 
 /// A root for a space that has no tables of the engine's: those are the guest's own.
 pub const NO_ROOT: Pa = Pa::new(0);
@@ -42,7 +45,7 @@ pub const NO_ROOT: Pa = Pa::new(0);
 /// More pages than these are forgotten with all the rest.
 const PAGES: u64 = 64;
 
-/// What this processor does for flushes.
+/// The actions of this processor for flushes.
 pub struct Doing<'w> {
     world: &'w World,
     me: &'w Processor,
@@ -136,8 +139,8 @@ unsafe impl Messenger for Together {
     }
 }
 
-/// Has every processor forget what it remembers of these vCPUs. `own` is the one that this
-/// processor has loaded, if any. Returns how many they were.
+/// Flushes the TLB entries of these vCPUs. `own` is the one that this processor has loaded, if any.
+/// Returns how many vCPUs they were.
 pub fn flush<'v>(
     world: &World,
     vcpus: impl Iterator<Item = &'v Vcpu> + Clone,
@@ -201,8 +204,9 @@ fn wait(world: &World, here: PerCpu<'_, '_>, cpus: &Cpus, doing: &Doing<'_>) {
     }
 }
 
-/// Has every processor forget what was made of the nested tables.
-pub fn nested(world: &World) {
+/// Flushes the nested translations of every vCPU.
+pub fn nested() {
+    let Some(world) = world() else { return };
     if world.options.plant == Some(Plant::Nested) {
         return;
     }

@@ -1,95 +1,20 @@
-//! The guest's hypercalls. What they mean the engine decodes; here they are carried out.
-
-use core::sync::atomic::{AtomicU64, Ordering};
+//! The guest's hypercalls: the engine decodes them, and they are carried out here.
 
 use tablewright::hyperv::{
     Call, Decoded, HostCaps, Input, Output, PAGE_WORDS, Pages, Status, decode,
 };
 use tablewright::{Level, Stale, What};
 
-use crate::apic::NoRegister;
+use tablewright_hypervisor_common::vm::Moving;
+
+use crate::clock::Clock;
+use crate::context::Context;
+use crate::count::{count, count_most};
 use crate::counters::Count;
-use crate::machine::{PAGE, count, count_most};
-use crate::vcpu::Context;
-use crate::vm::{Moving, Vm};
-use crate::{Plant, World, flush, processor};
-
-/// What the guest has set for all of its vCPUs.
-#[derive(Default)]
-pub struct Partition {
-    guest: AtomicU64,
-    page: AtomicU64,
-    reference: AtomicU64,
-}
-
-/// Bit 0 of a register that says where a page is.
-const ENABLED: u64 = 1;
-/// `vmmcall; ret`.
-const CALL: [u8; 4] = [0x0f, 0x01, 0xd9, 0xc3];
-
-impl Partition {
-    /// Which operating system it is.
-    pub fn guest(&self) -> u64 {
-        self.guest.load(Ordering::Relaxed)
-    }
-
-    /// Says which operating system it is. Without one there are no hypercalls.
-    pub fn set_guest(&self, value: u64) {
-        self.guest.store(value, Ordering::Relaxed);
-        if value == 0 {
-            self.page.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Where the hypercall page is, and whether.
-    pub fn page(&self) -> u64 {
-        self.page.load(Ordering::Relaxed)
-    }
-
-    /// Puts the hypercall page there.
-    ///
-    /// # Errors
-    /// There is no memory there.
-    pub fn set_page(&self, vm: &Vm, value: u64) -> Result<(), NoRegister> {
-        // As long as it is not known which guest it is, it stays off (TLFS, "Establishing the
-        // Hypercall Interface").
-        let value = if self.guest() == 0 {
-            value & !ENABLED
-        } else {
-            value
-        };
-        if value & ENABLED != 0 {
-            vm.write(value & !(PAGE - 1), &CALL).ok_or(NoRegister)?;
-        }
-        self.page.store(value, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Where the page of the reference time is, and whether.
-    pub fn reference(&self) -> u64 {
-        self.reference.load(Ordering::Relaxed)
-    }
-
-    /// Puts the page of the reference time there.
-    ///
-    /// # Errors
-    /// There is no memory there.
-    pub fn set_reference(&self, world: &World, value: u64) -> Result<(), NoRegister> {
-        if value & ENABLED != 0 {
-            let at = value & !(PAGE - 1);
-            for (index, word) in (0..).zip(world.clock.reference_page()) {
-                let bytes = word.to_le_bytes();
-                world.vm.write(at + 8 * index, &bytes).ok_or(NoRegister)?;
-            }
-        }
-        self.reference.store(value, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn is_enabled(&self) -> bool {
-        self.page() & ENABLED != 0
-    }
-}
+use crate::machine::PAGE;
+use crate::options::Plant;
+use crate::world::World;
+use crate::{flush, processor};
 
 /// So many ranges are done in one exit; a longer list goes on in the next.
 const RANGES: usize = tablewright::flush::MAX_RANGES;
@@ -142,7 +67,7 @@ fn answer(world: &World, context: &mut Context, input: Input) -> Result<Option<u
             Some(Ok(())) => {}
             // Where the page goes, this vCPU's processor has to forget it: the call is made again.
             Some(Err(Moving)) => return Ok(Some(input.start())),
-            // What is wrong with the code or the place is said first.
+            // A wrong code or place is said first.
             None => {
                 decode(input, at, &words[..count_of], &host)?;
                 return Err(Status::PARAMETER);
@@ -162,7 +87,7 @@ fn answer(world: &World, context: &mut Context, input: Input) -> Result<Option<u
     }
     let from = processor::now();
     let next = carry_out(world, context, input, &decoded);
-    let waited = world.clock.ns(processor::now().wrapping_sub(from));
+    let waited = Clock::get().ns(processor::now().wrapping_sub(from));
     count(Count::WaitTotal, waited);
     count_most(Count::WaitLongest, waited);
     Ok(next)
@@ -189,7 +114,11 @@ fn carry_out(world: &World, context: &Context, input: Input, decoded: &Decoded) 
         false => What::Ranges(&ranges[..used]),
     };
     if world.options.plant != Some(Plant::Ignore) {
-        let is_target = |index: u32| decoded.targets.is_none_or(|set| set.contains(index as usize));
+        let is_target = |index: u32| {
+            decoded
+                .targets
+                .is_none_or(|set| set.contains(index as usize))
+        };
         let targets = world.vcpus.iter().filter(|vcpu| is_target(vcpu.index));
         let named = flush::flush(world, targets, Some(context.vcpu), what);
         // A list that goes on names the same.

@@ -4,12 +4,14 @@
 
 use tablewright::hyperv::PAGE_WORDS;
 
+use tablewright_hypervisor_common::host::Reason;
+
 use crate::acpi;
-use crate::exits::RESET;
+use crate::context::{Context, EFER_SVME, State};
 use crate::machine::PAGE;
-use crate::vcpu::{Context, EFER_SVME, State};
-use crate::vm::Vm;
+use crate::ports::RESET;
 use crate::vmcb::{Segment, segment};
+use crate::world::Vm;
 
 /// Where the kernel is put: where it would move to otherwise.
 pub const KERNEL: u64 = 16 << 20;
@@ -47,9 +49,6 @@ const MAP_ENTRIES: usize = 0x1e8;
 const MAP: usize = 0x2d0;
 /// The 64-bit entry is so far from the start.
 const ENTRY: u64 = 0x200;
-
-/// Why a kernel is not started.
-pub type Reason = &'static str;
 
 /// What is known of the files.
 pub struct Files<'a> {
@@ -101,7 +100,7 @@ pub fn load(
     let map = [
         (0, LOW_END, 1u32),
         (acpi::START, acpi::END, 3),
-        (acpi::END, vm.size(), 1),
+        (acpi::END, vm.memory.size(), 1),
     ];
     let root = acpi::write(vm, cpus).ok_or(TOO_SMALL)?;
     let (initrd, initrd_size) = files.initrd;

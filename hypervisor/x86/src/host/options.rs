@@ -1,12 +1,18 @@
-//! What the command line asks for.
+//! The command line.
 
 use tablewright::{Pa, Span};
+use tablewright_hypervisor_common::host::Reason;
+use tablewright_hypervisor_common::log::Kind;
 use tablewright_hypervisor_common::memory::Leaves;
-use tablewright_hypervisor_common::snapshot::{Begin, Kind};
+use tablewright_hypervisor_common::options::Options as Common;
 
-use crate::{processor, vcpu};
+use crate::machine::PAGE;
+use crate::processor;
 
-/// What the guest is recommended for flushes of other processors.
+/// The most vCPUs.
+pub const VCPUS: usize = 16;
+
+/// The recommendation to the guest for flushes of other processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// Interrupts.
@@ -24,36 +30,30 @@ pub enum Plant {
     Ignore,
     /// Only vCPUs that do not run are flushed, when they do.
     OnEntry,
-    /// What was made of nested tables is not forgotten.
+    /// Nested translations are not invalidated.
     Nested,
     /// Of each range of a list the second half is dropped.
     Half,
 }
 
-/// What was asked for.
+/// The options.
 pub struct Options {
+    /// Those that all hypervisors have.
+    pub common: Common,
     /// The guest's memory, in the host's.
     pub memory: Span<Pa>,
-    /// How it is mapped.
-    pub leaves: Leaves,
-    /// How many processors there are.
+    /// The number of processors.
     pub processors: usize,
-    /// How many vCPUs the guest has.
+    /// The number of vCPUs.
     pub vcpus: usize,
     /// A time slice.
     pub slice_ns: u64,
-    /// From the index of one vCPU to that of the next: guests may not take them for the numbers of
-    /// processors.
+    /// The distance from the index of one vCPU to that of the next: guests may not take them for the
+    /// numbers of processors.
     pub step: u32,
-    /// What the guest is recommended.
+    /// The recommendation to the guest.
     pub flush: Flush,
-    /// So many frames are taken away from the guest.
-    pub evict: u64,
-    /// What is written is logged.
-    pub log: Option<Kind>,
-    /// The guest is copied, and goes on on the copy.
-    pub snapshot: Option<Begin>,
-    /// Where the copy goes, in the host's memory.
+    /// The place of a copy, in the host's memory.
     pub copy: Option<Span<Pa>>,
     /// No guest is run: the start of a log is measured.
     pub measures: bool,
@@ -61,43 +61,50 @@ pub struct Options {
     pub plant: Option<Plant>,
     /// Sectors of the header before the guest's kernel.
     pub kernel: u64,
-    /// Where the first file system is in the guest's memory, and how large.
+    /// The address of the first file system in the guest's memory, and its size.
     pub initrd: (u64, u64),
 }
 
 impl Options {
-    /// How many processors there are, with the one that is the host's alone, where there is
-    /// something to do beside the guest.
+    /// The number of processors, with the one that is the host's alone where there is a log.
     pub fn all_processors(&self) -> usize {
-        self.processors + usize::from(self.log.is_some())
+        self.processors + usize::from(self.common.log.is_some())
     }
 
-    /// Reads words of the form `NAME=VALUE`; what comes behind ` -- ` is for the guest.
+    /// Reads words of the form `NAME=VALUE`; the text behind ` -- ` is for the guest.
     ///
     /// # Errors
-    /// What is wrong.
-    pub fn read(text: &str) -> Result<(Self, &str), &'static str> {
+    /// The first that is not right.
+    pub fn read(text: &str) -> Result<(Self, &str), Reason> {
         let (words, line) = text.split_once(" -- ").unwrap_or((text, ""));
-        let mut memory = None;
-        let (mut leaves, mut flush, mut plant) = (Leaves::Blocks, Flush::Hypercall, None);
-        let (mut processors, mut vcpus, mut slice_ns) = (1, 1, 4_000_000);
-        let (mut kernel, mut initrd, mut step, mut evict) = (0, (0, 0), 1, 0);
-        let (mut log, mut snapshot, mut copy, mut measures) = (None, None, None, false);
+        let (mut memory, mut copy) = (None, None);
+        let mut options = Self {
+            common: Common::new(Leaves::Blocks),
+            memory: Span::new(Pa::new(0), PAGE).map_err(|_| "no memory")?,
+            processors: 1,
+            vcpus: 1,
+            slice_ns: 4_000_000,
+            step: 1,
+            flush: Flush::Hypercall,
+            copy: None,
+            measures: false,
+            plant: None,
+            kernel: 0,
+            initrd: (0, 0),
+        };
         for word in words.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
+            if options.common.read(name, value)? {
+                continue;
+            }
             match name {
-                "memory" => {
-                    let (start, size) = pair(value)?;
-                    memory = Span::new(Pa::new(start), size).ok();
-                }
-                "mapping" => leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?,
-                "processors" => processors = number(value)? as usize,
-                "vcpus" => vcpus = number(value)? as usize,
-                "evict" => evict = number(value)?,
-                "step" => step = number(value)?,
-                "slice" => slice_ns = number(value)?.saturating_mul(1000),
+                "memory" => memory = Some(pair(value)?),
+                "processors" => options.processors = number(value)? as usize,
+                "vcpus" => options.vcpus = number(value)? as usize,
+                "step" => options.step = number(value)?.min(u32::MAX.into()) as u32,
+                "slice" => options.slice_ns = number(value)?.saturating_mul(1000),
                 "flush" => {
-                    flush = match value {
+                    options.flush = match value {
                         "interrupt" => Flush::Interrupt,
                         "hypercall" => Flush::Hypercall,
                         "extended" => Flush::Extended,
@@ -105,7 +112,7 @@ impl Options {
                     }
                 }
                 "plant" => {
-                    plant = match value {
+                    options.plant = match value {
                         "ignore" => Some(Plant::Ignore),
                         "on-entry" => Some(Plant::OnEntry),
                         "half" => Some(Plant::Half),
@@ -113,65 +120,51 @@ impl Options {
                         _ => return Err("plant is ignore, on-entry, half or nested"),
                     }
                 }
-                "log" => log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?),
-                "snapshot" => {
-                    let begin = Begin::named(value);
-                    snapshot = Some(begin.ok_or("snapshot is bell, or milliseconds")?);
-                }
                 "copy" => copy = Some(number(value)?),
-                "measure" if value == "start" => measures = true,
-                "kernel" => kernel = number(value)?,
-                "initrd" => initrd = pair(value)?,
+                "measure" if value == "start" => options.measures = true,
+                "kernel" => options.kernel = number(value)?,
+                "initrd" => options.initrd = pair(value)?,
                 _ => return Err("an option is not known"),
             }
         }
+        let span = |(start, size)| Span::new(Pa::new(start), size).ok();
+        let memory = memory
+            .and_then(span)
+            .ok_or("there is no memory for the guest")?;
+        options.memory = memory;
+        options.copy = copy.and_then(|first| span((first, memory.size())));
         // One is the host's.
-        if !(1..processor::MOST).contains(&processors) {
+        if !(1..processor::MOST).contains(&options.processors) {
             return Err("there are 1 to 8 processors");
         }
-        if !(1..=vcpu::MOST).contains(&vcpus) {
+        if !(1..=VCPUS).contains(&options.vcpus) {
             return Err("there are 1 to 16 vCPUs");
         }
-        if !(1..=256).contains(&step) {
+        if !(1..=256).contains(&options.step) {
             return Err("indices are 1 to 256 apart");
         }
-        let memory = memory.ok_or("there is no memory for the guest")?;
-        if (snapshot.is_some() || measures) && log.is_none() {
+        let Common { log, snapshot, .. } = options.common;
+        if log == Some(Kind::Hardware) {
+            return Err("log is bitmap, ring or all");
+        }
+        if (snapshot.is_some() || options.measures) && log.is_none() {
             return Err("there is no log to go by");
         }
-        // What is only measured is not touched, and need not be there.
-        if !measures && memory.last().get() >> 32 != 0 {
+        // A guest that is only measured does not touch its memory, which need not be there.
+        if !options.measures && memory.last().get() >> 32 != 0 {
             return Err("the guest's memory ends below 4 GiB");
         }
-        let copy = copy.and_then(|first| Span::new(Pa::new(first), memory.size()).ok());
         // Behind the guest's memory, and mapped.
         let is_free =
             |copy: &Span<Pa>| memory.last() < copy.start() && copy.last().get() >> 33 == 0;
-        if snapshot.is_some() && !copy.as_ref().is_some_and(is_free) {
+        if snapshot.is_some() && !options.copy.as_ref().is_some_and(is_free) {
             return Err("no memory for a copy of the guest");
         }
-        let options = Self {
-            memory,
-            leaves,
-            processors,
-            vcpus,
-            slice_ns,
-            step: step as u32,
-            flush,
-            evict,
-            log,
-            snapshot,
-            copy,
-            measures,
-            plant,
-            kernel,
-            initrd,
-        };
         Ok((options, line))
     }
 }
 
-fn number(text: &str) -> Result<u64, &'static str> {
+fn number(text: &str) -> Result<u64, Reason> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
@@ -180,7 +173,7 @@ fn number(text: &str) -> Result<u64, &'static str> {
 }
 
 /// `FIRST,SIZE`.
-fn pair(text: &str) -> Result<(u64, u64), &'static str> {
+fn pair(text: &str) -> Result<(u64, u64), Reason> {
     let (first, second) = text.split_once(',').ok_or("a range is FIRST,SIZE")?;
     Ok((number(first)?, number(second)?))
 }

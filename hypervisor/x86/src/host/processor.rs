@@ -17,7 +17,7 @@ use x86_64::registers::model_specific::Msr;
 use x86_64::structures::idt::InterruptDescriptorTable;
 
 /// As many as there can be.
-pub const MOST: usize = tablewright_hypervisor_common::PROCESSORS;
+pub const MOST: usize = tablewright_hypervisor_common::host::PROCESSORS;
 
 const STACK: usize = 1 << 16;
 

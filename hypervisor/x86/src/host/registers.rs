@@ -4,12 +4,12 @@
 
 use tablewright::hyperv::msr;
 
-use crate::World;
-use crate::apic::NoRegister;
+use crate::clock::Clock;
+use crate::context::{Context, EFER_SVME};
+use crate::count::count;
 use crate::counters::Count;
-use crate::machine::count;
-use crate::vcpu::{Context, EFER_SVME};
-use crate::vmcb::Block;
+use crate::vmcb::{Block, NoRegister};
+use crate::world::World;
 
 const COUNTER: u32 = 0x10;
 const APIC_BASE: u32 = 0x1b;
@@ -55,7 +55,7 @@ const FREE: [u32; 11] = [
     COUNTER,
 ];
 
-/// Which the guest leaves at: a bitmap of two bits for each, of three ranges of 8192 (APM vol. 2
+/// Fills the map of the guest's exits: a bitmap of two bits for each, of three ranges of 8192 (APM vol. 2
 /// 15.11).
 pub fn bitmap(bytes: &mut [u8]) {
     bytes.fill(0xff);
@@ -97,9 +97,9 @@ pub fn read(world: &World, context: &Context, register: u32) -> Result<u64, NoRe
         msr::GUEST_OS_ID => hyperv.guest(),
         msr::HYPERCALL => hyperv.page(),
         msr::VP_INDEX => vcpu.index.into(),
-        REFERENCE_COUNTER => world.clock.reference(),
+        REFERENCE_COUNTER => Clock::get().reference(),
         REFERENCE_PAGE => hyperv.reference(),
-        COUNTER_HZ => world.clock.counter_hz,
+        COUNTER_HZ => Clock::get().counter_hz,
         TIMER_HZ => TIMER_RATE,
         ASSIST_PAGE | EVEN_COUNTER => 0,
         _ => return Err(NoRegister),
@@ -141,7 +141,7 @@ pub fn write(
         }
         msr::GUEST_OS_ID => hyperv.set_guest(value),
         msr::HYPERCALL => hyperv.set_page(&world.vm, value)?,
-        REFERENCE_PAGE => hyperv.set_reference(world, value)?,
+        REFERENCE_PAGE => hyperv.set_reference(&world.vm, value)?,
         // There is nothing on it that a host must do.
         ASSIST_PAGE | EVEN_COUNTER => {}
         _ => return Err(NoRegister),

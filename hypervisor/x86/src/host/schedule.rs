@@ -8,65 +8,25 @@
 //! them at least sees the other. If it is the other, this processor is interrupted; and an
 //! interrupt that comes too early has the guest leave, or the sleep end, at once.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
 
 use tablewright::shootdown::PerCpu;
 
+use crate::clock::{self, Clock};
+use crate::context::{Context, State};
+use crate::count::count;
 use crate::counters::Count;
 use crate::flush::Doing;
-use crate::machine::{Machine, count};
-use crate::vcpu::{Context, State};
+use crate::machine::Machine;
 use crate::vmcb::{self, exit};
-use crate::{Mode, Processor, World, clock, exits, hyperv, processor};
-
-/// What a processor has to forget when it enters a guest: nothing, what stands under an identifier,
-/// or everything.
-pub struct Stale(AtomicU64);
-
-impl Stale {
-    const EVERYTHING: u64 = u64::MAX;
-
-    /// Everything: what was before is not known.
-    pub const fn new() -> Self {
-        Self(AtomicU64::new(Self::EVERYTHING))
-    }
-
-    /// This, too. Only the processor itself uses it.
-    pub fn add(&self, id: Option<u16>) {
-        let (before, id) = (
-            self.0.load(Ordering::Relaxed),
-            id.map_or(Self::EVERYTHING, u64::from),
-        );
-        let both = if before == 0 || before == id {
-            id
-        } else {
-            Self::EVERYTHING
-        };
-        self.0.store(both, Ordering::Relaxed);
-    }
-
-    /// What the control block says when the guest of this identifier is entered (APM vol. 2
-    /// 15.16.1).
-    fn take(&self, id: u16, by_identifier: bool) -> u32 {
-        const ALL: u32 = 1;
-        const THIS: u32 = 3;
-        let stale = self.0.load(Ordering::Relaxed);
-        if stale != Self::EVERYTHING && stale != u64::from(id) || stale == 0 {
-            return 0;
-        }
-        self.0.store(0, Ordering::Relaxed);
-        match stale != Self::EVERYTHING && by_identifier {
-            true => THIS,
-            false => ALL,
-        }
-    }
-}
+use crate::world::{Mode, Processor, World};
+use crate::{exits, hyperv, processor};
 
 /// The timer of this processor, and when it was set to.
 struct Timer(Option<u64>);
 
 impl Timer {
-    fn set(&mut self, world: &World, due: Option<u64>) {
+    fn set(&mut self, due: Option<u64>) {
         // One that was set may have run down, a little early, and its interrupt been taken as a
         // guest was left: it is set anew.
         if due.is_none() && self.0.is_none() {
@@ -74,11 +34,11 @@ impl Timer {
         }
         self.0 = due;
         let cycles = due.map(|due| due.saturating_sub(processor::now()));
-        processor::set_timer(cycles.map_or(0, |cycles| world.clock.ticks(cycles)));
+        processor::set_timer(cycles.map_or(0, |cycles| Clock::get().ticks(cycles)));
     }
 }
 
-/// Looks for what has happened: timers that are due, orders, interrupts for those that wait for
+/// Looks for events: timers that are due, orders, interrupts for those that wait for
 /// one.
 fn look(contexts: &mut [Context]) {
     let now = clock::guest_now();
@@ -91,7 +51,7 @@ fn look(contexts: &mut [Context]) {
     }
 }
 
-/// When there is something to do again, by this processor's counter.
+/// Returns when there is something to do again, by this processor's counter.
 fn earliest(contexts: &[Context], slice: Option<u64>) -> Option<u64> {
     let timers = contexts.iter().filter_map(|context| context.apic.due());
     let behind = clock::behind();
@@ -107,7 +67,6 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
     let (Some(me), Some(here)) = (world.processors.get(number), here) else {
         panic!("processor {number} is not known");
     };
-    let mut gather = world.vm.guest.gather();
     let mut timer = Timer(None);
     let (mut turn, mut slice, mut loaded) = (0, 0, None);
     let runs = |context: &Context| context.state == State::Runnable;
@@ -126,7 +85,7 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
             fence(Ordering::SeqCst);
             look(contexts);
             if !contexts.iter().any(runs) {
-                timer.set(world, earliest(contexts, None));
+                timer.set(earliest(contexts, None));
                 processor::sleep();
                 timer.0 = None;
             }
@@ -152,12 +111,12 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
         let others = contexts.iter().filter(|context| runs(context)).count() > 1;
         if runs(&contexts[turn]) {
             let due = earliest(contexts, others.then_some(slice));
-            timer.set(world, due);
+            timer.set(due);
             if enter(world, me, here, &mut contexts[turn]) {
                 timer.0 = None;
             }
             me.set(Mode::Host);
-            exits::handle(world, &mut contexts[turn], &mut gather);
+            exits::handle(world, &mut contexts[turn]);
         } else {
             me.set(Mode::Host);
         }

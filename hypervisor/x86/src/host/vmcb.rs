@@ -192,6 +192,10 @@ pub mod exit {
     pub const INVALID: u64 = u64::MAX;
 }
 
+/// The register, or the value that is written, is not there: the guest gets a fault.
+#[derive(Clone, Copy, Debug)]
+pub struct NoRegister;
+
 /// The registers of a guest that the block has not. [`enter`] knows where they are.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -221,56 +225,24 @@ pub struct Registers {
 #[unsafe(naked)]
 pub unsafe extern "C" fn enter(block: u64, registers: &mut Registers) {
     naked_asm!(
-        "push rbx",
-        "push rbp",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "push rsi",
+        "push rbx; push rbp; push r12; push r13; push r14; push r15; push rsi",
         "mov rax, rdi",
-        "mov rbx, [rsi]",
-        "mov rcx, [rsi + 8]",
-        "mov rdx, [rsi + 16]",
-        "mov rdi, [rsi + 32]",
-        "mov rbp, [rsi + 40]",
-        "mov r8, [rsi + 48]",
-        "mov r9, [rsi + 56]",
-        "mov r10, [rsi + 64]",
-        "mov r11, [rsi + 72]",
-        "mov r12, [rsi + 80]",
-        "mov r13, [rsi + 88]",
-        "mov r14, [rsi + 96]",
-        "mov r15, [rsi + 104]",
-        "mov rsi, [rsi + 24]",
+        "mov rbx, [rsi]; mov rcx, [rsi + 8]; mov rdx, [rsi + 16]; mov rdi, [rsi + 32]",
+        "mov rbp, [rsi + 40]; mov r8, [rsi + 48]; mov r9, [rsi + 56]; mov r10, [rsi + 64]",
+        "mov r11, [rsi + 72]; mov r12, [rsi + 80]; mov r13, [rsi + 88]; mov r14, [rsi + 96]",
+        "mov r15, [rsi + 104]; mov rsi, [rsi + 24]",
         "clgi",
         "sti",
         "vmrun rax",
         "cli",
         "push rsi",
         "mov rsi, [rsp + 8]",
-        "mov [rsi], rbx",
-        "mov [rsi + 8], rcx",
-        "mov [rsi + 16], rdx",
+        "mov [rsi], rbx; mov [rsi + 8], rcx; mov [rsi + 16], rdx",
         "pop rcx",
-        "mov [rsi + 24], rcx",
-        "mov [rsi + 32], rdi",
-        "mov [rsi + 40], rbp",
-        "mov [rsi + 48], r8",
-        "mov [rsi + 56], r9",
-        "mov [rsi + 64], r10",
-        "mov [rsi + 72], r11",
-        "mov [rsi + 80], r12",
-        "mov [rsi + 88], r13",
-        "mov [rsi + 96], r14",
-        "mov [rsi + 104], r15",
-        "pop rsi",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbp",
-        "pop rbx",
+        "mov [rsi + 24], rcx; mov [rsi + 32], rdi; mov [rsi + 40], rbp; mov [rsi + 48], r8",
+        "mov [rsi + 56], r9; mov [rsi + 64], r10; mov [rsi + 72], r11; mov [rsi + 80], r12",
+        "mov [rsi + 88], r13; mov [rsi + 96], r14; mov [rsi + 104], r15",
+        "pop rsi; pop r15; pop r14; pop r13; pop r12; pop rbp; pop rbx",
         "cld",
         "stgi",
         // An interrupt that waits is taken here, and does no more than to be acknowledged.

@@ -1,5 +1,4 @@
-//! Random edits of a tree that a processor uses. The file is part of two programs: the hypervisor,
-//! and the check of x86-64.
+//! Random edits of a tree that a processor uses, for checks.
 
 use core::ops::ControlFlow;
 
@@ -17,17 +16,12 @@ pub const PAGE: u64 = 4096;
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
-    pub fn next(&mut self) -> u64 {
+    /// Returns a number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
+        self.0 % limit
     }
 
     /// One of several.
