@@ -6,15 +6,14 @@
 //! remember both: it is loaded from the lower half, with nothing in the upper between.
 
 use core::arch::{global_asm, naked_asm};
-use core::ops::Range;
 
 use smccc::{Hvc, psci};
-use tablewright::arch::arm64::{Cpu, Ids, load_ttbr0_el1, set_up_el1, tcr_el1, ttbr};
+use tablewright::arch::arm64::{load_ttbr0_el1, set_up_el1, tcr_el1, ttbr};
 use tablewright::format::{Arm64K4, MAIR};
 use tablewright::{AddressSpace, Attrs, Entry, Half, Pa, Span, Va};
 
-use crate::console::{OFFSET, UART, physical};
-use crate::frames::Tables;
+use crate::console::{OFFSET, RAM, UART, physical};
+use crate::frames::{Tables, cpu, ids};
 
 /// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for
 /// the upper half), 40 bits of output, identifiers of 16 bits.
@@ -28,9 +27,6 @@ const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 12;
 const BLOCK: u64 = 1 << 10 | 3 << 8 | 1;
 /// ... of registers: never executed, Device-nGnRE.
 const REGISTERS: u64 = BLOCK | 1 << 54 | 1 << 53 | 1 << 2;
-
-/// All memory of the machine; `xtask` says the same to QEMU.
-pub const RAM: Range<u64> = 0x4000_0000..0x5000_0000;
 
 global_asm!(
     ".section .head, \"ax\"",
@@ -116,12 +112,6 @@ pub fn free() -> Pa {
     physical(&raw const image_end)
 }
 
-/// What both processors have. A machine whose processors differ would take the [least](Ids::and) of
-/// them.
-pub fn ids() -> Ids {
-    Ids::read()
-}
-
 /// Maps what the kernel uses in the upper half, and returns the root.
 pub fn map(tables: Tables) -> Result<Pa, &'static str> {
     let mut space = AddressSpace::<Arm64K4, _>::new_in(tables, Half::Upper).ok_or("no memory")?;
@@ -142,8 +132,8 @@ pub fn map(tables: Tables) -> Result<Pa, &'static str> {
     Ok(space.root())
 }
 
-/// Has the upper half translated by another root, from the lower half, where the early map still
-/// has the image.
+/// Loads another root for the upper half, from the lower half, where the early map still has the
+/// image.
 ///
 /// # Safety
 /// 1. Everything that the kernel uses is where it was, in the tables under `root`, and stays.
@@ -214,9 +204,4 @@ pub fn leave() {
 pub fn start_second(root: Pa) -> Result<(), &'static str> {
     let entry = physical(&raw const second);
     psci::cpu_on::<Hvc>(1, entry.get(), root.get()).map_err(|_| "the second processor stays off")
-}
-
-/// How tables of processes are edited on these processors.
-pub fn cpu() -> Cpu {
-    Cpu::of::<Arm64K4>(&ids())
 }

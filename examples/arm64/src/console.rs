@@ -1,7 +1,9 @@
-//! The UART, where the machine is, and how the kernel ends.
+//! The machine: its memory, its UART, and its end.
 
 use core::fmt::{self, Write as _};
+use core::ops::Range;
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use smccc::{Hvc, psci};
 use tablewright::Pa;
@@ -10,7 +12,9 @@ use tablewright::Pa;
 pub const PAGE: u64 = 4096;
 /// From where the image was loaded to where it runs.
 pub const OFFSET: u64 = 0xffff_8000_0000_0000;
-/// Where the machine has its UART.
+/// All memory of the machine; `xtask` says the same to QEMU.
+pub const RAM: Range<u64> = 0x4000_0000..0x5000_0000;
+/// The UART of the machine.
 pub const UART: u64 = 0x900_0000;
 
 /// Where something of the image is in memory.
@@ -36,10 +40,13 @@ pub fn say(what: fmt::Arguments<'_>) {
     let _ = writeln!(Console, "example: {what}");
 }
 
-/// Says how the kernel ended, and switches the machine off.
+/// Says how the kernel ended, once, and switches the machine off.
 pub fn end(how: fmt::Arguments<'_>) -> ! {
-    say(how);
-    let _ = psci::system_off::<Hvc>();
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    if !ENDED.swap(true, Ordering::Relaxed) {
+        say(how);
+        let _ = psci::system_off::<Hvc>();
+    }
     loop {
         core::hint::spin_loop();
     }

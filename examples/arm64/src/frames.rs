@@ -10,15 +10,15 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use spin::mutex::SpinMutex;
 use spin::relax::RelaxStrategy;
-use tablewright::arch::arm64::Cpu;
+use tablewright::arch::arm64::{Cpu, Ids};
+use tablewright::format::Arm64K4;
 use tablewright::shootdown::Identity;
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
 use tablewright_processes::Memory;
 
-use crate::boot;
-use crate::console::{OFFSET, PAGE};
+use crate::console::{OFFSET, PAGE, RAM};
 
-const FRAMES: usize = ((boot::RAM.end - boot::RAM.start) / PAGE) as usize;
+const FRAMES: usize = ((RAM.end - RAM.start) / PAGE) as usize;
 /// The users of a frame that is a table.
 const TABLE: u32 = u32::MAX;
 
@@ -73,10 +73,10 @@ fn uncounted(work: impl FnOnce()) {
 }
 
 impl Pool {
-    /// Fills it, once, with what is not of the image.
-    pub fn fill(&self) {
+    /// Fills it, once, with the frames from `first` on, which are not of the image.
+    pub fn fill(&self, first: Pa) {
         let mut free = self.free.lock();
-        let first = ((boot::free().get() - boot::RAM.start) / PAGE) as usize;
+        let first = ((first.get() - RAM.start) / PAGE) as usize;
         for frame in (first..FRAMES).rev() {
             let count = free.count;
             free.list[count] = frame as u32;
@@ -95,7 +95,7 @@ impl Pool {
     }
 
     fn users_of(&self, frame: Pa) -> &AtomicU32 {
-        let number = frame.get().wrapping_sub(boot::RAM.start) / PAGE;
+        let number = frame.get().wrapping_sub(RAM.start) / PAGE;
         match self.users.get(number as usize) {
             Some(users) => users,
             None => panic!("{frame} is no memory"),
@@ -106,7 +106,7 @@ impl Pool {
     fn get(&self, users: u32) -> Option<Pa> {
         let mut free = self.free.lock();
         free.count = free.count.checked_sub(1)?;
-        let frame = Pa::new(boot::RAM.start + u64::from(free.list[free.count]) * PAGE);
+        let frame = Pa::new(RAM.start + u64::from(free.list[free.count]) * PAGE);
         drop(free);
         let before = self.users_of(frame).swap(users, Ordering::Relaxed);
         assert!(before == 0, "{frame} was free, with {before} users");
@@ -117,7 +117,7 @@ impl Pool {
     fn put(&self, frame: Pa) {
         let mut free = self.free.lock();
         let count = free.count;
-        free.list[count] = ((frame.get() - boot::RAM.start) / PAGE) as u32;
+        free.list[count] = ((frame.get() - RAM.start) / PAGE) as u32;
         free.count += 1;
     }
 }
@@ -163,6 +163,17 @@ impl Memory for Pool {
     }
 }
 
+/// The features of both processors. A machine whose processors differ would take the [least](Ids::and) of
+/// them.
+pub fn ids() -> Ids {
+    Ids::read()
+}
+
+/// The processors, as tables of processes are edited on them.
+pub fn cpu() -> Cpu {
+    Cpu::of::<Arm64K4>(&ids())
+}
+
 /// The platform of one process's tables, or of the kernel's.
 #[derive(Clone, Copy)]
 pub struct Tables {
@@ -176,8 +187,8 @@ impl Tables {
     /// The kernel's tables.
     pub fn kernel() -> Self {
         Self {
-            cpu: boot::cpu(),
-            caps: boot::ids().caps(),
+            cpu: cpu(),
+            caps: ids().caps(),
             identity: None,
         }
     }

@@ -24,14 +24,12 @@ mod steps;
 mod user;
 
 use alloc::string::String;
-use core::fmt;
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use buddy_system_allocator::LockedHeap;
-use spin::relax::RelaxStrategy as _;
 
-use frames::{POOL, Tables, Yield};
+use console::end;
+use frames::{POOL, Tables};
 
 /// For the lists of areas, and what is said of mistakes.
 #[global_allocator]
@@ -47,7 +45,7 @@ fn boot() -> Result<(), &'static str> {
             .lock()
             .init((&raw mut MEMORY).expose_provenance(), SIZE);
     }
-    POOL.fill();
+    POOL.fill(boot::free());
     running::set_up()?;
     let root = boot::map(Tables::kernel())?;
     // SAFETY: the root of the kernel's map.
@@ -55,9 +53,6 @@ fn boot() -> Result<(), &'static str> {
     boot::start_second(root)?;
     boot::configure()
 }
-
-/// One of the processors is saying how it ended.
-static ENDED: AtomicBool = AtomicBool::new(false);
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> ! {
@@ -78,13 +73,4 @@ extern "C" fn exception(syndrome: u64, at: u64, from: u64) -> ! {
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     end(format_args!("WRONG: {info}"))
-}
-
-fn end(how: fmt::Arguments<'_>) -> ! {
-    if !ENDED.swap(true, Ordering::Relaxed) {
-        console::end(how)
-    }
-    loop {
-        Yield::relax();
-    }
 }

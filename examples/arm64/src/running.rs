@@ -14,7 +14,7 @@ use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
 use tablewright_processes::{HEAP, Handled, PAGE, Process, ProcessError};
 
 use crate::boot;
-use crate::frames::{Lock, Pool, Tables};
+use crate::frames::{self, Lock, Pool, Tables, ids};
 use crate::user::{Program, Registers, Stop};
 
 /// What work comes to, and why it has failed.
@@ -37,7 +37,7 @@ pub fn set_up() -> Result<(), &'static str> {
     static HOLDERS: Lock<[Holder; 2]> = Lock::new([const { Holder::new() }; 2]);
     let words = SpinMutexGuard::leak(WORDS.lock());
     let holders = SpinMutexGuard::leak(HOLDERS.lock());
-    let allocator = Allocator::new(boot::ids().asid_bits(), words).ok_or("too few identifiers")?;
+    let allocator = Allocator::new(ids().asid_bits(), words).ok_or("too few identifiers")?;
     let identifiers = Identifiers::new(&allocator, holders).ok_or("too few identifiers")?;
     IDENTIFIERS.call_once(|| identifiers);
     ALLOCATOR.call_once(|| Lock::new(allocator));
@@ -57,7 +57,7 @@ pub fn load(cpu: usize, number: usize) -> Done {
     let identifiers = IDENTIFIERS.get().ok_or("no identifiers")?;
     let allocator = ALLOCATOR.get().ok_or("no identifiers")?;
     let identity = &IDENTITIES[number];
-    let forget = || boot::cpu().forget_all();
+    let forget = || frames::cpu().forget_all();
     // SAFETY: this processor, which takes no interrupts here (1.), and the one allocator (2.);
     // `forget_all` waits (3.), and nothing else is loaded (4.).
     let switch =

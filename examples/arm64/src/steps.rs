@@ -47,7 +47,7 @@ fn on_second(task: fn() -> Done, mut meanwhile: impl FnMut() -> Done) -> Done {
 #[unsafe(no_mangle)]
 extern "C" fn second_main() -> ! {
     if let Err(why) = boot::configure() {
-        crate::end(format_args!("WRONG: {why}"));
+        console::end(format_args!("WRONG: {why}"));
     }
     loop {
         let task = TASK.lock().take();

@@ -8,10 +8,7 @@ use core::arch::global_asm;
 use arrayvec::ArrayVec;
 use tablewright::{Pa, Span};
 
-use crate::platform::{PAGE, linear};
-
-/// Where the image is linked to run: so much above where it is loaded.
-pub const KERNEL: u64 = 0xffff_ffff_8000_0000;
+use crate::memory::{KERNEL, PAGE, linear};
 
 /// What the loader hands over (`struct hvm_start_info`), and a part of its memory map.
 #[repr(C)]
@@ -155,11 +152,11 @@ global_asm!(
     mov ss, eax
     mov rsp, offset first_stack
     mov rdi, rbp
-    mov rax, offset {first}
+    mov rax, offset first_main
     test rbp, rbp
     jnz 1f
     mov rsp, offset second_stack
-    mov rax, offset {second}
+    mov rax, offset second_main
 1:  call rax
     .balign 8
     segments: .quad 0, 0x00af9a000000ffff
@@ -205,7 +202,5 @@ global_asm!(
     inc qword ptr [rsi]
     jmp user_watch
     .popsection
-    "#,
-    first = sym crate::first,
-    second = sym crate::second,
+    "#
 );

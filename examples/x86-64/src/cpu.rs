@@ -16,7 +16,7 @@ use x86_64::structures::tss::TaskStateSegment;
 use x86_64::{PrivilegeLevel, VirtAddr};
 
 use crate::boot;
-use crate::platform::{CPUS, linear};
+use crate::memory::{CPUS, linear};
 
 /// The registers of a processor's interrupt controller.
 pub const CONTROLLER: u64 = 0xfee0_0000;
@@ -75,13 +75,12 @@ global_asm!(
     push r9; push r10; push r11; push r12; push r13; push r14; push r15
     mov rdi, rsp
     cld
-    call {trap}
+    call trapped
     pop r15; pop r14; pop r13; pop r12; pop r11; pop r10; pop r9
     pop r8; pop rdi; pop rsi; pop rbp; pop rbx; pop rdx; pop rcx; pop rax
     add rsp, 16
     iretq
-    "#,
-    trap = sym crate::trap,
+    "#
 );
 
 static IDT: Once<InterruptDescriptorTable> = Once::new();

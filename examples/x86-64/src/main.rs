@@ -12,6 +12,7 @@
 
 mod boot;
 mod cpu;
+mod memory;
 mod platform;
 
 use core::ops::{ControlFlow, Range};
@@ -26,11 +27,9 @@ use tablewright::{AddressSpace, Attrs, EditError, KernelHalf, Liveness, Mapping,
 use x86_64::instructions::hlt;
 use x86_64::registers::control::Cr2;
 
-use boot::KERNEL;
 use cpu::{Frame, end, say};
-use platform::{
-    FEATURES, FRAMES, Frames, PAGE, SPACES, Tables, WINDOW, add_space, here, linear, lock,
-};
+use memory::{FRAMES, Frames, KERNEL, PAGE, WINDOW, linear};
+use platform::{FEATURES, SPACES, Tables, add_space, here, lock};
 
 /// Where all memory is in the kernel's half, what the kernel uses by demand, and what the user
 /// does.
@@ -150,7 +149,8 @@ fn take_back() -> Result<(), &'static str> {
 }
 
 /// A trap, on either processor.
-extern "C" fn trap(frame: &Frame) {
+#[unsafe(no_mangle)]
+extern "C" fn trapped(frame: &Frame) {
     match frame.vector {
         cpu::SHOOTDOWN => {
             if let Some(here) = here() {
@@ -256,7 +256,8 @@ fn run() -> Result<(), &'static str> {
 }
 
 /// The first processor, with what the loader handed over.
-extern "C" fn first(info: u64) -> ! {
+#[unsafe(no_mangle)]
+extern "C" fn first_main(info: u64) -> ! {
     // SAFETY: the loader's, and nothing has used memory yet (1.).
     let ram = unsafe { boot::memory(info) };
     let features = FEATURES.call_once(Features::read);
@@ -281,7 +282,8 @@ extern "C" fn first(info: u64) -> ! {
 }
 
 /// The second one.
-extern "C" fn second() -> ! {
+#[unsafe(no_mangle)]
+extern "C" fn second_main() -> ! {
     if let (Some(kernel), Some(features)) = (SPACES[KERNELS].get(), FEATURES.get()) {
         // SAFETY: the image is where it was, and stays (1.); nothing is kept (2.); the registers
         // are as on the first (1., 3.).

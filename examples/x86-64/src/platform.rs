@@ -1,9 +1,7 @@
-//! What the engine asks of its embedder: frames, where tables are reached, barriers and
-//! invalidations; on two processors.
+//! The platform that the engine asks for: tables, barriers and invalidations, on two processors.
 
-use core::ops::Range;
-use core::ptr::{NonNull, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::once::Once;
@@ -13,64 +11,8 @@ use tablewright::shootdown::{
 };
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
 
-use crate::boot::KERNEL;
 use crate::cpu;
-
-pub const CPUS: usize = 2;
-pub const PAGE: u64 = 4096;
-
-/// Frames from `next` on that were never used, and those that came back, each with the address of
-/// the one before.
-pub struct Frames {
-    next: u64,
-    end: u64,
-    back: u64,
-    /// How many are in use.
-    pub used: u64,
-}
-
-pub static FRAMES: SpinMutex<Frames> = SpinMutex::new(Frames::new(0..0));
-/// Where memory is reached: through the loader's map at first, and then through the linear one.
-pub static WINDOW: AtomicU64 = AtomicU64::new(KERNEL);
-
-/// Where the kernel reaches physical memory.
-pub fn linear<T>(at: Pa) -> *mut T {
-    with_exposed_provenance_mut((WINDOW.load(Ordering::Relaxed) + at.get()) as usize)
-}
-
-impl Frames {
-    /// Those of so much memory.
-    pub const fn new(memory: Range<u64>) -> Self {
-        Self {
-            next: memory.start,
-            end: memory.end,
-            back: 0,
-            used: 0,
-        }
-    }
-
-    pub fn take(&mut self) -> Option<Pa> {
-        let frame = match self.back {
-            0 => (self.next < self.end).then_some(self.next)?,
-            back => back,
-        };
-        match self.back {
-            0 => self.next += PAGE,
-            // SAFETY: a frame that came back, and holds the address of the one before.
-            back => self.back = unsafe { *linear(Pa::new(back)) },
-        }
-        self.used += 1;
-        Some(Pa::new(frame))
-    }
-
-    pub fn put(&mut self, frame: Pa) {
-        // SAFETY: nothing uses it any more.
-        unsafe { *linear(frame) = core::mem::replace(&mut self.back, frame.get()) };
-        self.used -= 1;
-    }
-}
-
-// ---- The platform, and the processors ----
+use crate::memory::{CPUS, FRAMES, linear};
 
 /// What both processors can do, and what is under way between them.
 pub static FEATURES: Once<Features> = Once::new();

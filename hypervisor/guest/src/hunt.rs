@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use crate::error::Error;
 use crate::map::{Map, PAGE, file};
 
 /// Pages of a window: more than a kernel flushes one by one (33 on x86).

@@ -11,6 +11,7 @@
 //! The first two say one line of `NAME=VALUE` words at their end. The status is 0, 1 where
 //! something stale was read (or nothing was copied), 2 for wrong arguments.
 
+mod error;
 mod hunt;
 mod map;
 mod measure;
@@ -18,8 +19,7 @@ mod port;
 
 use std::process::ExitCode;
 
-/// Why it came to no end.
-type Error = Box<dyn std::error::Error>;
+use error::Error;
 
 fn run() -> Result<bool, Error> {
     let words: Vec<String> = std::env::args().skip(1).collect();

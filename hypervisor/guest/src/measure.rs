@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use crate::error::Error;
 use crate::map::{Map, PAGE, file};
 use crate::port;
 

@@ -10,10 +10,7 @@
 mod payload;
 
 use core::arch::{asm, global_asm};
-use core::cell::Cell;
-use core::fmt;
 use core::ops::ControlFlow;
-use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
 use tablewright::arch::arm64::{Cpu, Ids};
@@ -22,6 +19,8 @@ use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Entry, Invalidation, Ipa, Level, Mapping, Pa, Platform,
     Span,
 };
+
+use payload::{Frames, Outcome, program};
 
 type Format = Stage2<12, 40>;
 
@@ -34,57 +33,27 @@ const APART: u64 = 2 << 20;
 const FRAMES: usize = 4 + RANGES as usize;
 
 // There are no exceptions to take.
-global_asm!(
-    payload::head!(),
-    "start:",
-    "adrp x0, stack_end",
-    "add x0, x0, :lo12:stack_end",
-    "mov sp, x0",
-    "bl main",
-    "b .",
-);
+global_asm!(payload::start!());
 
-#[repr(C, align(8192))]
-struct Frames([[u8; PAGE as usize]; FRAMES]);
+static MEMORY: Frames<FRAMES> = Frames::new();
 
-static mut MEMORY: Frames = Frames([[0; PAGE as usize]; FRAMES]);
-
-/// Frames from a static array, which are not given out twice.
+/// The processor, and frames that are not given out twice.
 struct Machine {
     cpu: Cpu,
-    used: Cell<usize>,
 }
 
 impl Machine {
-    fn take(&self, count: usize) -> Option<Pa> {
-        let first = self.used.get();
-        self.used.set(first + count);
-        let frames = (&raw const MEMORY).cast::<[u8; PAGE as usize]>();
-        (first + count <= FRAMES)
-            .then(|| Pa::new(frames.wrapping_add(first).expose_provenance() as u64))
+    fn take(&self, count: u64) -> Option<Pa> {
+        MEMORY.take(count)
     }
 }
 
 // SAFETY: frames are given out once and aligned, the root's first; the pointers are good because
 // the MMU is off; barriers and invalidations are those of the processor, all of them.
 unsafe impl Platform for Machine {
-    fn alloc_table(&self, _: Level) -> Option<Pa> {
-        self.take(1)
-    }
+    payload::tables!(take);
 
     unsafe fn free_table(&self, _: Pa, _: Level) {}
-
-    fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
-        self.take(tables)
-    }
-
-    unsafe fn free_root(&self, _: Pa, _: Level, _: usize) {}
-
-    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
-        let table = ptr::with_exposed_provenance_mut(frame.get() as usize);
-        // SAFETY: a frame of the array is not at 0.
-        unsafe { NonNull::new_unchecked(table) }
-    }
 
     fn barrier(&self, barrier: Barrier) {
         self.cpu.barrier(barrier);
@@ -95,12 +64,7 @@ unsafe impl Platform for Machine {
     }
 
     fn caps(&self) -> Caps {
-        // VTCR_EL2.HA and HD are clear.
-        Caps {
-            hardware_access: false,
-            hardware_dirty: false,
-            ..Caps::CONSERVATIVE
-        }
+        payload::CAPS
     }
 }
 
@@ -109,10 +73,9 @@ fn mark<const NUMBER: u16>() {
     unsafe { asm!("movz xzr, #{}", const NUMBER, options(nostack, preserves_flags)) }
 }
 
-fn flush() -> Result<(), &'static str> {
+fn flush() -> Outcome {
     let machine = Machine {
         cpu: Cpu::of::<Format>(&Ids::read()),
-        used: Cell::new(0),
     };
     let mut space = AddressSpace::<Format, _>::new(&machine)
         .ok_or("no root")?
@@ -136,23 +99,7 @@ fn flush() -> Result<(), &'static str> {
     mark::<1>();
     gather.finish(|_| ());
     mark::<2>();
-    Ok(())
+    Ok(None)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn main() -> ! {
-    match flush() {
-        Ok(()) => end(format_args!("done")),
-        Err(why) => end(format_args!("WRONG: {why}")),
-    }
-}
-
-#[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
-    end(format_args!("WRONG: {info}"))
-}
-
-/// Says how it ended, and switches the machine off.
-fn end(how: fmt::Arguments<'_>) -> ! {
-    payload::end("flushes", how)
-}
+program!("flushes", flush);

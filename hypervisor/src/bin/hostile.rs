@@ -10,9 +10,8 @@ mod payload;
 
 use core::arch::{asm, global_asm};
 use core::fmt::Write as _;
-use core::panic::PanicInfo;
 
-use payload::{UART, call, console};
+use payload::{Outcome, UART, call, console, program};
 
 /// Where the machine has a device; a guest that means no good needs no device tree.
 const REDISTRIBUTOR: u64 = 0x80a_0000;
@@ -20,17 +19,12 @@ const REDISTRIBUTOR: u64 = 0x80a_0000;
 const FORBIDDEN: [u64; 3] = [0x4000_0000, 0x4020_0000, 0x43ff_f000];
 
 global_asm!(
-    payload::head!(),
-    "start:",
-    "adrp x0, stack_end",
-    "add x0, x0, :lo12:stack_end",
-    "mov sp, x0",
-    "adrp x0, vectors",
-    "add x0, x0, :lo12:vectors",
-    "msr vbar_el1, x0",
-    "isb",
-    "bl main",
-    "b .",
+    payload::start!(
+        "adrp x0, vectors",
+        "add x0, x0, :lo12:vectors",
+        "msr vbar_el1, x0",
+        "isb"
+    ),
     ".balign 2048",
     "vectors:",
     ".rept 16",
@@ -84,6 +78,22 @@ struct Report {
     wrong: u32,
 }
 
+/// Checks the result of an attempt.
+macro_rules! expect {
+    ($report:ident: $what:expr, $at:expr, $is_right:expr => $got:expr) => {
+        $report.expect($what, $at, $is_right, $got)
+    };
+}
+
+/// Checks that an attempt ended in an external abort of this class: there is nothing.
+macro_rules! nothing {
+    ($report:ident: $what:expr, $at:expr, $class:expr => $got:expr) => {{
+        let (got, class) = ($got, $class);
+        let is_right = got >> 26 == class && got & 0x3f == 0x10;
+        $report.expect($what, $at, is_right, got)
+    }};
+}
+
 impl Report {
     fn expect(&mut self, what: &str, at: u64, is_right: bool, got: u64) {
         if !is_right {
@@ -92,72 +102,43 @@ impl Report {
         let verdict = if is_right { "ok" } else { "WRONG" };
         let _ = writeln!(console(), "hostile: {verdict}: {what} {at:#x}: {got:#x}");
     }
-
-    /// An external abort of this class: there is nothing.
-    fn nothing(&mut self, what: &str, at: u64, class: u64, syndrome: u64) {
-        self.expect(
-            what,
-            at,
-            syndrome >> 26 == class && syndrome & 0x3f == 0x10,
-            syndrome,
-        );
-    }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn main() -> ! {
+fn run() -> Outcome {
     const DATA: u64 = 0x25;
     const FETCH: u64 = 0x21;
     let mut report = Report { wrong: 0 };
 
     for at in FORBIDDEN {
-        report.nothing("read", at, DATA, read(at));
-        report.nothing("write", at, DATA, write(at, 0x1234_5678));
-        report.nothing("fetch", at, FETCH, fetch(at));
+        nothing!(report: "read", at, DATA => read(at));
+        nothing!(report: "write", at, DATA => write(at, 0x1234_5678));
+        nothing!(report: "fetch", at, FETCH => fetch(at));
         let exclusive = attempt!("ldxr {}, [{}]", out(reg) _, in(reg) at);
-        report.nothing("exclusive read of", at, DATA, exclusive);
+        nothing!(report: "exclusive read of", at, DATA => exclusive);
         let pair = attempt!("stp xzr, xzr, [{}]", in(reg) at);
-        report.nothing("write of a pair to", at, DATA, pair);
+        nothing!(report: "write of a pair to", at, DATA => pair);
         let zero = attempt!("dc zva, {}", in(reg) at);
-        report.expect("zeroing of a line at", at, zero >> 26 == DATA, zero);
+        expect!(report: "zeroing of a line at", at, zero >> 26 == DATA => zero);
         let clean = attempt!("dc ivac, {}", in(reg) at);
-        report.expect(
-            "invalidation of a line at",
-            at,
-            clean == 0 || clean >> 26 == DATA,
-            clean,
-        );
+        expect!(report: "invalidation of a line at", at, clean == 0 || clean >> 26 == DATA
+            => clean);
     }
     // Nowhere: below, between, behind the memory, and beyond what stage 2 translates.
-    for at in [
-        0,
-        0x900_1000,
-        0x3f00_0000,
-        0x2_0000_0000,
-        1 << 39,
-        1 << 40,
-        1 << 47,
-    ] {
+    let beyond = [39, 40, 47].map(|bit| 1u64 << bit);
+    for at in [0, 0x900_1000, 0x3f00_0000, 0x2_0000_0000]
+        .into_iter()
+        .chain(beyond)
+    {
         let (read, fetch) = (read(at), fetch(at));
-        report.expect("read of nothing at", at, read >> 26 == DATA, read);
-        report.expect("fetch of nothing at", at, fetch >> 26 == FETCH, fetch);
+        expect!(report: "read of nothing at", at, read >> 26 == DATA => read);
+        expect!(report: "fetch of nothing at", at, fetch >> 26 == FETCH => fetch);
     }
     // Across the first page that is not there, and not aligned.
     let across = read(0x4400_0000 - 4);
-    report.expect(
-        "unaligned read",
-        0x4400_0000 - 4,
-        across >> 26 == DATA,
-        across,
-    );
+    expect!(report: "unaligned read", 0x4400_0000 - 4, across >> 26 == DATA => across);
     // Code among the registers of a device.
     let device = fetch(UART);
-    report.expect(
-        "fetch of a register at",
-        UART,
-        device >> 26 == FETCH,
-        device,
-    );
+    expect!(report: "fetch of a register at", UART, device >> 26 == FETCH => device);
 
     // Firmware calls.
     const CPU_ON: u64 = 0xc400_0003;
@@ -191,12 +172,12 @@ extern "C" fn main() -> ! {
         ),
     ] {
         let got = call(function, [first, second, third]);
-        report.expect(what, function, got == right, got as u64);
+        expect!(report: what, function, got == right => got as u64);
     }
     let hvc: i64;
     // SAFETY: as for a firmware call.
     unsafe { asm!("hvc #0x77", inout("x0") CPU_ON => hvc) };
-    report.expect("a call of the hypervisor", CPU_ON, hvc == -1, hvc as u64);
+    expect!(report: "a call of the hypervisor", CPU_ON, hvc == -1 => hvc as u64);
 
     // The interrupt controller is to write its tables over the hypervisor.
     for (register, value) in [(0x70, 0x4020_000f), (0x78, 0x4020_0000), (0, 1)] {
@@ -209,31 +190,20 @@ extern "C" fn main() -> ! {
         } else {
             got & 0xffff_0000 != 0x4020_0000
         };
-        report.expect("redistributor register", at, wrote == 0 && kept, got.into());
+        expect!(report: "redistributor register", at, wrote == 0 && kept => got.into());
         let pair = attempt!("stp xzr, xzr, [{}]", in(reg) at);
-        report.expect("write of a pair to", at, pair >> 26 == DATA, pair);
+        expect!(report: "write of a pair to", at, pair >> 26 == DATA => pair);
     }
 
     // What is not EL1's.
     let el2 = attempt!("mrs {}, vttbr_el2", out(reg) _);
-    report.expect("VTTBR_EL2", 0, el2 >> 26 == 0 && el2 != 0, el2);
+    expect!(report: "VTTBR_EL2", 0, el2 >> 26 == 0 && el2 != 0 => el2);
     // By set and way, all of the first level.
     for way in 0..4u64 {
         attempt!("dc isw, {}", in(reg) way << 30);
     }
 
-    let _ = writeln!(console(), "hostile: done, {} wrong", report.wrong);
-    call(0x8400_0008, [0; 3]);
-    loop {
-        core::hint::spin_loop();
-    }
+    Ok(Some(report.wrong))
 }
 
-#[panic_handler]
-fn panic(_: &PanicInfo<'_>) -> ! {
-    let _ = writeln!(console(), "hostile: WRONG: panic");
-    call(0x8400_0008, [0; 3]);
-    loop {
-        core::hint::spin_loop();
-    }
-}
+program!("hostile", run);

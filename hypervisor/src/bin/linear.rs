@@ -273,7 +273,7 @@ fn translate(at: u64) -> Option<u64> {
     (result & 1 == 0).then_some(result & 0xffff_ffff_f000 | at & 0xfff)
 }
 
-/// What a step comes to, and why it has failed.
+/// The outcome of a step.
 type Done = Result<(), String>;
 
 /// Whether each page of memory is mapped up to `end`, and none beside it.
@@ -403,72 +403,122 @@ impl Kernel {
     }
 }
 
-fn published(name: &str, techniques: Techniques) -> Done {
+/// Boots a kernel, and has it map memory in one step.
+fn step(build: impl FnOnce(&Kernel, &Goal<'_>) -> Done) -> Done {
     let kernel = Kernel::boot()?;
     let ram = [span(&RAM)?];
-    let goal = kernel.goal(&ram);
-    // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no other
-    // editor.
-    counted(name, || unsafe {
-        tablewright_linear::build::<Arm64K4, _, _>(
-            techniques,
-            &kernel.machine,
-            &kernel.fixmap,
-            &goal,
-        )
-    })?;
+    build(&kernel, &kernel.goal(&ram))?;
     check(RAM.end)
 }
 
-fn coarse() -> Done {
-    let kernel = Kernel::boot()?;
-    let ram = [span(&RAM)?];
-    let goal = kernel.goal(&ram);
-    // SAFETY: the lower half is used by the engine, where its coarse map is.
-    let switch = |root: Option<Pa>| unsafe {
+fn published(name: &str, techniques: Techniques) -> Done {
+    step(
+        |Kernel {
+             machine, fixmap, ..
+         },
+         goal| {
+            // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no
+            // other editor.
+            counted(name, || unsafe {
+                tablewright_linear::build::<Arm64K4, _, _>(techniques, machine, fixmap, goal)
+            })
+        },
+    )
+}
+
+/// Loads a coarse map in the lower half, or takes it out again.
+fn switch(root: Option<Pa>) {
+    // SAFETY: the lower half is used by the coarse map alone; the only processor has unloaded a
+    // root when its register holds another.
+    unsafe {
         match root {
             Some(root) => load_lower(root, COARSE_ID),
             None => load_lower(physical(&raw const empty), 0),
         }
-    };
-    // SAFETY: as above; the only processor has unloaded the root when its register holds another.
-    counted("tablewright", || unsafe {
-        engine::coarse::<Arm64K4, _, _, _>(&kernel.machine, &kernel.fixmap, &goal, Lower, switch)
-    })?;
-    check(RAM.end)
+    }
 }
 
-/// Memory is added when the map is there.
+fn coarse() -> Done {
+    step(
+        |Kernel {
+             machine, fixmap, ..
+         },
+         goal| {
+            // SAFETY: as in `published`, and `switch` has unloaded the root when it says so.
+            counted("tablewright", || unsafe {
+                engine::coarse::<Arm64K4, _, _, _>(machine, fixmap, goal, Lower, switch)
+            })
+        },
+    )
+}
+
+/// Adds memory when the map is there.
 fn late(is_published: bool) -> Done {
     let kernel = Kernel::boot()?;
+    let machine = &kernel.machine;
     let ram = [span(&RAM)?];
     let goal = kernel.goal(&ram);
-    // SAFETY: as above.
-    unsafe { engine::through_slots::<Arm64K4, _, _>(&kernel.machine, &kernel.fixmap, &goal) }
+    // SAFETY: as in `published`.
+    unsafe { engine::through_slots::<Arm64K4, _, _>(machine, &kernel.fixmap, &goal) }
         .map_err(|error| error.to_string())?;
     check(RAM.end)?;
     let added = span(&ADDED)?;
     let ram = [span(&RAM)?, added];
     let goal = kernel.goal(&ram);
     let all = Technique::ALL.into_iter().collect();
-    let name = match is_published {
-        true => "late",
-        false => "late-tablewright",
-    };
-    // SAFETY: as above; the linear map has all tables, those that are allocated too.
-    counted(name, || unsafe {
-        match is_published {
-            true => tablewright_linear::add::<Arm64K4, _, _>(
-                all,
-                &kernel.machine,
-                &Finished,
-                &goal,
-                added,
-            ),
-            false => engine::add::<Arm64K4, _, _>(&kernel.machine, &Finished, &goal, added),
-        }
-    })?;
+    match is_published {
+        // SAFETY: as in `published`; the linear map has all tables, those that are allocated too.
+        true => counted("late", || unsafe {
+            tablewright_linear::add::<Arm64K4, _, _>(all, machine, &Finished, &goal, added)
+        }),
+        // SAFETY: as for the other.
+        false => counted("late-tablewright", || unsafe {
+            engine::add::<Arm64K4, _, _>(machine, &Finished, &goal, added)
+        }),
+    }?;
     check(ADDED.end)
+}
+
+/// Maps one to one, which was discussed beside the techniques, and is not counted.
+fn one_to_one() -> Done {
+    step(
+        |Kernel {
+             machine, fixmap, ..
+         },
+         goal| {
+            // SAFETY: as in `coarse`; all tables are of the memory that is mapped.
+            timed("one-to-one", || unsafe {
+                alternatives::one_to_one::<Arm64K4, _, _, _>(machine, fixmap, goal, Lower, switch)
+            })
+        },
+    )
+}
+
+/// Maps in blocks and contiguous runs, as published and by the engine; not counted.
+fn blocks() -> Done {
+    let techniques = Technique::ALL.into_iter().collect();
+    step(
+        |Kernel {
+             machine, fixmap, ..
+         },
+         goal| {
+            // SAFETY: as in `published`.
+            timed("blocks", || unsafe {
+                alternatives::blocks::<Arm64K4, _, _>(techniques, machine, fixmap, goal)
+            })
+        },
+    )?;
+    step(
+        |Kernel {
+             machine, fixmap, ..
+         },
+         goal| {
+            // SAFETY: as in `published`.
+            timed("blocks-tablewright", || unsafe {
+                engine::largest::<Arm64K4, _, _>(machine, fixmap, goal)
+            })
+        },
+    )
 }
 
 fn all() -> Done {
@@ -483,50 +533,6 @@ fn all() -> Done {
     late(false)?;
     one_to_one()?;
     blocks()
-}
-
-/// What was discussed beside the techniques; not counted by the emulator.
-fn one_to_one() -> Done {
-    let kernel = Kernel::boot()?;
-    let ram = [span(&RAM)?];
-    let goal = kernel.goal(&ram);
-    // SAFETY: as in `coarse`.
-    let switch = |root: Option<Pa>| unsafe {
-        match root {
-            Some(root) => load_lower(root, COARSE_ID),
-            None => load_lower(physical(&raw const empty), 0),
-        }
-    };
-    let (machine, fixmap) = (&kernel.machine, &kernel.fixmap);
-    // SAFETY: as in `coarse`; all tables are of the memory that is mapped.
-    timed("one-to-one", || unsafe {
-        alternatives::one_to_one::<Arm64K4, _, _, _>(machine, fixmap, &goal, Lower, switch)
-    })?;
-    check(RAM.end)
-}
-
-/// In blocks and contiguous runs, as published and by the engine.
-fn blocks() -> Done {
-    for is_published in [true, false] {
-        let kernel = Kernel::boot()?;
-        let ram = [span(&RAM)?];
-        let goal = kernel.goal(&ram);
-        let (machine, fixmap) = (&kernel.machine, &kernel.fixmap);
-        let techniques = Technique::ALL.into_iter().collect();
-        let name = match is_published {
-            true => "blocks",
-            false => "blocks-tablewright",
-        };
-        // SAFETY: as in `published`.
-        timed(name, || unsafe {
-            match is_published {
-                true => alternatives::blocks::<Arm64K4, _, _>(techniques, machine, fixmap, &goal),
-                false => engine::largest::<Arm64K4, _, _>(machine, fixmap, &goal),
-            }
-        })?;
-        check(RAM.end)?;
-    }
-    Ok(())
 }
 
 #[unsafe(no_mangle)]

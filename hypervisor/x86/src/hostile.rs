@@ -146,6 +146,13 @@ struct Report {
     wrong: u32,
 }
 
+/// Checks the result of an attempt.
+macro_rules! expect {
+    ($report:ident: $what:expr, $number:expr, $right:expr => $got:expr) => {
+        $report.expect($what, $number, $right, $got)
+    };
+}
+
 impl Report {
     fn expect(&mut self, what: &str, number: u64, right: u64, got: u64) {
         self.wrong += u32::from(got != right);
@@ -160,9 +167,9 @@ impl Report {
         // None of these is there; one is the host's own.
         for number in [0x3, 0x1234, 0x4000_0fff, 0xc001_0114, 0xc001_0117, u32::MAX] {
             let fault = read_register(number);
-            self.expect("register read", number.into(), PROTECTION, fault);
+            expect!(self: "register read", number.into(), PROTECTION => fault);
             let fault = write_register(number, 0);
-            self.expect("register written", number.into(), PROTECTION, fault);
+            expect!(self: "register written", number.into(), PROTECTION => fault);
         }
         let values = [
             // The controller moved, or off; EFER with what is not there; PAT with a type that is
@@ -178,7 +185,7 @@ impl Report {
         ];
         for (number, value) in values {
             let fault = write_register(number, value);
-            self.expect("value of register", number.into(), PROTECTION, fault);
+            expect!(self: "value of register", number.into(), PROTECTION => fault);
         }
     }
 
@@ -190,52 +197,33 @@ impl Report {
                 fault = attempt!("in eax, dx", in("dx") port, out("eax") value);
                 low = value;
             }
-            self.expect("port read", port.into(), 0, fault);
-            self.expect("from it", port.into(), u32::MAX.into(), low.into());
+            expect!(self: "port read", port.into(), 0 => fault);
+            expect!(self: "from it", port.into(), u32::MAX.into() => low.into());
             let fault = attempt!("out dx, eax", in("dx") port, in("eax") 0x2000);
-            self.expect("port written", port.into(), 0, fault);
+            expect!(self: "port written", port.into(), 0 => fault);
         }
         let mut word = 0u32;
         let at = &raw mut word;
         let fault = attempt!("insd", in("dx") 0x80u16, inout("rdi") at => _);
-        self.expect("string from port", 0x80, PROTECTION, fault);
+        expect!(self: "string from port", 0x80, PROTECTION => fault);
     }
 
     fn instructions(&mut self) {
-        self.expect(
-            "vmrun",
-            0,
-            UNDEFINED,
-            attempt!("vmrun rax", in("rax") 0x1000),
-        );
-        self.expect(
-            "vmload",
-            0,
-            UNDEFINED,
-            attempt!("vmload rax", in("rax") 0x1000),
-        );
-        self.expect(
-            "vmsave",
-            0,
-            UNDEFINED,
-            attempt!("vmsave rax", in("rax") 0x1000),
-        );
-        self.expect("stgi", 0, UNDEFINED, attempt!("stgi"));
-        self.expect("clgi", 0, UNDEFINED, attempt!("clgi"));
+        expect!(self: "vmrun", 0, UNDEFINED => attempt!("vmrun rax", in("rax") 0x1000));
+        expect!(self: "vmload", 0, UNDEFINED => attempt!("vmload rax", in("rax") 0x1000));
+        expect!(self: "vmsave", 0, UNDEFINED => attempt!("vmsave rax", in("rax") 0x1000));
+        expect!(self: "stgi", 0, UNDEFINED => attempt!("stgi"));
+        expect!(self: "clgi", 0, UNDEFINED => attempt!("clgi"));
         // Before the page is there.
-        self.expect(
-            "vmmcall",
-            0,
-            UNDEFINED,
-            attempt!("vmmcall", in("rcx") 0, in("rdx") 0, lateout("rax") _),
-        );
+        expect!(self: "vmmcall", 0, UNDEFINED
+            => attempt!("vmmcall", in("rcx") 0, in("rdx") 0, lateout("rax") _));
     }
 
     fn memory(&mut self) {
         // Behind the guest's memory, where the host's is, or a device of its: not there.
         for at in [0x2000_0000u64, 0x8000_0000, 0xfec0_0000, 0xfee0_0000] {
-            self.expect("memory read", at, PROTECTION, read_memory(at));
-            self.expect("memory written", at, PROTECTION, write_memory(at));
+            expect!(self: "memory read", at, PROTECTION => read_memory(at));
+            expect!(self: "memory written", at, PROTECTION => write_memory(at));
         }
     }
 
@@ -248,12 +236,12 @@ impl Report {
             unsafe { words_at.cast::<[u64; 5]>().write_volatile(words) };
         };
         let fault = write_register(msr::GUEST_OS_ID, 1);
-        self.expect("identity", 0, 0, fault);
+        expect!(self: "identity", 0, 0 => fault);
         let nowhere = 1 << 40 | 1;
         let fault = write_register(msr::HYPERCALL, nowhere);
-        self.expect("page of calls", nowhere, PROTECTION, fault);
+        expect!(self: "page of calls", nowhere, PROTECTION => fault);
         let fault = write_register(msr::HYPERCALL, (PAGE + 0x1000) | 1);
-        self.expect("page of calls", PAGE + 0x1000, 0, fault);
+        expect!(self: "page of calls", PAGE + 0x1000, 0 => fault);
         let space = Input::new(Call::Space).bits();
         let list = Input::new(Call::List).with_reps(1);
         let by_set = Input::new(Call::SpaceEx).bits();
@@ -314,7 +302,7 @@ impl Report {
         for (what, words, input, at, status) in attempts {
             set(words);
             let got = call(input, at).status();
-            self.expect(what, input, code(status), code(got));
+            expect!(self: what, input, code(status) => code(got));
         }
     }
 }

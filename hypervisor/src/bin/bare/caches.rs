@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::head::{Report, attempt};
+use crate::head::{Report, attempt, check};
 use crate::pages::{FRAMES, NOT_CACHED, frame, map};
 use crate::psci;
 
@@ -68,19 +68,13 @@ pub fn run() -> u32 {
     // SAFETY: reads a register.
     unsafe { asm!("mrs {}, ctr_el0", out(reg) types, options(nostack)) };
     let smallest = 4u64 << (types >> 16 & 0xf);
-    report.check(
-        (16..=2048).contains(&smallest),
-        format_args!("lines of {smallest} bytes"),
-    );
+    check!(report: (16..=2048).contains(&smallest) => "lines of {smallest} bytes");
     let geometry: u64;
     // SAFETY: selects a cache, and reads what it is.
     unsafe {
         asm!("msr csselr_el1, xzr", "isb", "mrs {}, ccsidr_el1", out(reg) geometry, options(nostack))
     };
-    report.check(
-        geometry != 0,
-        format_args!("the first cache: {geometry:#x}"),
-    );
+    check!(report: geometry != 0 => "the first cache: {geometry:#x}");
 
     // Zeroing of a block: all of it, and nothing else.
     let zeroing: u64;
@@ -97,10 +91,8 @@ pub fn run() -> u32 {
             .filter(|word| word.load(Ordering::Relaxed) == 0)
             .count() as u64;
         let first = words[(block / 8) as usize].load(Ordering::Relaxed);
-        report.check(
-            zero * 8 == block && first == 0,
-            format_args!("a block of {block} bytes is zeroed: {zero} words"),
-        );
+        check!(report: zero * 8 == block && first == 0
+            => "a block of {block} bytes is zeroed: {zero} words");
     }
 
     // What is written past the caches, and through them, is the same once it is cleaned.
@@ -119,10 +111,7 @@ pub fn run() -> u32 {
         line!("dc civac", word.as_ptr());
         lost += u32::from(seen != round || word.load(Ordering::Relaxed) != !round);
     }
-    report.check(
-        lost == 0,
-        format_args!("words lost between two addresses, one not cached: {lost}"),
-    );
+    check!(report: lost == 0 => "words lost between two addresses, one not cached: {lost}");
 
     // By set and way, and what is the hypervisor's to survive: nothing is lost that was written.
     words[1024..1536]
@@ -140,14 +129,8 @@ pub fn run() -> u32 {
         .iter()
         .filter(|word| word.load(Ordering::Relaxed) == 0x5a5a)
         .count();
-    report.check(
-        trap.is_none(),
-        format_args!("maintenance by set and way is no exception"),
-    );
-    report.check(
-        kept == 512,
-        format_args!("words that are kept by it: {kept} of 512"),
-    );
+    check!(report: trap.is_none() => "maintenance by set and way is no exception");
+    check!(report: kept == 512 => "words that are kept by it: {kept} of 512");
 
     code(&mut report);
     report.end()
@@ -162,10 +145,8 @@ fn code(report: &mut Report) {
         patch(at, move_number(change));
         wrong += u32::from(call(at) != change & 0xffff);
     }
-    report.check(
-        wrong == 0,
-        format_args!("{CHANGES} functions written and called: {wrong} were not the new one"),
-    );
+    check!(report: wrong == 0
+        => "{CHANGES} functions written and called: {wrong} were not the new one");
 
     // The same code at another address: what is executed is what memory holds.
     let other = map(6, Some(frame(7)), 2 << 6);
@@ -175,10 +156,7 @@ fn code(report: &mut Report) {
         crate::vectors::synchronize(frame(7));
         wrong += u32::from(call(other) != change & 0xffff);
     }
-    report.check(
-        wrong == 0,
-        format_args!("the same through another address: {wrong} were not the new one"),
-    );
+    check!(report: wrong == 0 => "the same through another address: {wrong} were not the new one");
 
     let at = frame(6);
     patch(at + 4, RET);
@@ -191,8 +169,6 @@ fn code(report: &mut Report) {
     }
     END.store(1, Ordering::Release);
     let (calls, odd) = (CALLS.load(Ordering::Relaxed), ODD.load(Ordering::Relaxed));
-    report.check(
-        calls >= CHANGES && odd == 0,
-        format_args!("code is changed under another processor: {calls} calls, {odd} were neither the old nor the new"),
-    );
+    check!(report: calls >= CHANGES && odd == 0
+        => "code is changed under another processor: {calls} calls, {odd} were neither the old nor the new");
 }

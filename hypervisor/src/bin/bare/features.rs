@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use crate::head::{Report, attempt};
+use crate::head::{Report, attempt, check};
 use crate::pages::{FRAMES, frame};
 
 /// An identification register.
@@ -132,14 +132,11 @@ pub fn run() -> u32 {
         offered += 1;
         let trap = attempt(|| works(frame(0)));
         match trap {
-            None => report.check(true, format_args!("{name}, version {version}")),
-            Some(trap) => report.check(false, format_args!("{name}, version {version}: {trap:x?}")),
+            None => check!(report: true => "{name}, version {version}"),
+            Some(trap) => check!(report: false => "{name}, version {version}: {trap:x?}"),
         }
     }
-    report.check(
-        offered >= 3,
-        format_args!("{offered} offered, {hidden} not"),
-    );
+    check!(report: offered >= 3 => "{offered} offered, {hidden} not");
     // All of the space is read, without an exception.
     let mut read = 0;
     let trap = attempt(|| {
@@ -161,10 +158,7 @@ pub fn run() -> u32 {
         .iter()
         .fold(0, |all, value| all | value);
     });
-    report.check(
-        trap.is_none(),
-        format_args!("registers that may be reserved are read: {read:#x}"),
-    );
+    check!(report: trap.is_none() => "registers that may be reserved are read: {read:#x}");
     copies(&mut report);
     report.end()
 }
@@ -197,8 +191,6 @@ fn copies(report: &mut Report) {
             == words[1 + index].load(Ordering::Relaxed)
     });
     let right = right.count();
-    report.check(
-        trap.is_none() && right == 750,
-        format_args!("a copy of 750 words by instructions: {right} are right"),
-    );
+    check!(report: trap.is_none() && right == 750
+        => "a copy of 750 words by instructions: {right} are right");
 }

@@ -207,7 +207,15 @@ pub fn attempt(what: impl FnOnce()) -> Option<Trap> {
     })
 }
 
-/// What one group of checks has found.
+/// Counts one check in a report, and says it.
+macro_rules! check {
+    ($report:ident: $is_right:expr => $($what:tt)+) => {
+        $report.check($is_right, format_args!($($what)+))
+    };
+}
+pub(crate) use check;
+
+/// The findings of one group of checks.
 pub struct Report {
     group: &'static str,
     wrong: u32,
@@ -219,7 +227,7 @@ impl Report {
         Self { group, wrong: 0 }
     }
 
-    /// One check, and what is to be said of it.
+    /// Counts one check, and says it. See `check!`.
     pub fn check(&mut self, is_right: bool, what: fmt::Arguments<'_>) {
         let verdict = if is_right { "ok" } else { "WRONG" };
         self.wrong += u32::from(!is_right);

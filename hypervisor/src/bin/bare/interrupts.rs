@@ -6,7 +6,7 @@ use core::hint::spin_loop;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::head::{CPUS, Report, number};
+use crate::head::{CPUS, Report, check, number};
 
 /// The distributor, and the redistributors: 128 KiB for each processor.
 const DISTRIBUTOR: u64 = 0x800_0000;
@@ -129,16 +129,14 @@ pub fn run() -> u32 {
     let mut report = Report::new("timer");
     prepare();
     let frequency = read!("cntfrq_el0");
-    report.check(frequency != 0, format_args!("the frequency is {frequency}"));
+    check!(report: frequency != 0 => "the frequency is {frequency}");
     let (first, second, third) = (
         read!("cntpct_el0"),
         read!("cntvct_el0"),
         read!("cntpct_el0"),
     );
-    report.check(
-        first <= second && second <= third,
-        format_args!("the virtual counter is the physical one: {first} {second} {third}"),
-    );
+    check!(report: first <= second && second <= third
+        => "the virtual counter is the physical one: {first} {second} {third}");
     let delay = frequency / 200;
     for (name, which) in [("virtual", VIRTUAL), ("physical", PHYSICAL)] {
         let before = taken(which);
@@ -155,11 +153,9 @@ pub fn run() -> u32 {
         };
         let came = open(|| wait_for(|| taken(which) != before));
         let late = WHEN.load(Ordering::Relaxed).wrapping_sub(due);
-        report.check(came, format_args!("the {name} timer's interrupt is taken"));
-        report.check(
-            came && late < 5 * frequency,
-            format_args!("the {name} timer is not early: {late} ticks late"),
-        );
+        check!(report: came => "the {name} timer's interrupt is taken");
+        check!(report: came && late < 5 * frequency
+            => "the {name} timer is not early: {late} ticks late");
         // Masked at the timer: the condition holds, and there is no interrupt.
         let before = taken(which);
         let control = if which == VIRTUAL {
@@ -170,13 +166,8 @@ pub fn run() -> u32 {
             read!("cntp_ctl_el0")
         };
         open(|| (0..1000).for_each(|_| spin_loop()));
-        report.check(
-            control == 7 && taken(which) == before,
-            format_args!(
-                "the {name} timer, masked: control {control:#x}, {} interrupts",
-                taken(which) - before
-            ),
-        );
+        check!(report: control == 7 && taken(which) == before
+            => "the {name} timer, masked: control {control:#x}, {} interrupts", taken(which) - before);
         if which == VIRTUAL {
             write!("cntv_ctl_el0", 0u32);
         } else {
@@ -191,24 +182,19 @@ pub fn run() -> u32 {
     unsafe { asm!("wfi", options(nostack)) };
     let pending = read!("cntv_ctl_el0");
     open(|| wait_for(|| taken(VIRTUAL) != before));
-    report.check(
-        taken(VIRTUAL) == before + 1,
-        format_args!("a wait for an interrupt ends, control {pending:#x}, and it is taken"),
-    );
+    check!(report: taken(VIRTUAL) == before + 1
+        => "a wait for an interrupt ends, control {pending:#x}, and it is taken");
     // To itself, and counted once.
     let before = taken(SENT);
     send_to_first();
     open(|| wait_for(|| taken(SENT) != before));
-    report.check(
-        taken(SENT) == before + 1,
-        format_args!("an interrupt that it sends to itself"),
-    );
+    check!(report: taken(SENT) == before + 1 => "an interrupt that it sends to itself");
     // To it, from another processor.
     let before = taken(SENT);
     let came = open(|| {
         crate::psci::have(1, crate::psci::SEND);
         wait_for(|| taken(SENT) != before)
     });
-    report.check(came, format_args!("an interrupt from another processor"));
+    check!(report: came => "an interrupt from another processor");
     report.end()
 }

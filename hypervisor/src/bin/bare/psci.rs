@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::head::{CPUS, Report, attempt, secondary};
+use crate::head::{CPUS, Report, attempt, check, secondary};
 use crate::{caches, interrupts};
 
 const VERSION: u64 = 0x8400_0000;
@@ -169,7 +169,7 @@ pub fn soon(what: impl Fn() -> bool) -> bool {
 pub fn run() -> u32 {
     let mut report = Report::new("psci");
     let version = call(VERSION, [0; 3]);
-    report.check(version >= 0x1_0000, format_args!("version {version:#x}"));
+    check!(report: version >= 0x1_0000 => "version {version:#x}");
     for function in [
         VERSION,
         CPU_OFF,
@@ -179,34 +179,22 @@ pub fn run() -> u32 {
         FEATURES,
     ] {
         let features = call(FEATURES, [function, 0, 0]);
-        report.check(
-            features == 0,
-            format_args!("features of {function:#x}: {features}"),
-        );
+        check!(report: features == 0 => "features of {function:#x}: {features}");
     }
     let none = call(FEATURES, [0x8400_0777, 0, 0]);
-    report.check(none == -1, format_args!("features of nothing: {none}"));
+    check!(report: none == -1 => "features of nothing: {none}");
     let itself = call(AFFINITY_INFO, [0, 0, 0]);
-    report.check(itself == 0, format_args!("this processor is on: {itself}"));
-    report.check(is_off(1) && is_off(2), format_args!("the others are off"));
+    check!(report: itself == 0 => "this processor is on: {itself}");
+    check!(report: is_off(1) && is_off(2) => "the others are off");
     let nowhere = call(AFFINITY_INFO, [0x0f00, 0, 0]);
-    report.check(
-        nowhere == INVALID_PARAMETERS,
-        format_args!("of no processor: {nowhere}"),
-    );
+    check!(report: nowhere == INVALID_PARAMETERS => "of no processor: {nowhere}");
     let itself = start(0);
-    report.check(
-        itself == ALREADY_ON,
-        format_args!("a start of itself: {itself}"),
-    );
+    check!(report: itself == ALREADY_ON => "a start of itself: {itself}");
     let nowhere = start(0x0f00);
-    report.check(
-        nowhere == INVALID_PARAMETERS,
-        format_args!("a start of no processor: {nowhere}"),
-    );
+    check!(report: nowhere == INVALID_PARAMETERS => "a start of no processor: {nowhere}");
 
     let began = start(1);
-    report.check(began == 0, format_args!("a start: {began}"));
+    check!(report: began == 0 => "a start: {began}");
     let (mut twice, mut late, mut again) = (0, 0, 0);
     for round in 1..=ROUNDS {
         WON.store(0, Ordering::Release);
@@ -226,20 +214,14 @@ pub fn run() -> u32 {
         LEAVE.store(STARTED.load(Ordering::Acquire), Ordering::Release);
     }
     let (odd, started) = (ODD.load(Ordering::Relaxed), STARTED.load(Ordering::Relaxed));
-    report.check(
-        twice == 0,
-        format_args!(
-            "{ROUNDS} races to start a processor: {twice} were won twice, {started} starts"
-        ),
-    );
-    report.check(late == 0, format_args!("races without an end: {late}"));
-    report.check(odd == 0, format_args!("odd answers in the races: {odd}"));
-    report.check(
-        again == 0,
-        format_args!("starts of what runs, with another answer than ALREADY_ON: {again}"),
-    );
+    check!(report: twice == 0
+        => "{ROUNDS} races to start a processor: {twice} were won twice, {started} starts");
+    check!(report: late == 0 => "races without an end: {late}");
+    check!(report: odd == 0 => "odd answers in the races: {odd}");
+    check!(report: again == 0
+        => "starts of what runs, with another answer than ALREADY_ON: {again}");
     STOP.store(1, Ordering::Release);
     let gone = soon(|| is_off(1)) && soon(|| is_off(2));
-    report.check(gone, format_args!("both are off again"));
+    check!(report: gone => "both are off again");
     report.end()
 }

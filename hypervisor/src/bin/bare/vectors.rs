@@ -4,7 +4,7 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use crate::head::{BACK, Report, Trap, attempt};
+use crate::head::{BACK, Report, Trap, attempt, check};
 use crate::pages::{FRAMES, NO_EXECUTION, READ_ONLY, USER, frame, map};
 
 /// Nothing is there: neither memory nor a device, and with a hypervisor no memory of the guest's.
@@ -72,7 +72,13 @@ fn at_el0(entry: u64, argument: u64) {
     }
 }
 
-/// One check: the vector, the class, and the low bits of the syndrome.
+/// Checks an exception: its vector, its class, and the low bits of its syndrome.
+macro_rules! expect {
+    ($report:ident: $got:expr, $vector:expr, $class:expr, $status:expr => $what:expr) => {
+        expect(&mut $report, $what, $got, $vector, $class, $status)
+    };
+}
+
 fn expect(
     report: &mut Report,
     what: &str,
@@ -88,9 +94,9 @@ fn expect(
             && status.is_none_or(|status| trap.esr & 0x3f == status)
     });
     match (right, got) {
-        (true, _) => report.check(true, format_args!("{what}")),
-        (false, Some(trap)) => report.check(false, format_args!("{what}: {trap:x?}")),
-        (false, None) => report.check(false, format_args!("{what}: no exception")),
+        (true, _) => check!(report: true => "{what}"),
+        (false, Some(trap)) => check!(report: false => "{what}: {trap:x?}"),
+        (false, None) => check!(report: false => "{what}: no exception"),
     }
 }
 
@@ -113,135 +119,52 @@ pub fn run() -> u32 {
 
     // Of stage 1.
     let got = attempt(|| read(missing));
-    expect(
-        &mut report,
-        "a read where nothing is mapped",
-        got,
-        4,
-        DATA,
-        Some(TRANSLATION),
-    );
+    expect!(report: got, 4, DATA, Some(TRANSLATION) => "a read where nothing is mapped");
     let far = got.map(|trap| trap.far);
-    report.check(far == Some(missing), format_args!("its address: {far:x?}"));
+    check!(report: far == Some(missing) => "its address: {far:x?}");
     let got = attempt(|| write(data));
-    expect(
-        &mut report,
-        "a write of what is only read",
-        got,
-        4,
-        DATA,
-        Some(PERMISSION),
-    );
-    report.check(
-        got.is_some_and(|trap| trap.esr & 1 << 6 != 0),
-        format_args!("it is a write"),
-    );
-    expect(
-        &mut report,
-        "a fetch of what is not executed",
-        attempt(|| execute(data)),
-        4,
-        FETCH,
-        Some(PERMISSION),
-    );
+    expect!(report: got, 4, DATA, Some(PERMISSION) => "a write of what is only read");
+    check!(report: got.is_some_and(|trap| trap.esr & 1 << 6 != 0) => "it is a write");
+    expect!(report: attempt(|| execute(data)), 4, FETCH, Some(PERMISSION)
+        => "a fetch of what is not executed");
 
     // Of nothing: an external abort, which a hypervisor makes as the processor does.
     let got = attempt(|| read(nothing));
-    expect(
-        &mut report,
-        "a read of nothing",
-        got,
-        4,
-        DATA,
-        Some(EXTERNAL),
-    );
-    report.check(
-        got.is_some_and(|trap| trap.far == nothing && trap.esr & 1 << 6 == 0),
-        format_args!("its address, and that it is a read"),
-    );
+    expect!(report: got, 4, DATA, Some(EXTERNAL) => "a read of nothing");
+    check!(report: got.is_some_and(|trap| trap.far == nothing && trap.esr & 1 << 6 == 0)
+        => "its address, and that it is a read");
     states(&mut report, nothing, missing);
     let got = attempt(|| write(nothing));
-    expect(
-        &mut report,
-        "a write of nothing",
-        got,
-        4,
-        DATA,
-        Some(EXTERNAL),
-    );
-    report.check(
-        got.is_some_and(|trap| trap.esr & 1 << 6 != 0),
-        format_args!("it is a write"),
-    );
-    expect(
-        &mut report,
-        "a fetch of nothing",
-        attempt(|| execute(nothing_to_run)),
-        4,
-        FETCH,
-        Some(EXTERNAL),
-    );
+    expect!(report: got, 4, DATA, Some(EXTERNAL) => "a write of nothing");
+    check!(report: got.is_some_and(|trap| trap.esr & 1 << 6 != 0) => "it is a write");
+    expect!(report: attempt(|| execute(nothing_to_run)), 4, FETCH, Some(EXTERNAL)
+        => "a fetch of nothing");
     let got = attempt(|| read_with_other_stack(nothing));
-    expect(
-        &mut report,
-        "a read of nothing, with the other stack",
-        got,
-        0,
-        DATA,
-        Some(EXTERNAL),
-    );
+    expect!(report: got, 0, DATA, Some(EXTERNAL) => "a read of nothing, with the other stack");
 
     // Of EL0.
     let got = attempt(|| at_el0(code, 0));
-    expect(&mut report, "a call of EL0", got, 8, CALL, Some(7));
-    expect(
-        &mut report,
-        "a read by EL0 where nothing is mapped",
-        attempt(|| at_el0(code + 4, missing)),
-        8,
-        DATA_LOWER,
-        Some(TRANSLATION),
-    );
+    expect!(report: got, 8, CALL, Some(7) => "a call of EL0");
+    expect!(report: attempt(|| at_el0(code + 4, missing)), 8, DATA_LOWER, Some(TRANSLATION)
+        => "a read by EL0 where nothing is mapped");
     let got = attempt(|| at_el0(code + 4, nothing));
-    expect(
-        &mut report,
-        "a read of nothing by EL0",
-        got,
-        8,
-        DATA_LOWER,
-        Some(EXTERNAL),
-    );
-    report.check(
-        got.is_some_and(|trap| trap.spsr & 0x1f == 0 && trap.elr == code + 4),
-        format_args!("where from"),
-    );
-    expect(
-        &mut report,
-        "a fetch of nothing by EL0",
-        attempt(|| at_el0(nothing_to_run, 0)),
-        8,
-        FETCH_LOWER,
-        Some(EXTERNAL),
-    );
-    expect(
-        &mut report,
-        "no instruction, by EL0",
-        attempt(|| at_el0(code + 8, 0)),
-        8,
-        UNKNOWN,
-        None,
-    );
+    expect!(report: got, 8, DATA_LOWER, Some(EXTERNAL) => "a read of nothing by EL0");
+    check!(report: got.is_some_and(|trap| trap.spsr & 0x1f == 0 && trap.elr == code + 4)
+        => "where from");
+    expect!(report: attempt(|| at_el0(nothing_to_run, 0)), 8, FETCH_LOWER, Some(EXTERNAL)
+        => "a fetch of nothing by EL0");
+    expect!(report: attempt(|| at_el0(code + 8, 0)), 8, UNKNOWN, None => "no instruction, by EL0");
 
     // Others.
     // SAFETY: an exception, and on behind it.
     let got = attempt(|| unsafe { asm!("udf #0") });
-    expect(&mut report, "no instruction", got, 4, UNKNOWN, None);
+    expect!(report: got, 4, UNKNOWN, None => "no instruction");
     // SAFETY: as before.
     let got = attempt(|| unsafe { asm!("brk #5") });
-    expect(&mut report, "a break", got, 4, BREAK, Some(5));
+    expect!(report: got, 4, BREAK, Some(5) => "a break");
     // SAFETY: as before.
     let got = attempt(|| unsafe { asm!("mrs {}, vttbr_el2", out(reg) _) });
-    expect(&mut report, "a register of EL2", got, 4, UNKNOWN, None);
+    expect!(report: got, 4, UNKNOWN, None => "a register of EL2");
     report.end()
 }
 
@@ -270,20 +193,15 @@ fn states(report: &mut Report, nothing: u64, missing: u64) {
             made.map(|trap| (trap.state, trap.spsr)),
             taken.map(|trap| (trap.state, trap.spsr)),
         );
-        report.check(
-            made.is_some() && pair.0 == pair.1,
-            format_args!(
-                "{name}: the state is that of an exception of stage 1: {:x?} {:x?}",
-                pair.0, pair.1
-            ),
-        );
+        check!(report: made.is_some() && pair.0 == pair.1
+            => "{name}: the state is that of an exception of stage 1: {:x?} {:x?}", pair.0, pair.1);
         let expected = MASKED | if has_pan { PAN } else { 0 };
         let (state, before) = pair.0.unwrap_or_default();
-        report.check(
-            // The processor has set TCO if memory may have tags, which a guest need not be told.
-            state & !TCO == expected && before >> 28 == flags >> 28 && before & 0x1f == 5,
-            format_args!("{name}: it is masked, with PAN where there is such: {state:x}"),
-        );
+        // The processor has set TCO if memory may have tags, which a guest need not be told.
+        let is_right =
+            state & !TCO == expected && before >> 28 == flags >> 28 && before & 0x1f == 5;
+        check!(report: is_right
+            => "{name}: it is masked, with PAN where there is such: {state:x}");
     }
 }
 

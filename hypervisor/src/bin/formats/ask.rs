@@ -45,9 +45,46 @@ pub enum Answer {
     Fault { stage: u8, status: u8 },
 }
 
-/// What is not cacheable is outer shareable (D19.2 PAR_EL1, SH), whatever the descriptor says, and
+/// Kinds of faults: of translation, which has no leaf and may be at level -1, of the access flag, and
+/// of permissions (DDI 0487, ISS encoding of a data abort, DFSC).
+pub const TRANSLATION: u8 = 1;
+/// See [`TRANSLATION`].
+pub const ACCESS_FLAG: u8 = 2;
+/// See [`TRANSLATION`].
+pub const PERMISSION: u8 = 3;
+
+impl Answer {
+    /// An answer that no processor gives.
+    pub const NONE: Self = Self::Fault {
+        stage: 0,
+        status: 0,
+    };
+
+    /// A fault of a kind, at a level of the architecture.
+    pub fn fault(stage: u8, kind: u8, level: i8) -> Self {
+        let status = match level {
+            -1 => 0b10_1011,
+            _ => kind << 2 | level as u8 & 3,
+        };
+        Self::Fault { stage, status }
+    }
+
+    /// The address is reached.
+    pub fn reached(access: Access, pa: u64, memory: u8, reach: u8) -> Self {
+        match access {
+            Access::Fetch => Self::Executed,
+            _ => Self::Page {
+                pa: pa & !0xfff,
+                memory,
+                share: share(memory, reach),
+            },
+        }
+    }
+}
+
+/// Memory that is not cacheable is outer shareable (D19.2 PAR_EL1, SH), whatever the descriptor says, and
 /// QEMU 7.2 repeats.
-pub fn share(memory: u8, share: u8) -> u8 {
+fn share(memory: u8, share: u8) -> u8 {
     match memory {
         0..=0xf | 0x44 => 2,
         _ => share,

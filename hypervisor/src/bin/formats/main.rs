@@ -19,7 +19,6 @@ mod payload;
 use core::arch::global_asm;
 use core::cell::Cell;
 use core::fmt::{self, Write as _};
-use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
 use tablewright::arch::arm64::{Ids, Translation};
@@ -30,8 +29,8 @@ use tablewright::{
 };
 use tablewright_walker::{self as walker, DirtyState, Granule, Regime};
 
-use ask::{Access, Answer, BREAK, Cpu, Setting};
-use payload::console;
+use ask::{ACCESS_FLAG, Access, Answer, BREAK, Cpu, PERMISSION, Setting, TRANSLATION};
+use payload::{Outcome, console, program};
 
 /// Memory behind the image: a page of breaks, of the largest granule, and frames for tables.
 const CODE: u64 = 0x4400_0000;
@@ -41,15 +40,7 @@ const END: u64 = 0x6000_0000;
 const IMAGE: u64 = 0x4000_0000;
 const IMAGE_SIZE: u64 = 512 << 20;
 
-global_asm!(
-    payload::head!(),
-    "start:",
-    "adrp x0, stack_end",
-    "add x0, x0, :lo12:stack_end",
-    "mov sp, x0",
-    "bl main",
-    "b .",
-);
+global_asm!(payload::start!());
 
 /// Frames one after the other, anew for each format. They hold what they held.
 struct Machine {
@@ -61,23 +52,9 @@ struct Machine {
 // pointers are good because the MMU is off; nothing walks the tables while they are edited; a
 // reference is the same platform.
 unsafe impl Platform for Machine {
-    fn alloc_table(&self, _: Level) -> Option<Pa> {
-        self.take(1)
-    }
+    payload::tables!(take);
 
     unsafe fn free_table(&self, _: Pa, _: Level) {}
-
-    fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
-        self.take(tables as u64)
-    }
-
-    unsafe fn free_root(&self, _: Pa, _: Level, _: usize) {}
-
-    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
-        let table = ptr::with_exposed_provenance_mut(frame.get() as usize);
-        // SAFETY: memory does not begin at 0.
-        unsafe { NonNull::new_unchecked(table) }
-    }
 
     fn barrier(&self, _: Barrier) {}
 
@@ -168,23 +145,13 @@ impl fmt::Display for End {
     }
 }
 
-// DDI 0487, ISS encoding of a data abort, DFSC: the kind of a fault, and the level.
-const TRANSLATION: u8 = 1;
-const ACCESS_FLAG: u8 = 2;
-const PERMISSION: u8 = 3;
-
-/// The status of a fault at a level of the architecture.
-fn status(kind: u8, level: i8) -> u8 {
-    match level {
-        // Translation faults alone: there are no leaves.
-        -1 => 0b10_1011,
-        _ => kind << 2 | level as u8 & 3,
-    }
-}
-
 /// Attributes that leaves may have. What a format cannot hold is left out.
 fn attrs() -> impl Iterator<Item = Attrs> {
     let guest = |perms: Perms| Attrs::GUEST_MEMORY.with_perms(perms);
+    let (read, write) = (
+        Perms::READ.and_user(),
+        Perms::READ.union(Perms::WRITE).and_user(),
+    );
     let bases = [
         Attrs::KERNEL_DATA,
         Attrs::KERNEL_RODATA,
@@ -195,51 +162,30 @@ fn attrs() -> impl Iterator<Item = Attrs> {
         Attrs::USER_TEXT,
         Attrs::GUEST_MEMORY,
         Attrs::GUEST_DEVICE,
-        guest(Perms::READ.and_user()),
+        guest(read),
         guest(Perms::WRITE.and_user()),
-        guest(Perms::READ.union(Perms::WRITE).and_user()),
+        guest(write),
         guest(Perms::READ.union(Perms::EXEC).and_user()),
         // Of one exception level alone.
-        guest(Perms::READ.and_user().union(Perms::EXEC)),
-        guest(Perms::READ.and_user().union(Perms::USER_EXEC)),
-        guest(
-            Perms::READ
-                .union(Perms::WRITE)
-                .and_user()
-                .union(Perms::USER_EXEC),
-        ),
+        guest(read.union(Perms::EXEC)),
+        guest(read.union(Perms::USER_EXEC)),
+        guest(write.union(Perms::USER_EXEC)),
     ];
     // Of stage 1, and of stage 2.
-    let plain = [Attrs::KERNEL_DATA, Attrs::GUEST_MEMORY];
-    let others = plain.into_iter().flat_map(|plain| {
-        [
-            plain.with_perms(Perms::empty()),
-            plain.with_memory(Memory::NonCacheable),
-            plain.with_memory(Memory::WriteThrough),
-            plain.with_memory(Memory::DeviceStrict),
-            Attrs {
-                accessed: false,
-                ..plain
-            },
-            Attrs {
-                dirty: false,
-                ..plain
-            },
-            Attrs {
-                shareability: Shareability::Outer,
-                ..plain
-            },
-            Attrs {
-                shareability: Shareability::Non,
-                ..plain
-            },
-            Attrs {
-                global: false,
-                software: 5,
-                ..plain
-            },
-        ]
+    let others = [Attrs::KERNEL_DATA, Attrs::GUEST_MEMORY].map(|plain| {
+        let mut all = [plain; 9];
+        all[0].perms = Perms::empty();
+        all[1].memory = Memory::NonCacheable;
+        all[2].memory = Memory::WriteThrough;
+        all[3].memory = Memory::DeviceStrict;
+        all[4].accessed = false;
+        all[5].dirty = false;
+        all[6].shareability = Shareability::Outer;
+        all[7].shareability = Shareability::Non;
+        (all[8].global, all[8].software) = (false, 5);
+        all
     });
+    let others = others.into_iter().flatten();
     bases.into_iter().chain(others)
 }
 
@@ -362,14 +308,11 @@ impl<'m, F: Translation> Laid<'m, F> {
         Ok(())
     }
 
-    fn read(table: u64, index: usize) -> u64 {
-        // SAFETY: a table of the space, whose memory is where its address is.
-        unsafe { descriptor(table, index).read_volatile() }
-    }
+    const STAGE: u8 = if F::Input::SIGNED { 1 } else { 2 };
 
-    /// What the engine says the processor should. Of a hole it does not say at which level it is.
+    /// Returns the answer that the engine expects, or `None` of a hole: it does not say at which
+    /// level that is.
     fn said(&self, at: u64, access: Access, user: bool) -> Option<Answer> {
-        let stage = if F::Input::SIGNED { 1 } else { 2 };
         let leaf = self.space.query(F::Input::from_bits(at))?;
         let (attrs, level) = (leaf.attrs(), 3 - leaf.level().height() as i8);
         let needs = match (access, user) {
@@ -392,71 +335,52 @@ impl<'m, F: Translation> Laid<'m, F> {
             Shareability::Outer => 2,
             Shareability::Inner => 3,
         };
-        // What is clean is written for the first time by a fault: hardware sets no flags.
-        let is_allowed = attrs.perms.contains(needs) && (access != Access::Write || attrs.dirty);
-        let fault = |kind| {
-            Some(Answer::Fault {
-                stage,
-                status: status(kind, level),
-            })
+        let kind = match () {
+            () if attrs.perms.is_empty() => TRANSLATION,
+            () if !attrs.accessed => ACCESS_FLAG,
+            // The first write of a clean leaf faults: hardware sets no flags.
+            () if !attrs.perms.contains(needs) || access == Access::Write && !attrs.dirty => {
+                PERMISSION
+            }
+            () => {
+                let pa = leaf.frame().get() + (at - leaf.input().bits());
+                return Some(Answer::reached(access, pa, memory, reach));
+            }
         };
-        if attrs.perms.is_empty() {
-            return fault(TRANSLATION);
-        } else if !attrs.accessed {
-            return fault(ACCESS_FLAG);
-        } else if !is_allowed {
-            return fault(PERMISSION);
-        } else if access == Access::Fetch {
-            return Some(Answer::Executed);
-        }
-        let pa = leaf.frame().get() + (at - leaf.input().bits());
-        Some(Answer::Page {
-            pa: pa & !0xfff,
-            memory,
-            share: ask::share(memory, reach),
-        })
+        Some(Answer::fault(Self::STAGE, kind, level))
     }
 
-    /// What the judge says, and where the last descriptor is that it has read.
+    /// Returns the judge's answer, and the place of the last descriptor that it has read.
     fn judged(&self, regime: Regime, at: u64, access: Access, user: bool) -> (Answer, *mut u64) {
-        let stage = if F::Input::SIGNED { 1 } else { 2 };
-        let fault = |kind, level| Answer::Fault {
-            stage,
-            status: status(kind, level),
-        };
         let mut last = ptr::null_mut();
         let mut read = |table: u64, index: usize| {
             last = descriptor(table, index);
-            Self::read(table, index)
+            // SAFETY: a table of the space, whose memory is where its address is.
+            unsafe { last.read_volatile() }
         };
         let found = walker::translate(regime, self.space.root().get(), at, &mut read);
-        let leaf = match found {
-            Ok(leaf) => leaf,
-            Err(walker::Fault::NotMapped { level }) => return (fault(TRANSLATION, level), last),
-            // No processor answers so.
-            Err(_) => {
-                return (
-                    Answer::Fault {
-                        stage: 0,
-                        status: 0,
-                    },
-                    last,
-                );
-            }
-        };
-        let class = if user {
-            leaf.access.user
-        } else {
-            leaf.access.privileged
+        (
+            found.map_or_else(Self::judge_fault, |leaf| {
+                Self::judge(&leaf, at, access, user)
+            }),
+            last,
+        )
+    }
+
+    fn judge_fault(fault: walker::Fault) -> Answer {
+        match fault {
+            walker::Fault::NotMapped { level } => Answer::fault(Self::STAGE, TRANSLATION, level),
+            _ => Answer::NONE,
+        }
+    }
+
+    fn judge(leaf: &walker::Leaf, at: u64, access: Access, user: bool) -> Answer {
+        let class = match user {
+            true => leaf.access.user,
+            false => leaf.access.privileged,
         };
         let DirtyState::Arm64 { read_only, .. } = leaf.dirty else {
-            return (
-                Answer::Fault {
-                    stage: 0,
-                    status: 0,
-                },
-                last,
-            );
+            return Answer::NONE;
         };
         let is_allowed = match access {
             Access::Read => class.read,
@@ -468,20 +392,14 @@ impl<'m, F: Translation> Laid<'m, F> {
             (false, false) => of_stage_2(leaf.memory),
             (false, true) => of_forced(leaf.memory),
         };
-        let answer = if !leaf.accessed {
-            fault(ACCESS_FLAG, leaf.level)
-        } else if !is_allowed {
-            fault(PERMISSION, leaf.level)
-        } else if access == Access::Fetch {
-            Answer::Executed
-        } else {
-            Answer::Page {
-                pa: leaf.physical(at) & !0xfff,
-                memory,
-                share: ask::share(memory, leaf.shareability.unwrap_or(3)),
+        match (leaf.accessed, is_allowed) {
+            (false, _) => Answer::fault(Self::STAGE, ACCESS_FLAG, leaf.level),
+            (true, false) => Answer::fault(Self::STAGE, PERMISSION, leaf.level),
+            (true, true) => {
+                let share = leaf.shareability.unwrap_or(3);
+                Answer::reached(access, leaf.physical(at), memory, share)
             }
-        };
-        (answer, last)
+        }
     }
 
     /// Asks all about an address.
@@ -493,19 +411,13 @@ impl<'m, F: Translation> Laid<'m, F> {
         code: bool,
         tally: &mut Tally,
     ) -> Result<(), End> {
-        let stage = if F::Input::SIGNED { 1 } else { 2 };
         for (access, user) in questions(cpu, code) {
             let processor = cpu.ask(at, access, user);
             let engine = self.said(at, access, user);
             let (judge, _) = self.judged(regime, at, access, user);
             let is_hole = || {
-                (-1..=3).any(|level| {
-                    processor
-                        == Answer::Fault {
-                            stage,
-                            status: status(TRANSLATION, level),
-                        }
-                })
+                let mut levels = -1..=3;
+                levels.any(|level| processor == Answer::fault(Self::STAGE, TRANSLATION, level))
             };
             if processor != judge || !engine.map_or_else(is_hole, |engine| processor == engine) {
                 return Err(End::Differs(Differs {
@@ -697,62 +609,39 @@ const fn granule(page_shift: u32) -> Granule {
 }
 
 macro_rules! rows {
-    ($format:ident, $regime:ident: $(($shift:literal, $bits:literal, $wide:literal)),*) => {
+    ($format:ident, $regime:expr => $(($shift:literal, $bits:literal, $wide:literal)),*) => {
         &[$(Row {
             page_shift: $shift,
             input_bits: $bits,
             more: if $wide { ", wide" } else { "" },
             check: |machine, ids, setting| {
-                let regime = $regime(granule($shift), $bits, $wide);
+                let regime = ($regime)(granule($shift), $bits, $wide);
                 check::<$format<$shift, $bits, $wide>>(machine, ids, setting, regime)
             },
         }),*]
     };
 }
 
-const fn stage_1(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64Stage1Sized {
-        granule,
-        input_bits,
-        wide,
-    }
-}
-
-const fn el2(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64El2 {
-        granule,
-        input_bits,
-        wide,
-    }
-}
-
-const fn stage_2(granule: Granule, input_bits: u8, wide: bool) -> Regime {
+const fn stage_2(granule: Granule, input_bits: u8, wide: bool, forced: bool) -> Regime {
     Regime::Arm64Stage2 {
         granule,
         input_bits,
         wide,
-        forced_write_back: false,
-    }
-}
-
-const fn forced(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64Stage2 {
-        granule,
-        input_bits,
-        wide,
-        forced_write_back: true,
+        forced_write_back: forced,
     }
 }
 
 /// Stage 1 of EL1&0, and of EL2&0.
-const STAGE_1: &[Row] = rows!(Arm64, stage_1:
+const STAGE_1: &[Row] = rows!(Arm64,
+    |granule, input_bits, wide| Regime::Arm64Stage1Sized { granule, input_bits, wide } =>
     (12, 36, false), (12, 39, false), (12, 48, false), (12, 48, true), (12, 52, true),
     (14, 36, false), (14, 47, false), (14, 48, false), (14, 52, true),
     (16, 36, false), (16, 42, false), (16, 48, false), (16, 52, true)
 );
 
 /// Stage 1 of EL2 alone.
-const EL2: &[Row] = rows!(Arm64El2, el2:
+const EL2: &[Row] = rows!(Arm64El2,
+    |granule, input_bits, wide| Regime::Arm64El2 { granule, input_bits, wide } =>
     (12, 39, false), (12, 48, false), (12, 52, true),
     (14, 36, false), (14, 47, false), (14, 52, true),
     (16, 42, false), (16, 48, false), (16, 52, true)
@@ -760,20 +649,22 @@ const EL2: &[Row] = rows!(Arm64El2, el2:
 
 /// Stage 2, and where it forces write-back. 52 bits of 16 KiB would start at level 0, which the
 /// emulator takes for not allowed.
-const STAGE_2: &[Row] = rows!(Stage2, stage_2:
+const STAGE_2: &[Row] = rows!(Stage2,
+    |granule, input_bits, wide| stage_2(granule, input_bits, wide, false) =>
     (12, 36, false), (12, 40, false), (12, 48, false), (12, 52, true),
     (14, 40, false), (14, 47, false), (14, 51, true),
     (16, 42, false), (16, 48, false), (16, 52, true)
 );
-const FORCED: &[Row] = rows!(Forced, forced:
+const FORCED: &[Row] = rows!(Forced,
+    |granule, input_bits, wide| stage_2(granule, input_bits, wide, true) =>
     (12, 40, false), (14, 51, true), (16, 42, false)
 );
 
 type Forced<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool> =
     Stage2<PAGE_SHIFT, INPUT_BITS, WIDE, FORCED_WRITE_BACK>;
 
-/// All of it. How many formats are wrong.
-fn run() -> u32 {
+/// Checks all formats, and counts those that are wrong.
+fn run() -> Outcome {
     let ids = Ids::read();
     let machine = Machine {
         next: Cell::new(TABLES),
@@ -823,20 +714,7 @@ fn run() -> u32 {
             wrong += u32::from(matches!(result, Err(ref end) if !matches!(end, End::Refused(_))));
         }
     }
-    wrong
+    Ok(Some(wrong))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn main() -> ! {
-    end(format_args!("done, {} wrong", run()))
-}
-
-#[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
-    end(format_args!("WRONG: {info}"))
-}
-
-/// Says how it ended, and switches the machine off.
-fn end(how: fmt::Arguments<'_>) -> ! {
-    payload::end("formats", how)
-}
+program!("formats", run);

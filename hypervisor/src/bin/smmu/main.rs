@@ -15,10 +15,9 @@ mod payload;
 mod smmu;
 
 use core::arch::{asm, global_asm};
-use core::cell::{Cell, UnsafeCell};
-use core::fmt::{self, Write as _};
+use core::cell::Cell;
+use core::fmt::Write as _;
 use core::ops::ControlFlow;
-use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
 use tablewright::arch::arm64::{Cpu, Ids, load_vttbr_el2, ttbr, vtcr_el2};
@@ -29,7 +28,7 @@ use tablewright::{
 };
 
 use device::Device;
-use payload::console;
+use payload::{Frames, Outcome, console, program};
 use smmu::{Fault, Smmu};
 
 type Format = Stage2<12, 40>;
@@ -53,17 +52,12 @@ const TO: u64 = 0x20_1000;
 const WIDE: u64 = 0x40_0000;
 
 global_asm!(
-    payload::head!(),
-    "start:",
-    "adrp x0, stack_end",
-    "add x0, x0, :lo12:stack_end",
-    "mov sp, x0",
-    "adrp x0, vectors",
-    "add x0, x0, :lo12:vectors",
-    "msr vbar_el2, x0",
-    "isb",
-    "bl main",
-    "b .",
+    payload::start!(
+        "adrp x0, vectors",
+        "add x0, x0, :lo12:vectors",
+        "msr vbar_el2, x0",
+        "isb"
+    ),
     // Only the guest has exceptions to take.
     ".balign 2048",
     "vectors:",
@@ -80,11 +74,8 @@ global_asm!(
     // Enters the guest: where, and its first two registers.
     "enter:",
     "stp x29, x30, [sp, #-96]!",
-    "stp x19, x20, [sp, #16]",
-    "stp x21, x22, [sp, #32]",
-    "stp x23, x24, [sp, #48]",
-    "stp x25, x26, [sp, #64]",
-    "stp x27, x28, [sp, #80]",
+    "stp x19, x20, [sp, #16]; stp x21, x22, [sp, #32]; stp x23, x24, [sp, #48]",
+    "stp x25, x26, [sp, #64]; stp x27, x28, [sp, #80]",
     "msr elr_el2, x0",
     "mov x3, #0x3c5", // EL1 with its own stack pointer, everything masked
     "msr spsr_el2, x3",
@@ -96,11 +87,8 @@ global_asm!(
     "came_back:",
     "mov x0, x1",
     "mrs x1, esr_el2",
-    "ldp x19, x20, [sp, #16]",
-    "ldp x21, x22, [sp, #32]",
-    "ldp x23, x24, [sp, #48]",
-    "ldp x25, x26, [sp, #64]",
-    "ldp x27, x28, [sp, #80]",
+    "ldp x19, x20, [sp, #16]; ldp x21, x22, [sp, #32]; ldp x23, x24, [sp, #48]",
+    "ldp x25, x26, [sp, #64]; ldp x27, x28, [sp, #80]",
     "ldp x29, x30, [sp], #96",
     "ret",
     // The guest.
@@ -162,19 +150,12 @@ fn get(frame: Pa) -> u64 {
     unsafe { word(frame).read_volatile() }
 }
 
-#[repr(C, align(8192))]
-struct Frames(UnsafeCell<[[u8; PAGE as usize]; TABLES]>);
-
-// SAFETY: there is one processor.
-unsafe impl Sync for Frames {}
-
-static FRAMES: Frames = Frames(UnsafeCell::new([[0; PAGE as usize]; TABLES]));
+static FRAMES: Frames<TABLES> = Frames::new();
 
 /// The processor and the SMMU, with frames for tables that are not given out twice.
 struct Machine {
     cpu: Cpu,
     smmu: Cell<Option<&'static Smmu>>,
-    used: Cell<usize>,
     /// So many tables came back. Each is cleared: a walk through one finds nothing.
     given_back: Cell<usize>,
     omits_device: bool,
@@ -182,12 +163,8 @@ struct Machine {
 }
 
 impl Machine {
-    fn take(&self, count: usize) -> Option<Pa> {
-        let first = self.used.get();
-        self.used.set(first + count);
-        let frames = FRAMES.0.get().cast::<[u8; PAGE as usize]>();
-        (first + count <= TABLES)
-            .then(|| Pa::new(frames.wrapping_add(first).expose_provenance() as u64))
+    fn take(&self, count: u64) -> Option<Pa> {
+        FRAMES.take(count)
     }
 }
 
@@ -195,27 +172,13 @@ impl Machine {
 // the MMU is off; barriers and invalidations are those of the processor and of the SMMU, all of
 // them, if none is left out on purpose.
 unsafe impl Platform for Machine {
-    fn alloc_table(&self, _: Level) -> Option<Pa> {
-        self.take(1)
-    }
+    payload::tables!(take);
 
     unsafe fn free_table(&self, frame: Pa, _: Level) {
         self.given_back.set(self.given_back.get() + 1);
         for index in 0..PAGE / 8 {
             set(Pa::new(frame.get() + 8 * index), 0);
         }
-    }
-
-    fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
-        self.take(tables)
-    }
-
-    unsafe fn free_root(&self, _: Pa, _: Level, _: usize) {}
-
-    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
-        let table = ptr::with_exposed_provenance_mut(frame.get() as usize);
-        // SAFETY: a frame of the array is not at 0.
-        unsafe { NonNull::new_unchecked(table) }
     }
 
     fn barrier(&self, barrier: Barrier) {
@@ -239,11 +202,7 @@ unsafe impl Platform for Machine {
 
     fn caps(&self) -> Caps {
         // Neither VTCR_EL2 nor the entry of the stream says that hardware sets flags.
-        Caps {
-            hardware_access: false,
-            hardware_dirty: false,
-            ..Caps::CONSERVATIVE
-        }
+        payload::CAPS
     }
 }
 
@@ -262,11 +221,13 @@ fn page(at: u64) -> Result<Span<Ipa>, &'static str> {
     Span::new(Ipa::new(at), PAGE).map_err(|_| "no such page")
 }
 
-fn expect(is_right: bool, why: &'static str) -> Done {
-    match is_right {
-        true => Ok(()),
-        false => Err(why),
-    }
+/// Fails with a reason unless something holds.
+macro_rules! expect {
+    ($is_right:expr => $why:literal) => {
+        if !$is_right {
+            return Err($why);
+        }
+    };
 }
 
 impl Bench<'_> {
@@ -288,7 +249,8 @@ impl Bench<'_> {
         let unmapped = gather.unmap(span, |_| ControlFlow::Continue(()));
         let progress = unmapped.map_err(|_| "memory cannot be unmapped")?;
         gather.finish(|_| ());
-        expect(progress.is_done(), "memory is unmapped in part")
+        expect!(progress.is_done() => "memory is unmapped in part");
+        Ok(())
     }
 
     fn protect(&mut self, span: Span<Ipa>) -> Done {
@@ -314,19 +276,17 @@ impl Bench<'_> {
     /// The page at `to` is on this frame: both write there, and read what the other has written.
     fn is_shared(&mut self, at: u64, on: Pa, value: u64) -> Done {
         let device = self.device_writes(at, value);
-        expect(device.is_none(), "the device is not let")?;
-        expect(get(on) == value, "the device has written elsewhere")?;
-        expect(
-            access(at, None) == Access::Done(value),
-            "the guest reads something else",
-        )?;
+        expect!(device.is_none() => "the device is not let");
+        expect!(get(on) == value => "the device has written elsewhere");
+        expect!(access(at, None) == Access::Done(value) => "the guest reads something else");
         let written = access(at, Some(value + 1));
-        expect(written == Access::Done(value + 1), "the guest is not let")?;
-        expect(get(on) == value + 1, "the guest has written elsewhere")?;
+        expect!(written == Access::Done(value + 1) => "the guest is not let");
+        expect!(get(on) == value + 1 => "the guest has written elsewhere");
         // The device reads that, and writes it where the first page is.
         self.device.read(at);
         self.device.write(FROM);
-        expect(get(frame(0)) == value + 1, "the device has read elsewhere")
+        expect!(get(frame(0)) == value + 1 => "the device has read elsewhere");
+        Ok(())
     }
 
     /// Nothing is at this address any more: neither reaches the frame that was.
@@ -334,20 +294,12 @@ impl Bench<'_> {
         const POISON: u64 = 0xdead_dead_dead_dead;
         set(was, POISON);
         let fault = self.device_writes(at, 7);
-        expect(
-            get(was) == POISON,
-            "the device writes to a frame that was taken away",
-        )?;
-        expect(
-            fault == Some(Fault::Translation(at)),
-            "the SMMU says no fault",
-        )?;
+        expect!(get(was) == POISON => "the device writes to a frame that was taken away");
+        expect!(fault == Some(Fault::Translation(at)) => "the SMMU says no fault");
         let read = access(at, None);
-        expect(
-            read != Access::Done(POISON),
-            "the guest reads a frame that was taken away",
-        )?;
-        expect(read == Access::Translation, "the guest has no fault")
+        expect!(read != Access::Done(POISON) => "the guest reads a frame that was taken away");
+        expect!(read == Access::Translation => "the guest has no fault");
+        Ok(())
     }
 
     fn check(&mut self, name: &str, check: fn(&mut Self) -> Done) {
@@ -374,7 +326,7 @@ impl Bench<'_> {
             set(old, 0);
             self.map_page(TO, new)?;
             self.is_shared(TO, new, 0x200 + 16 * turn)?;
-            expect(get(old) == 0, "the old frame is written")?;
+            expect!(get(old) == 0 => "the old frame is written");
         }
         Ok(())
     }
@@ -383,24 +335,13 @@ impl Bench<'_> {
         self.is_shared(TO, frame(1), 0x300)?;
         self.protect(page(TO)?)?;
         let fault = self.device_writes(TO, 9);
-        expect(
-            get(frame(1)) == 0x301,
-            "the device writes what it may only read",
-        )?;
-        expect(
-            fault == Some(Fault::Permission(TO)),
-            "the SMMU says no fault",
-        )?;
+        expect!(get(frame(1)) == 0x301 => "the device writes what it may only read");
+        expect!(fault == Some(Fault::Permission(TO)) => "the SMMU says no fault");
         let written = access(TO, Some(11));
-        expect(
-            get(frame(1)) == 0x301,
-            "the guest writes what it may only read",
-        )?;
-        expect(written == Access::Permission, "the guest has no fault")?;
-        expect(
-            access(TO, None) == Access::Done(0x301),
-            "the guest does not read",
-        )
+        expect!(get(frame(1)) == 0x301 => "the guest writes what it may only read");
+        expect!(written == Access::Permission => "the guest has no fault");
+        expect!(access(TO, None) == Access::Done(0x301) => "the guest does not read");
+        Ok(())
     }
 
     fn taken_away(&mut self) -> Done {
@@ -425,10 +366,7 @@ impl Bench<'_> {
         }
         let before = self.machine.given_back.get();
         self.unmap(span)?;
-        expect(
-            self.machine.given_back.get() == before + 1,
-            "no table came back",
-        )?;
+        expect!(self.machine.given_back.get() == before + 1 => "no table came back");
         for at in at {
             self.is_gone(WIDE + at, frame(at))?;
         }
@@ -444,18 +382,9 @@ impl Bench<'_> {
         self.protect(page(WIDE + PAGE)?)?;
         self.is_shared(WIDE, frame(0), 0x700)?;
         let fault = self.device_writes(WIDE + PAGE, 13);
-        expect(
-            get(frame(PAGE)) == 0x601,
-            "the device writes what it may only read",
-        )?;
-        expect(
-            fault == Some(Fault::Permission(WIDE + PAGE)),
-            "the SMMU says no fault",
-        )?;
-        expect(
-            access(WIDE + PAGE, Some(15)) == Access::Permission,
-            "the guest has no fault",
-        )?;
+        expect!(get(frame(PAGE)) == 0x601 => "the device writes what it may only read");
+        expect!(fault == Some(Fault::Permission(WIDE + PAGE)) => "the SMMU says no fault");
+        expect!(access(WIDE + PAGE, Some(15)) == Access::Permission => "the guest has no fault");
         self.unmap(span)?;
         self.is_gone(WIDE, frame(0))?;
         self.is_gone(WIDE + PAGE, frame(PAGE))
@@ -467,7 +396,7 @@ fn frame(number: u64) -> Pa {
     Pa::new(MEMORY + number * PAGE)
 }
 
-fn run() -> Result<u32, &'static str> {
+fn run() -> Outcome {
     static SMMU: spin::once::Once<Only> = spin::once::Once::new();
     // SAFETY: a word of memory that nothing else uses.
     let plant = unsafe { ptr::with_exposed_provenance::<u64>(PLANT).read_volatile() };
@@ -475,7 +404,6 @@ fn run() -> Result<u32, &'static str> {
     let machine = Machine {
         cpu: Cpu::of::<Format>(&ids),
         smmu: Cell::new(None),
-        used: Cell::new(0),
         given_back: Cell::new(0),
         omits_device: plant == 1,
         omits_cpu: plant == 2,
@@ -536,7 +464,7 @@ fn run() -> Result<u32, &'static str> {
         "a block is split, and a page of it protected",
         Bench::block_split,
     );
-    Ok(bench.wrong)
+    Ok(Some(bench.wrong))
 }
 
 /// The SMMU, or none.
@@ -547,13 +475,7 @@ unsafe impl Sync for Only {}
 // SAFETY: there is one processor.
 unsafe impl Send for Only {}
 
-#[unsafe(no_mangle)]
-extern "C" fn main() -> ! {
-    match run() {
-        Ok(wrong) => end(format_args!("done, {wrong} wrong")),
-        Err(why) => end(format_args!("WRONG: all: {why}")),
-    }
-}
+program!("smmu", run);
 
 #[unsafe(no_mangle)]
 extern "C" fn unexpected() -> ! {
@@ -562,17 +484,8 @@ extern "C" fn unexpected() -> ! {
     unsafe {
         asm!("mrs {}, esr_el2", "mrs {}, elr_el2", "mrs {}, far_el2", out(reg) esr, out(reg) elr, out(reg) far)
     };
-    end(format_args!(
-        "WRONG: all: exception {esr:#x} at {elr:#x}, {far:#x}"
-    ))
-}
-
-#[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
-    end(format_args!("WRONG: all: {info}"))
-}
-
-/// Says how it ended, and switches the machine off.
-fn end(how: fmt::Arguments<'_>) -> ! {
-    payload::end("smmu", how)
+    payload::end(
+        "smmu",
+        format_args!("WRONG: all: exception {esr:#x} at {elr:#x}, {far:#x}"),
+    )
 }
