@@ -213,8 +213,12 @@ impl<'m> Allocator<'m> {
 /// // SAFETY: passed on; each process has a platform, and with it an identity, of its own (9.).
 /// unsafe impl Platform for Tables<'_> {
 /// #   fn alloc_table(&self, level: Level) -> Option<Pa> { self.kernel.alloc_table(level) }
-/// #   unsafe fn free_table(&self, frame: Pa, level: Level) { unsafe { self.kernel.free_table(frame, level) } }
-/// #   unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> { unsafe { self.kernel.table(frame, level) } }
+/// #   unsafe fn free_table(&self, frame: Pa, level: Level) {
+/// #       unsafe { self.kernel.free_table(frame, level) }
+/// #   }
+/// #   unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+/// #       unsafe { self.kernel.table(frame, level) }
+/// #   }
 /// #   fn barrier(&self, barrier: Barrier) { self.kernel.barrier(barrier) }
 /// #   fn invalidate(&self, what: &Invalidation<'_>) { self.kernel.invalidate(what) }
 ///     // the five functions, and:
@@ -225,7 +229,7 @@ impl<'m> Allocator<'m> {
 /// let mut holders = [const { Holder::new() }; 2];
 /// let mut memory = [0; Allocator::words(8)];
 /// let mut allocator = Allocator::new(8, &mut memory).ok_or("memory")?;
-/// let identifiers = Identifiers::new(&allocator, &mut holders).ok_or("more CPUs than identifiers")?;
+/// let identifiers = Identifiers::new(&allocator, &mut holders).ok_or("too few identifiers")?;
 ///
 /// let kernel = Hosted::new(16, 12);
 /// let process = Tables { kernel: &kernel, identity: Identity::new() };

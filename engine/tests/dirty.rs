@@ -97,7 +97,7 @@ fn a_bitmap_is_drained_before_it_is_marked_again() {
         pages
     };
     flip.current().mark(3);
-    // While a walk is under way that may mark the first, it is not given out, and nothing is turned.
+    // While a walk is under way that may mark the first, it is not given out, nor turned.
     let walk = platform.enter();
     assert!((0..3).all(|_| !flip.drain(&platform, |_, _| panic!("it may be marked"))));
     flip.current().mark(70);

@@ -145,9 +145,9 @@ pub fn enter(guest: usize) {
             vmids.cpu.forget_all();
         }
     };
-    // SAFETY: this processor, which is at EL2 without interrupts (1.), and the one allocator, behind
-    // its lock (2.); `forget_all` waits (3.). The guest is loaded below, and without one the
-    // processor is parked on a root in which nothing is (4.).
+    // SAFETY: this processor, at EL2 without interrupts (1.), and the one allocator, behind its
+    // lock (2.); `forget_all` waits (3.). The guest is loaded below, and without one the processor
+    // is parked on a root in which nothing is (4.).
     let switch = unsafe {
         vmids.identifiers.switch(
             cpu::number(),

@@ -188,7 +188,8 @@ fn any(words: &[AtomicU64]) -> bool {
 /// # use core::sync::atomic::AtomicU64;
 /// # use tablewright::dirty::{Bitmap, Flip};
 /// # let mut words = [const { AtomicU64::new(0) }; 2];
-/// let flip = Flip::new(Bitmap::new(&mut words, 100).unwrap(), Bitmap::new(&mut words, 100).unwrap());
+/// let first = Bitmap::new(&mut words, 100).unwrap();
+/// let flip = Flip::new(first, Bitmap::new(&mut words, 100).unwrap());
 /// ```
 #[derive(Debug)]
 pub struct Flip<'m> {

@@ -117,7 +117,7 @@ impl Slot {
     }
 }
 
-/// The error of a slot that was not changed, and of a harvest or a protection that has done nothing.
+/// The error of a slot that was not changed, and of a harvest or protection that has done nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotError {
@@ -214,7 +214,8 @@ impl Packed {
 /// Memory for one slot, of one guest at a time. All zeroes is an empty one.
 ///
 /// ```compile_fail,E0499
-/// # use tablewright::{AddressSpace, format::Ept, guest::{Guest, SlotCell}, hosted::Threads, shared::SharedSpace};
+/// # use tablewright::guest::{Guest, SlotCell};
+/// # use tablewright::{AddressSpace, format::Ept, hosted::Threads, shared::SharedSpace};
 /// # let platform = Threads::new(8, 12, 1);
 /// # let space = || SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()).unwrap();
 /// let mut cells = [const { SlotCell::new() }; 32];

@@ -147,7 +147,7 @@ impl Decoded {
 /// let input = Input::new(Call::List).with_reps(1);
 /// let flush = decode(input, 0x8000, &[0x1000, 0, 0b0100, 0x7001], &host)?;
 /// assert!(flush.targets.is_some_and(|set| set.iter().eq([2])));
-/// assert_eq!(flush.ranges().map(|pages| (pages.first, pages.count)).collect::<Vec<_>>(), [(0x7000, 2)]);
+/// assert!(flush.ranges().map(|pages| (pages.first, pages.count)).eq([(0x7000, 2)]));
 /// assert_eq!(decode(input.with_start(1), 0x8000, &[0; 4], &host), Err(Status::INPUT));
 /// # Ok::<(), Status>(())
 /// ```
@@ -271,8 +271,8 @@ fn known(mut set: Cpus, host: &HostCaps) -> Cpus {
     set
 }
 
-/// The flushes that a virtual processor executes before it runs on. Any thread of the host fills it;
-/// the processor empties it on its way into the guest.
+/// The flushes that a virtual processor executes before it runs on. Any thread of the host fills
+/// the queue; the processor empties it on its way into the guest.
 ///
 /// A thread that fills it and finds the processor running kicks it and waits until it has emptied
 /// its queue; one that does not run empties it before it does.

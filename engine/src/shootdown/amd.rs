@@ -61,9 +61,9 @@ pub struct InvlpgbMessenger<A> {
 /// use tablewright::{Invalidation, Pa, Stale, What};
 /// let encode = |global| {
 ///     let range = Stale { first: 0x7000, last: 0x9fff, level: None, tables: true };
-///     let what = What::Ranges(&[range]);
+///     let (root, what) = (Pa::new(0x1000), What::Ranges(&[range]));
 ///     let mut all = Vec::new();
-///     amd::encode(7, &Invalidation { root: Pa::new(0x1000), id: 5, global, what }, |one| all.push(one));
+///     amd::encode(7, &Invalidation { root, id: 5, global, what }, |one| all.push(one));
 ///     all
 /// };
 /// assert_eq!(encode(false), [Invlpgb { rax: 0x7003, ecx: 2, edx: 5 << 16 }]); // two more pages

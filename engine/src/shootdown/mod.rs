@@ -10,8 +10,8 @@
 //! # Which CPUs are told
 //!
 //! A [`Space`] has a set of CPUs that have it loaded, and a **generation**, which each flush moves
-//! on. A CPU keeps, for the spaces it has had lately, the generation up to which it has flushed: its
-//! *view*. From this follows everything:
+//! on. A CPU keeps, for the spaces it has had lately, the generation up to which it has flushed:
+//! its *view*. From this follows everything:
 //!
 //! * A CPU that has the space loaded is in the set, and told. It flushes what the message names if
 //!   its view is the generation before it. Otherwise it has missed a flush, or is still to be told
@@ -57,8 +57,8 @@
 //! everything behind the fence.
 //!
 //! The [identifier](Identifiers) of the space may be given anew at any time. It is read behind the
-//! same fence, and given before one: it is either seen, or TLBs hold nothing under it but what is in
-//! the new tables.
+//! same fence, and given before one: it is either seen, or TLBs hold nothing under it but what is
+//! in the new tables.
 //!
 //! # How they are told
 //!

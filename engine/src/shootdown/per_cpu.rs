@@ -339,7 +339,8 @@ impl PerCpu<'_, '_> {
     ///
     /// ```
     /// # use std::sync::atomic::AtomicU64;
-    /// # use tablewright::shootdown::{Actions, Allocator, CpuCell, Cpus, LocalFlush, Shootdown, Space};
+    /// # use tablewright::shootdown::{Actions, Allocator, CpuCell, Cpus, LocalFlush};
+    /// # use tablewright::shootdown::{Shootdown, Space};
     /// # use tablewright::{Invalidation, Pa, What, shootdown::inbox_words};
     /// # struct Kernel;
     /// # // SAFETY: there is no TLB, and no other CPU.

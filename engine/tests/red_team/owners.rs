@@ -1,7 +1,7 @@
-//! Side memory and takers: a visitor that unwinds or is entered again, a value that is dropped or
-//! forgotten, and an older copy of a slot lose no mark and no flush, and stop nothing. Two owners of
-//! one memory do not compile: see the doc tests of `Ring`, `Flip`, `Space`, `Shootdown`,
-//! `Identifiers` and `SlotCell`.
+//! Side memory and takers: a visitor that unwinds or is entered again, a value that is dropped,
+//! and an older copy of a slot lose no mark and no flush, and stop nothing. Two owners of one memory
+//! do not compile: see the doc tests of `Ring`, `Flip`, `Space`, `Shootdown`, `Identifiers` and
+//! `SlotCell`.
 
 use std::cell::Cell;
 
@@ -74,7 +74,6 @@ fn what_was_collected_and_not_released_is_collected_again() {
     (1..=2).for_each(|page| ring.push(0, page));
     ring.harvest(|_, _| ());
     drop(ring.collect(|_, _| ()));
-    forget(ring.collect(|_, _| ()));
     let (first, second) = (ring.collect(|_, _| ()), ring.collect(|_, _| ()));
     assert!(!ring.has_room());
     first.release();
@@ -256,6 +255,8 @@ fn a_guest_writes_after_a_start_that_unwinds() {
         drop(walk);
         root().exchange(0);
         assert_eq!(write(0), Ok(()), "{already} {claimed}");
+        let entry = platform.read(space.root(), 0).unwrap();
+        assert!(!S2::is_protected(entry), "{already} {claimed}");
         let leaf = space.query(Ipa::new(0)).unwrap();
         assert!(already || claimed || leaf.attrs().perms.contains(Perms::WRITE));
         // Another start closes everything.

@@ -31,6 +31,7 @@ type Tables<'m, F> = SharedSpace<F, Plat<'m>>;
 pub trait Guests<'m, F: Format>: Sized + 'm {
     type Local: Default;
 
+    #[allow(clippy::result_large_err)]
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>>;
     fn space(&self) -> &Tables<'m, F>;
     fn into_space(self) -> Tables<'m, F>;
