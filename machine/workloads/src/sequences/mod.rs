@@ -29,7 +29,7 @@ use tablewright_machine::{
 
 use guest::{Guests, NoGuests, Vm};
 use kernel::Halves;
-use operations::{Kind, OPERATIONS, Operation};
+use operations::{Demands, Kind, OPERATIONS, Operation};
 pub use platform::Bug;
 use platform::Control;
 use world::{Dice, World};
@@ -230,6 +230,22 @@ impl Sequence {
             architecture,
             operations: (0..count).map(operation).collect(),
         }
+    }
+
+    /// Demands more of the engine: some of the operations become others.
+    #[must_use]
+    pub fn demanding(mut self, demands: Demands) -> Self {
+        let kinds = demands.kinds();
+        for operation in self.operations.iter_mut().skip(2) {
+            let dice = Dice::new(operation.seed ^ 0x5eed);
+            if !kinds.is_empty() && dice.once_in(3) {
+                operation.kind = dice.pick(&kinds);
+                if operation.kind.is_exclusive() {
+                    operation.cpu = usize::from(dice.once_in(5));
+                }
+            }
+        }
+        self
     }
 
     /// Those of its operations that have one of these numbers.

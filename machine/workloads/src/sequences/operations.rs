@@ -60,6 +60,11 @@ operations! {
     /// Pages that are alike, one by one, as kernels edit them all day: in the place of others,
     /// where a sequence is about exclusive edits, so that all other sequences are what they were.
     PageByPage 0 ["edit::Gather::map_page" "edit::Gather::protect_page" "edit::Gather::unmap_page"];
+    /// Edits of every kind with nothing complete between them, in one gather or in several of which
+    /// some are forgotten.
+    OneGather 0 ["edit::Gather::map" "edit::Gather::split" "edit::Gather::collapse" "edit::Gather::replace" "edit::Gather::fork"];
+    /// A large leaf is forked over an empty table of the child.
+    ForkOver 0 ["edit::Gather::fork"];
     /// An unmap whose visitor unwinds.
     UnwindUnmap 2 ["edit::Gather::unmap"];
     Query 4 [
@@ -85,6 +90,8 @@ operations! {
     UnwindReclaim 1 ["flush::Completed::reclaim"];
     FinishCompleted 4 ["flush::Completed::finish"];
     TryComplete 4 ["shared::DeferredReclaim::try_complete"];
+    /// A value goes to the other CPU, if its type is `Send`.
+    Move 0 [];
     /// Some value that is alive is dropped.
     Drop 4 [];
     /// Some value that is alive is forgotten.
@@ -174,6 +181,49 @@ operations! {
     Load 4 [];
     /// Time passes.
     Pause 2 [];
+}
+
+/// Behaviour that a sequence demands of the engine only if told to, because the engine does not
+/// show all of it yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demands(u32);
+
+impl Demands {
+    /// Edits of every kind meet in one gather.
+    pub const GATHERS: Self = Self(1);
+    /// Forks put large leaves over empty tables.
+    pub const FORKS: Self = Self(2);
+    /// Values move between CPUs.
+    pub const MOVES: Self = Self(4);
+
+    /// All of them, as they are named on a command line.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("gathers", Self::GATHERS),
+        ("forks", Self::FORKS),
+        ("moves", Self::MOVES),
+    ];
+
+    /// Both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` is demanded.
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The operations that are drawn for what is demanded.
+    pub fn kinds(self) -> Vec<Kind> {
+        let kinds = [
+            (Self::GATHERS, Kind::OneGather),
+            (Self::FORKS, Kind::ForkOver),
+            (Self::MOVES, Kind::Move),
+        ];
+        let wanted = kinds.into_iter().filter(|&(of, _)| self.has(of));
+        wanted.map(|(_, kind)| kind).collect()
+    }
 }
 
 impl Kind {

@@ -27,6 +27,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         exclusive: &mut Exclusive<'m, F>,
         dice: &Dice,
     ) {
+        if self.hurried[cpu].get() {
+            return;
+        }
         match dice.below(8) {
             0..=1 => self.complete(cpu, slot, exclusive),
             // It is finished when it is dropped. What is held leaks.
@@ -163,54 +166,64 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// What is mapped in one space is mapped in another as well.
     pub(super) fn fork(&self, cpu: usize, dice: &Dice) {
-        self.with_two(cpu, dice, |(slot, exclusive), (other, child)| {
-            let Ok(span) = self.span(slot.base, dice) else {
-                return;
-            };
-            if slot.silent.get() || other.silent.get() {
-                return;
+        self.with_two(cpu, dice, |parent, child| {
+            if let Ok(span) = self.span(parent.0.base, dice) {
+                self.fork_span(cpu, dice, span, parent, child);
             }
-            let change = self.change(dice);
-            exclusive.touch();
-            child.touch();
-            let mut size = 0u64;
-            let forked = self.edit(slot, exclusive, |parent| {
-                self.edit(other, child, |into| {
-                    parent.fork(span, change, into, |leaf| {
-                        size += leaf.size();
-                        self.share_page(&leaf);
-                    })
-                })
-            });
-            let (first, last) = (span.start().bits(), span.last().bits());
-            if let Ok(()) = forked {
-                let becomes = |perms| {
-                    change
-                        .apply(Attrs {
-                            perms,
-                            ..Attrs::USER_RODATA
-                        })
-                        .perms
-                };
-                let mut model = slot.model.borrow_mut();
-                model.protect(first, last, becomes);
-                let mut copy = other.model.borrow_mut();
-                let mut copied = 0;
-                for (at, segment) in model.inside(first, last) {
-                    let taken = copy.overlaps(at, segment.last);
-                    self.check(!taken, || format!("{at:#x} was taken in the child"));
-                    copy.insert(at, segment.last, segment.pa, segment.perms);
-                    copied += segment.last - at + 1;
-                }
-                self.check(copied == size, || {
-                    format!("{size:#x} bytes were said to be forked, and {copied:#x} were")
-                });
-            } else {
-                self.check(size == 0, || "a fork failed, and told of leaves".into());
-            }
-            self.account_for(cpu, slot, exclusive, dice);
-            self.account_for(cpu, other, child, dice);
         });
+    }
+
+    pub(super) fn fork_span(
+        &self,
+        cpu: usize,
+        dice: &Dice,
+        span: Span<F::Input>,
+        (slot, exclusive): (&Slot<'m, F, G>, &mut Exclusive<'m, F>),
+        (other, child): (&Slot<'m, F, G>, &mut Exclusive<'m, F>),
+    ) {
+        if slot.silent.get() || other.silent.get() {
+            return;
+        }
+        let change = self.change(dice);
+        exclusive.touch();
+        child.touch();
+        let mut size = 0u64;
+        let forked = self.edit(slot, exclusive, |parent| {
+            self.edit(other, child, |into| {
+                parent.fork(span, change, into, |leaf| {
+                    size += leaf.size();
+                    self.share_page(&leaf);
+                })
+            })
+        });
+        let (first, last) = (span.start().bits(), span.last().bits());
+        if let Ok(()) = forked {
+            let becomes = |perms| {
+                change
+                    .apply(Attrs {
+                        perms,
+                        ..Attrs::USER_RODATA
+                    })
+                    .perms
+            };
+            let mut model = slot.model.borrow_mut();
+            model.protect(first, last, becomes);
+            let mut copy = other.model.borrow_mut();
+            let mut copied = 0;
+            for (at, segment) in model.inside(first, last) {
+                let taken = copy.overlaps(at, segment.last);
+                self.check(!taken, || format!("{at:#x} was taken in the child"));
+                copy.insert(at, segment.last, segment.pa, segment.perms);
+                copied += segment.last - at + 1;
+            }
+            self.check(copied == size, || {
+                format!("{size:#x} bytes were said to be forked, and {copied:#x} were")
+            });
+        } else {
+            self.check(size == 0, || "a fork failed, and told of leaves".into());
+        }
+        self.account_for(cpu, slot, exclusive, dice);
+        self.account_for(cpu, other, child, dice);
     }
 
     /// A map was refused if there is a reason, and not if there is none.
@@ -300,6 +313,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             let progress = match Self::is_by_page(span) {
                 true => gather.unmap_page(span.start()).map(|leaf| {
+                    let known = slot.model.borrow().at(span.start().bits());
+                    self.check(leaf.is_some() == known.is_some(), || {
+                        format!("{span} is {known:x?}, and {leaf:?} comes out of it")
+                    });
                     let _: Option<ControlFlow<()>> = leaf.map(held);
                     Progress::Done
                 }),

@@ -3,6 +3,7 @@
 // Every kind of value is forgotten and dropped, with a destructor or without.
 #![allow(clippy::forget_non_drop)]
 
+mod demands;
 mod exclusive;
 mod pages;
 mod shared;
@@ -17,7 +18,7 @@ use tablewright::{
     Address, Attrs, Change, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness,
     Mapping, Pa, Perms, Platform, Progress, Span,
 };
-use tablewright_machine::{Time, Want};
+use tablewright_machine::{Request as Access, Time, Want};
 
 use super::guest::Guests;
 use super::logs;
@@ -91,6 +92,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }),
             Kind::MapFrames => self.map_frames(cpu, dice),
             Kind::Fork => self.fork(cpu, dice),
+            Kind::OneGather => self.one_gather(cpu, dice),
+            Kind::ForkOver => self.fork_over(cpu, dice),
+            Kind::Move => self.move_value(cpu, dice),
             Kind::PageByPage => self.page_by_page(cpu, dice),
             Kind::Unmap => self.unmap(cpu, dice, false),
             Kind::UnwindUnmap => self.unmap(cpu, dice, true),

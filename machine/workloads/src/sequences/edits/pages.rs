@@ -104,7 +104,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// A gather comes to its end in some way, or goes on.
-    fn end_gather(
+    pub(super) fn end_gather(
         &self,
         cpu: usize,
         slot: &Slot<'m, F, G>,

@@ -112,6 +112,11 @@ impl<'m, F: Format> Exclusive<'m, F> {
         self.murky = false;
     }
 
+    /// Another CPU edits it from now on.
+    pub fn moves_to(&mut self, cpu: usize) {
+        self.home = cpu;
+    }
+
     /// Whether this CPU edits it.
     pub fn is_of(&self, cpu: usize) -> bool {
         self.home == cpu
@@ -143,7 +148,7 @@ pub struct Slot<'m, F: Format, G> {
     pub place: RefCell<Place<'m, F, G>>,
     plat: Cell<Option<Plat<'m>>>,
     /// CPUs may load it.
-    attached: Cell<bool>,
+    pub attached: Cell<bool>,
     /// Values and operations that borrow it.
     pub users: Cell<u32>,
     /// Edits that began, and that ended.
@@ -274,6 +279,10 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// What the next interrupt of each CPU is, if not anything.
     planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
+    /// What each CPU has is about to come to its end.
+    leaving: [Cell<bool>; 2],
+    /// Each CPU edits without having anything forgotten first.
+    pub hurried: [Cell<bool>; 2],
     /// What might still be walked when its CPU was done.
     later: RefCell<Vec<(u64, DeferredReclaim<F, Plat<'m>>)>>,
     later_held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
@@ -347,6 +356,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             interrupts: Default::default(),
             planned: Default::default(),
             done: Default::default(),
+            leaving: Default::default(),
+            hurried: Default::default(),
             later: RefCell::default(),
             later_held: RefCell::default(),
         }
@@ -402,6 +413,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.step(id, operation, false);
             cpu.spend(Time::ns(20 + operation.seed % 200));
         }
+        self.leaving[id].set(true);
         self.retire(id);
         self.hand_over();
         self.done[id].set(true);
@@ -479,8 +491,13 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// What this CPU has stored is seen by others.
-    fn hand_over(&self) {
+    pub fn hand_over(&self) {
         drop(self.machine.new_lock().acquire());
+    }
+
+    /// Whether what another CPU is given comes to its end there.
+    pub fn takes_values(&self, cpu: usize) -> bool {
+        !self.leaving[cpu].get()
     }
 
     fn yield_to_solo(&self, cpu: usize) {
@@ -590,6 +607,18 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 it.mapper.rely_on_own(it.range, end);
             }
         }
+    }
+
+    /// What was gathered under a number is complete on another CPU.
+    pub fn pass_on(&self, cpu: usize, to: usize, batch: u64) {
+        let of = |it: &mut Edited<'m>| it.batch == batch;
+        let passed = self.locals[cpu]
+            .edited
+            .borrow_mut()
+            .extract_if(.., of)
+            .collect::<Vec<_>>();
+        let passed = passed.into_iter().map(|it| Edited { end: None, ..it });
+        self.locals[to].edited.borrow_mut().extend(passed);
     }
 
     /// Releases all that is held of a batch.

@@ -1,0 +1,177 @@
+//! What is demanded of the engine only if told to: edits that nothing completes between, forks
+//! over empty tables, values that move between CPUs.
+
+use std::marker::PhantomData;
+
+use tablewright::flush::{Completed, Issued};
+use tablewright::format::X86_64;
+use tablewright::hosted::Threads;
+use tablewright::shared::{self, Beside, DeferredReclaim};
+use tablewright::{AddressSpace, Gather};
+
+use super::*;
+
+/// Tells whether a type is `Send`, of types that are known.
+struct Probe<T>(PhantomData<T>);
+
+/// For types that are not.
+trait Stays {
+    const MOVES: bool = false;
+}
+
+impl<T> Stays for Probe<T> {}
+
+impl<T: Send> Probe<T> {
+    const MOVES: bool = true;
+}
+
+/// A format and a platform that move, so that only the engine's types decide.
+type Any = X86_64<4>;
+type Of = &'static Threads;
+
+impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
+    /// Edits of a few addresses with nothing complete between them.
+    pub(super) fn one_gather(&self, cpu: usize, dice: &Dice) {
+        let before = self.hurried[cpu].replace(true);
+        for number in 0..3 + dice.below(8) {
+            if number == 0 || dice.once_in(2) {
+                // A block, or some pages of it: where the first pages are.
+                let size = dice.pick(&[Self::BLOCK, Self::BLOCK, 16 * Self::PAGE]);
+                let slots = self.slots.iter().filter(|slot| !slot.silent.get());
+                slots.for_each(|slot| slot.recent.set((slot.base + Self::BLOCK, size)));
+            }
+            match dice.below(14) {
+                0..=2 => self.map(cpu, dice, false),
+                3..=4 => self.unmap(cpu, dice, false),
+                5..=6 => self.protect(cpu, dice),
+                7..=8 => self.split(cpu, dice),
+                9 => self.collapse(cpu, dice),
+                10..=11 => self.replace_page(cpu, dice),
+                12 => self.fork(cpu, dice),
+                _ => self.with_exclusive(cpu, dice, |slot, exclusive| {
+                    self.end_gather(cpu, slot, exclusive, dice);
+                }),
+            }
+        }
+        self.hurried[cpu].set(before);
+    }
+
+    /// A large leaf of the parent, and an empty table in its place in the child.
+    pub(super) fn fork_over(&self, cpu: usize, dice: &Dice) {
+        self.with_two(cpu, dice, |(slot, exclusive), (other, child)| {
+            if slot.silent.get() || other.silent.get() {
+                return;
+            }
+            let size = match dice.once_in(3) {
+                true => Self::PAGE << F::contiguous(Level::PAGE).max(2),
+                false => Self::BLOCK,
+            };
+            let first = slot.base + dice.pick(&[1, 4, 5]) * Self::BLOCK;
+            let at = |first: u64, size| Span::new(F::Input::from_bits(first), size);
+            let (Ok(span), Ok(page)) = (
+                at(first, size),
+                at(first + dice.below(4) * Self::PAGE, Self::PAGE),
+            ) else {
+                return;
+            };
+            let attrs = self.attrs(dice);
+            let frame = Pa::new(FAR + (first - slot.base));
+            exclusive.touch();
+            let mapped = self.edit(slot, exclusive, |gather| gather.map(span, frame, attrs));
+            self.judge_map(slot, span, frame, attrs, mapped);
+            // The table comes, is found by walkers, and is left empty.
+            child.touch();
+            let mapped = self.edit(other, child, |gather| {
+                gather.map_page(page.start(), frame, attrs)
+            });
+            let number = self.slots.iter().position(|it| std::ptr::eq(it, other));
+            let wide = other.wide.get();
+            self.judge_map(other, page, frame, attrs, mapped);
+            other.wide.set(wide);
+            self.load_at(cpu, number.unwrap_or_default());
+            let read = |at: u64| {
+                if other.attached.get() {
+                    let _fault = self.machine.touch(Access::read(at));
+                }
+            };
+            read(page.start().bits());
+            if mapped.is_ok() {
+                let taken = self.edit(other, child, |gather| gather.unmap_page(page.start()));
+                if taken.is_ok() {
+                    let (first, last) = (page.start().bits(), page.last().bits());
+                    other.model.borrow_mut().remove(first, last);
+                }
+            }
+            self.complete(cpu, other, child);
+            read(page.start().bits());
+            self.fork_span(cpu, dice, span, (slot, exclusive), (other, child));
+            // What is near in the child is what is there.
+            for _ in 0..2 {
+                let at = first + dice.below(size / Self::PAGE) * Self::PAGE;
+                let at = F::Input::from_bits(at);
+                let known = other.model.borrow().at(at.bits());
+                let found = child.look().query(at);
+                self.check(found.is_some() == known.is_some(), || {
+                    format!("{at} is {known:x?} in the child, and the engine says {found:?}")
+                });
+                read(at.bits());
+            }
+            self.complete(cpu, other, child);
+            read(first);
+        });
+    }
+
+    /// Something that this CPU has goes to the other.
+    pub(super) fn move_value(&self, cpu: usize, dice: &Dice) {
+        let to = 1 - cpu;
+        if !self.takes_values(to) {
+            return;
+        }
+        let (from, into) = (self.local(cpu), self.local(to));
+        let mut batch = None;
+        match dice.below(6) {
+            0 if Probe::<Issued<Any, Of, Beside<'static, Any, Of>>>::MOVES => {
+                let moved = take_any(dice, &from.issued_beside);
+                batch = moved.as_ref().map(|it| it.0);
+                into.issued_beside.borrow_mut().extend(moved);
+            }
+            1 if Probe::<Completed<Any, Of>>::MOVES => {
+                let moved = take_any(dice, &from.completed);
+                batch = moved.as_ref().map(|it| it.0);
+                into.completed.borrow_mut().extend(moved);
+            }
+            2 if Probe::<DeferredReclaim<Any, Of>>::MOVES => {
+                let moved = take_any(dice, &from.deferred);
+                batch = moved.as_ref().map(|it| it.0);
+                into.deferred.borrow_mut().extend(moved);
+            }
+            3 if Probe::<shared::Gather<'static, Any, Of>>::MOVES => {
+                let moved = take_any(dice, &from.gathers);
+                batch = moved.as_ref().map(|it| it.batch);
+                into.gathers.borrow_mut().extend(moved);
+            }
+            _ if Probe::<AddressSpace<Any, Of>>::MOVES => {
+                self.with_exclusive(cpu, dice, |_, exclusive| {
+                    if !Probe::<Gather<'static, Any, Of>>::MOVES
+                        && exclusive.gather.take().is_some()
+                    {
+                        exclusive.dropped();
+                    }
+                    batch = exclusive.gather.as_ref().map(|it| it.0);
+                    exclusive.moves_to(to);
+                });
+            }
+            _ => {}
+        }
+        if let Some(batch) = batch {
+            self.pass_on(cpu, to, batch);
+            let held = from
+                .held
+                .borrow_mut()
+                .extract_if(.., |it| it.0 == batch)
+                .collect::<Vec<_>>();
+            into.held.borrow_mut().extend(held);
+        }
+        self.hand_over();
+    }
+}
