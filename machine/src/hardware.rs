@@ -26,6 +26,7 @@
 //! goes through is in `guest`.
 
 mod adversary;
+mod cache;
 mod changes;
 mod guest;
 mod image;
@@ -37,6 +38,7 @@ mod request;
 mod stores;
 mod translation;
 
+use cache::Caches;
 use guest::Guest;
 pub(crate) use guest::KnownFirst;
 pub(crate) use image::Image;
@@ -52,7 +54,6 @@ use std::rc::Rc;
 use tablewright_walker::{Denied, Descriptor, Regime, decode};
 
 use crate::architecture::Architecture;
-use crate::cache::Caches;
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, ROOT, State};
 use crate::rules::{Cpus, Obligation, Obligations, Rule, Violation};

@@ -77,14 +77,11 @@
 //! file.
 
 mod architecture;
-mod cache;
 mod coroutine;
 mod costs;
 mod dice;
 mod hardware;
 mod instructions;
-mod interrupt;
-mod kick;
 mod lines;
 pub mod litmus;
 mod lock;
@@ -95,7 +92,6 @@ mod profile;
 mod resource;
 mod rules;
 mod sched;
-mod shared;
 pub mod splitmix;
 #[cfg(not(miri))]
 mod stack;
@@ -110,7 +106,8 @@ pub use hardware::replay;
 pub use hardware::{Cause, CpuState, Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
 pub use machine::{
-    Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper, Setup,
+    Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, MachineWalk, Mapper,
+    Setup,
 };
 pub use memory::Memory;
 pub use perturb::Perturbation;
@@ -121,6 +118,5 @@ pub use profile::{
 pub use resource::{Line, LineCosts, Resource, Usage};
 pub use rules::{Rule, Violation};
 pub use sched::{Config, Cpu, Outcome, RunError, Scheduler};
-pub use shared::MachineWalk;
 pub use time::{MAX_CPUS, Time};
 pub use tlb::{Globals, Stages, Tlbi};

@@ -10,7 +10,10 @@
 //! [`Machine::finish`] everything must have come to rest.
 
 mod accesses;
+mod interrupt;
+mod kick;
 mod mapper;
+mod walks;
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -25,20 +28,21 @@ use tablewright::{
 use crate::architecture::Architecture;
 use crate::costs::Costs;
 use crate::hardware::{CpuState, Fault, Hardware, How, Look, Request, Spot, Translated, Want};
-use crate::interrupt::Interrupts;
-use crate::kick::Kicks;
 use crate::lines::Lines;
 use crate::lock::{Held, Lock, LockCosts};
 use crate::memory::{Memory, State};
 use crate::resource::Resource;
 use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler, is_cut_short};
-use crate::shared::Walks;
 use crate::time::{Price, Time};
 use crate::tlb::{Globals, Stages, Tlbi};
 use crate::trace::{Event, Sink};
 
+use interrupt::Interrupts;
+use kick::Kicks;
 pub use mapper::{MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper};
+pub use walks::MachineWalk;
+use walks::Walks;
 
 /// What a machine is made of.
 ///
@@ -751,5 +755,47 @@ fn name(want: Want) -> &'static str {
         Want::Read => "read",
         Want::Write => "write",
         Want::Execute => "execute",
+    }
+}
+
+/// Page-modification logging.
+impl Machine {
+    /// The running CPU logs in this page, from entry `index` down, which pages of its guest it
+    /// makes dirty; or logs nothing any more. Only where tables are EPT, and hardware sets dirty
+    /// flags.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Half, Ipa, Mapping, Pa, Span, format::Ept};
+    /// # use tablewright_machine::{Architecture, Machine, Memory, Request, Setup};
+    /// let architecture = Architecture { hardware_access: true, hardware_dirty: true, ..Architecture::ept() };
+    /// let machine = Machine::new(Setup::new(architecture, Memory::new(16, 12, 1 << 30)));
+    /// let mapper = machine.new_space();
+    /// let mut space = AddressSpace::<Ept<4>, _>::new(mapper).unwrap();
+    /// mapper.attach(space.root(), Half::Lower, 0);
+    /// let span = Span::new(Ipa::new(0), 4 << 12)?;
+    /// let clean = Attrs { dirty: false, ..Attrs::GUEST_MEMORY };
+    /// space.map(span, Pa::new(1 << 40), Mapping::new(clean))?;
+    /// let log = machine.take_page().unwrap();
+    /// machine.run(|_| {
+    ///     mapper.load();
+    ///     machine.log_modifications(Some(log), 511);
+    ///     for at in [0x2008, 0x1000, 0x2010] {
+    ///         machine.access(Request::write(at)).unwrap();
+    ///     }
+    ///     assert_eq!(machine.modification_index(0), 509);
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn log_modifications(&self, page: Option<Pa>, index: u16) {
+        let cpu = self.cpu();
+        cpu.order();
+        self.hardware
+            .set_modification_log(cpu.id(), page.map(Pa::get), index);
+    }
+
+    /// The entry of its log that a CPU would write next, or a number from 512 on: it is full.
+    pub fn modification_index(&self, of: usize) -> u16 {
+        self.cpu().order();
+        self.hardware.modification_index(of)
     }
 }

@@ -9,11 +9,9 @@
 
 use std::cell::Cell;
 
-use tablewright::Pa;
 use tablewright_walker::Regime;
 
 use super::Hardware;
-use crate::machine::Machine;
 
 /// Entries of a log.
 const ENTRIES: u16 = 512;
@@ -50,47 +48,14 @@ impl Hardware {
         });
         true
     }
-}
 
-impl Machine {
-    /// The running CPU logs in this page, from entry `index` down, which pages of its guest it
-    /// makes dirty; or logs nothing any more. Only where tables are EPT, and hardware sets dirty
-    /// flags.
-    ///
-    /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Half, Ipa, Mapping, Pa, Span, format::Ept};
-    /// # use tablewright_machine::{Architecture, Machine, Memory, Request, Setup};
-    /// let architecture = Architecture { hardware_access: true, hardware_dirty: true, ..Architecture::ept() };
-    /// let machine = Machine::new(Setup::new(architecture, Memory::new(16, 12, 1 << 30)));
-    /// let mapper = machine.new_space();
-    /// let mut space = AddressSpace::<Ept<4>, _>::new(mapper).unwrap();
-    /// mapper.attach(space.root(), Half::Lower, 0);
-    /// let span = Span::new(Ipa::new(0), 4 << 12)?;
-    /// let clean = Attrs { dirty: false, ..Attrs::GUEST_MEMORY };
-    /// space.map(span, Pa::new(1 << 40), Mapping::new(clean))?;
-    /// let log = machine.take_page().unwrap();
-    /// machine.run(|_| {
-    ///     mapper.load();
-    ///     machine.log_modifications(Some(log), 511);
-    ///     for at in [0x2008, 0x1000, 0x2010] {
-    ///         machine.access(Request::write(at)).unwrap();
-    ///     }
-    ///     assert_eq!(machine.modification_index(0), 509);
-    /// })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn log_modifications(&self, page: Option<Pa>, index: u16) {
-        let cpu = self.cpu();
-        cpu.order();
-        self.hardware.modifications(cpu.id()).set(Modifications {
-            page: page.map(Pa::get),
-            index,
-        });
+    /// Sets the log of a CPU: its page, if there is one, and the index of the next entry.
+    pub(crate) fn set_modification_log(&self, cpu: usize, page: Option<u64>, index: u16) {
+        self.modifications(cpu).set(Modifications { page, index });
     }
 
-    /// The entry of its log that a CPU would write next, or a number from 512 on: it is full.
-    pub fn modification_index(&self, of: usize) -> u16 {
-        self.cpu().order();
-        self.hardware.modifications(of).get().index
+    /// Returns the index of the next entry of a CPU's log.
+    pub(crate) fn modification_index(&self, cpu: usize) -> u16 {
+        self.modifications(cpu).get().index
     }
 }

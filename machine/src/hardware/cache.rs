@@ -11,8 +11,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use super::{Hardware, Request, Want};
 use crate::architecture::{Architecture, Regime};
-use crate::hardware::{Hardware, Request, Want};
 use crate::rules::Rule;
 use crate::tlb::Cached;
 use crate::trace::Event;

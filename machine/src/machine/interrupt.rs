@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use crate::machine::Machine;
+use super::Machine;
 use crate::time::Time;
 
 /// For each CPU, when the first came that it has not taken.

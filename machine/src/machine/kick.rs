@@ -25,8 +25,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use super::Machine;
 use crate::hardware::{Fault, Request};
-use crate::machine::Machine;
 use crate::sched::is_cut_short;
 use crate::time::Time;
 use crate::tlb::Tlbi;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use tablewright::shared::{CacheMaintenance, GracePeriod, SharedPlatform};
 use tablewright::{Invalidation, Pa};
 
-use crate::machine::Mapper;
+use super::Mapper;
 use crate::tlb::Tlbi;
 
 /// Which CPUs are in a walk, and since which time.
