@@ -77,9 +77,9 @@ fn demand(name: &str) -> Result<Demands, String> {
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
-    let known = Bug::ALL.iter().find(|(known, _)| *known == name);
+    let known = Bug::OF_EMBEDDERS.iter().find(|(known, _)| *known == name);
     known.map(|&(_, bug)| bug).ok_or_else(|| {
-        let names = Bug::ALL.map(|(name, _)| name).join(", ");
+        let names = Bug::OF_EMBEDDERS.map(|(name, _)| name).join(", ");
         format!("there is {names}")
     })
 }

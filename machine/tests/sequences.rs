@@ -65,10 +65,14 @@ const UNSEEN: &[&str] = &[
 /// broken first.
 const PLANTED: [(Bug, u64, &[&str]); 5] = [
     (Bug::SkipsInvalidation, 4_000, FORGOTTEN),
-    (Bug::SkipsCompletion, 2_000, FORGOTTEN),
-    (Bug::SkipsPublication, 2_000, UNSEEN),
-    (Bug::FreesEarly, 1_000, &["freed early", "stale use"]),
-    (Bug::FreesTwice, 1_000, &["freed early"]),
+    (Bug::NoWait, 2_000, FORGOTTEN),
+    (Bug::NoBarrier, 2_000, UNSEEN),
+    (
+        Bug::FreedBeforeCompletion,
+        1_000,
+        &["freed early", "stale use"],
+    ),
+    (Bug::FreedTwice, 1_000, &["freed early"]),
 ];
 
 /// Whether a bug is found, by the right rule, again by its seed, and by a sequence that is no

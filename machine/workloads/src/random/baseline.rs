@@ -11,10 +11,10 @@ use tablewright::{
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
-use super::faulty::{Fault, Faulty};
 use super::oracle::{Oracle, Page, sets};
 use super::raw::{self, Place};
 use super::{Bug, Dice, Kind as Machinery, announce, until_done};
+use crate::platform::{Control, Faulty};
 
 /// Single pages, in two tables: so many in each.
 const PAGES: u64 = 5;
@@ -50,7 +50,7 @@ impl Layout {
 
 struct Editor<'a, 'm> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     dice: &'a Dice,
     oracle: &'a Oracle<'m>,
     platform: Faulty<'m>,
@@ -63,12 +63,12 @@ struct Editor<'a, 'm> {
 
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     kind: Machinery,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let platform = Faulty::new(machine, fault);
+    let platform = Faulty::new(machine, control);
     let (half, base) = kind.half(dice);
     let page = 1u64 << F::PAGE_SHIFT;
     let at = Layout {
@@ -98,7 +98,7 @@ pub fn run<F: Format<Input = Va>>(
     platform.mapper.attach(root, half, id);
     let editor = RefCell::new(Editor {
         machine,
-        fault,
+        control,
         dice,
         oracle: &oracle,
         platform,
@@ -132,7 +132,7 @@ pub fn run<F: Format<Input = Va>>(
 
 impl Editor<'_, '_> {
     fn is(&self, bug: Bug) -> bool {
-        self.fault.is(bug)
+        self.control.is(bug)
     }
 
     fn edit<F: Format<Input = Va>>(&self, cpu: Cpu<'_>) {

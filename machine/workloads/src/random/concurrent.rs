@@ -13,10 +13,10 @@ use tablewright::{
 };
 use tablewright_machine::{Cpu, Machine, Outcome, RunError, Time};
 
-use super::faulty::{Fault, Faulty};
 use super::oracle::{Oracle, Page, Spot};
 use super::raw::{self, Place};
 use super::{Bug, Dice, Kind as Machinery, MOST_CPUS, announce};
+use crate::platform::{Control, Faulty};
 
 /// Tables of pages, and pages in each.
 const TABLES: u64 = 2;
@@ -27,7 +27,7 @@ const IDENTIFIER: u16 = 9;
 
 struct Shared<'a, 'm> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     oracle: &'a Oracle<'m>,
     platform: Faulty<'m>,
     root: Pa,
@@ -44,12 +44,12 @@ struct Shared<'a, 'm> {
 
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     kind: Machinery,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let platform = Faulty::new(machine, fault);
+    let platform = Faulty::new(machine, control);
     let (half, base) = kind.half(dice);
     let page = 1u64 << F::PAGE_SHIFT;
     let block = page << F::INDEX_BITS;
@@ -79,7 +79,7 @@ pub fn run<F: Format<Input = Va>>(
     platform.mapper.attach(root, half, IDENTIFIER);
     let shared = Shared {
         machine,
-        fault,
+        control,
         oracle: &oracle,
         platform,
         root,
@@ -94,7 +94,7 @@ pub fn run<F: Format<Input = Va>>(
     let steps = 8 + dice.below(16);
     let outcome = machine.run(|cpu| {
         platform.mapper.load();
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         for _ in 0..steps {
             shared.step::<F>(cpu, &dice);
             cpu.spend(dice.time());
@@ -110,7 +110,7 @@ pub fn run<F: Format<Input = Va>>(
 
 impl Shared<'_, '_> {
     fn is(&self, bug: Bug) -> bool {
-        self.fault.is(bug)
+        self.control.is(bug)
     }
 
     fn step<F: Format<Input = Va>>(&self, cpu: Cpu<'_>, dice: &Dice) {

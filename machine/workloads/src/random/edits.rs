@@ -14,9 +14,9 @@ use tablewright::{
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError};
 
-use super::faulty::{Fault, Faulty, Stage};
 use super::oracle::{Oracle, Page, Spot, State, sets};
 use super::{Bug, Dice, Kind, announce, destroy, until_done};
+use crate::platform::{Control, Faulty, Stage};
 
 /// Pages of the first region.
 const DATA: u64 = 10;
@@ -95,7 +95,7 @@ impl Layout {
 
 pub(crate) struct Editor<'a, 'm, F: Format> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     dice: &'a Dice,
     oracle: &'a Oracle<'m>,
     /// It outlives the editor, which reaches it through the gather while there is one.
@@ -120,12 +120,12 @@ fn span(first: u64, last: u64) -> Span<Va> {
 /// Runs it. `between` is told the digest of memory when the part with faults is over.
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     kind: Kind,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let platform = Faulty::new(machine, fault);
+    let platform = Faulty::new(machine, control);
     let (half, base) = kind.half(dice);
     let at = Layout::new::<F>(base);
     let oracle = Oracle::new(machine, at.spots());
@@ -138,7 +138,7 @@ pub fn run<F: Format<Input = Va>>(
     };
     let mut editor = Editor {
         machine,
-        fault,
+        control,
         dice,
         oracle: &oracle,
         space: NonNull::from(&mut space),
@@ -177,7 +177,7 @@ pub fn run<F: Format<Input = Va>>(
             for _ in 0..edits {
                 editor.edit(cpu);
             }
-            if fault.is(Bug::LastGatherForgotten) && editor.held.is_empty() {
+            if control.is(Bug::LastGatherForgotten) && editor.held.is_empty() {
                 std::mem::forget(editor.gather.take());
             }
             editor.complete();
@@ -195,7 +195,7 @@ pub fn run<F: Format<Input = Va>>(
         }
     };
     between(machine.digest());
-    if !machine.violations().is_empty() || fault.is(Bug::LastGatherForgotten) {
+    if !machine.violations().is_empty() || control.is(Bug::LastGatherForgotten) {
         return Ok(outcome);
     }
     machine.calm();
@@ -232,7 +232,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     }
 
     fn is(&self, bug: Bug) -> bool {
-        self.fault.is(bug)
+        self.control.is(bug)
     }
 
     /// What is being gathered.
@@ -436,8 +436,8 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 return;
             }
         }
-        let fault = self.fault;
-        fault.during(Stage::Unmapping, || self.unmap(first, last));
+        let control = self.control;
+        control.during(Stage::Unmapping, || self.unmap(first, last));
     }
 
     fn protect_pages(&mut self) {
@@ -672,7 +672,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
 
     /// Has everything forgotten that was changed, and gives back what was detached.
     fn complete(&mut self) {
-        let fault = self.fault;
+        let control = self.control;
         let Some(gather) = self.gather.take() else {
             return;
         };
@@ -685,7 +685,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 true => Stage::Mapping,
                 false => Stage::Flushing,
             };
-            fault.during(stage, || self.finish(gather, held));
+            control.during(stage, || self.finish(gather, held));
             announce(self.machine);
         }
         self.pending.drain(..).for_each(Spot::end);

@@ -17,9 +17,9 @@ use tablewright_machine::{
     Rule, RunError, Stages, Time, Tlbi, Want,
 };
 
-use super::faulty::{Fault, Faulty};
 use super::later::Later;
 use super::{Dice, small};
+use crate::platform::{Control, Faulty};
 
 /// The machines of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,18 +80,18 @@ impl Host {
     pub fn run(
         self,
         machine: &Machine,
-        fault: &Fault,
+        control: &Control,
         dice: &Dice,
         between: impl FnOnce(u64),
     ) -> Result<Outcome, RunError> {
         match self {
-            Self::K4 => run::<Stage2K4<INPUT>>(machine, fault, dice, between),
+            Self::K4 => run::<Stage2K4<INPUT>>(machine, control, dice, between),
             Self::K4Forced => {
-                run::<Stage2K4<INPUT, FORCED_WRITE_BACK>>(machine, fault, dice, between)
+                run::<Stage2K4<INPUT, FORCED_WRITE_BACK>>(machine, control, dice, between)
             }
-            Self::K16 => run::<Stage2K16<INPUT>>(machine, fault, dice, between),
-            Self::Ept => run::<Ept<4>>(machine, fault, dice, between),
-            Self::Npt => run::<Npt<4>>(machine, fault, dice, between),
+            Self::K16 => run::<Stage2K16<INPUT>>(machine, control, dice, between),
+            Self::Ept => run::<Ept<4>>(machine, control, dice, between),
+            Self::Npt => run::<Npt<4>>(machine, control, dice, between),
         }
     }
 }
@@ -131,11 +131,11 @@ struct Guest<'m, F: Format<Input = Ipa>> {
 
 fn run<F: Format<Input = Ipa>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let platform = Faulty::new(machine, fault);
+    let platform = Faulty::new(machine, control);
     let space = loop {
         if let Some(space) = AddressSpace::<F, _>::new(platform) {
             break space.with_id(VMID);
@@ -153,7 +153,7 @@ fn run<F: Format<Input = Ipa>>(
     let seed = dice.below(1 << 48);
     let steps = 15 + dice.below(25);
     let outcome = machine.run(|cpu| {
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         let mut gather = guest.space.gather();
         platform.mapper.load();
         if cpu.id() == 0 {

@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 use tablewright::{AddressSpace, Attrs, Format, Half, Mapping, Pa, Span, Va};
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
-use super::faulty::{Fault, Faulty};
 use super::{Bug, Dice, Kind, announce, check_no_frames, until_done};
+use crate::platform::{Control, Faulty};
 
 const PAGES: u64 = 2;
 const AT: u64 = 1 << 30;
@@ -28,7 +28,7 @@ struct Known<'m> {
 
 struct Kernel<'a, 'm, F: Format> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     dice: &'a Dice,
     known: &'a [Known<'m>; 2],
     processes: [Option<Process<'m, F>>; 2],
@@ -40,7 +40,7 @@ struct Kernel<'a, 'm, F: Format> {
 
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     _: Kind,
     between: impl FnOnce(u64),
@@ -51,7 +51,7 @@ pub fn run<F: Format<Input = Va>>(
     });
     let kernel = RefCell::new(Kernel::<F> {
         machine,
-        fault,
+        control,
         dice,
         known: &known,
         processes: [None, None],
@@ -110,9 +110,9 @@ fn look(machine: &Machine, cpu: Cpu<'_>, known: &Known<'_>, dice: &Dice) {
             Ok(value) => machine.check(value == number, || {
                 format!("{va:#x} of space {number} reads {value}")
             }),
-            Err(fault) => machine.report(
+            Err(control) => machine.report(
                 Rule::NoProgress,
-                format!("{va:#x} of space {number} takes {fault:?} twice"),
+                format!("{va:#x} of space {number} takes {control:?} twice"),
             ),
         }
     }
@@ -135,13 +135,13 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
     fn start(&mut self, slot: usize) {
         let id = match self.free.first() {
             // The one that the other space has.
-            Some(_) if self.fault.is(Bug::SameIdentifierTwice) => self.processes[1 - slot]
+            Some(_) if self.control.is(Bug::SameIdentifierTwice) => self.processes[1 - slot]
                 .as_ref()
                 .map_or(1, |other| other.space.id()),
             Some(&id) => id,
             None => return,
         };
-        let platform = Faulty::new(self.machine, self.fault);
+        let platform = Faulty::new(self.machine, self.control);
         let Some(space) = AddressSpace::<F, _>::new(platform) else {
             return;
         };
@@ -151,7 +151,7 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
         };
         let size = 1u64 << F::PAGE_SHIFT;
         let mut attrs = Attrs::USER_DATA;
-        attrs.global = self.fault.is(Bug::UserPagesGlobal);
+        attrs.global = self.control.is(Bug::UserPagesGlobal);
         let mut whole = true;
         for number in 0..PAGES {
             let Some(page) = self.machine.take_page() else {
@@ -186,8 +186,8 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
                 self.machine.dsb_stores();
                 self.machine.write(va, self.last)
             });
-            if let Err(fault) = written {
-                let what = format!("{va:#x} of a new space takes {fault:?} twice");
+            if let Err(control) = written {
+                let what = format!("{va:#x} of a new space takes {control:?} twice");
                 self.machine.report(Rule::NoProgress, what);
             }
         }
@@ -215,14 +215,14 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
         self.free = (1..=IDENTIFIERS)
             .filter(|id| !in_use.contains(id))
             .collect();
-        if self.fault.is(Bug::IdentifierNotInvalidated) {
+        if self.control.is(Bug::IdentifierNotInvalidated) {
             return;
         }
         let mut tlbi = Tlbi::ALL;
-        if self.fault.is(Bug::WrongIdentifierInvalidated) {
+        if self.control.is(Bug::WrongIdentifierInvalidated) {
             tlbi.id = Some(IDENTIFIERS + 1);
         }
-        if self.fault.is(Bug::IdentifiersInvalidatedHere) {
+        if self.control.is(Bug::IdentifiersInvalidatedHere) {
             tlbi.broadcast = false;
         }
         self.machine.dsb_stores();

@@ -16,8 +16,8 @@ use tablewright::{
 };
 use tablewright_machine::{Cpu, Machine, Outcome, RunError, Time, Tlbi};
 
-use super::faulty::{Fault, Faulty, Stage};
 use super::{Bug, Dice, announce, check_no_frames};
+use crate::platform::{Control, Faulty, Stage};
 
 /// Spaces at a time: more than there are identifiers.
 const SLOTS: usize = 8;
@@ -60,7 +60,7 @@ unsafe impl Platform for Of<'_, '_> {
     }
     fn invalidate(&self, what: &Invalidation<'_>) {
         let id = match self.0.first.get() {
-            Some(first) if self.0.faulty.fault.is(Bug::IdentityOfBefore) => first,
+            Some(first) if self.0.faulty.control.is(Bug::IdentityOfBefore) => first,
             _ => what.id,
         };
         // Others may be given identifiers meanwhile.
@@ -108,7 +108,7 @@ struct Slot<'k, 'm, F: Format> {
 
 struct Program<'p, 'k, 'm, F: Format> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     identifiers: &'k Identifiers<'k>,
     allocator: &'p RefCell<Allocator<'k>>,
     identities: &'k [Identity; SLOTS],
@@ -123,7 +123,7 @@ type At<'k, 'm, F> = Option<Shared<'k, 'm, F>>;
 
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     cpus: usize,
     between: impl FnOnce(u64),
@@ -143,7 +143,7 @@ pub fn run<F: Format<Input = Va>>(
         .collect();
     let program = Program {
         machine,
-        fault,
+        control,
         identifiers: &identifiers,
         allocator: &RefCell::new(allocator),
         identities: &identities,
@@ -155,7 +155,7 @@ pub fn run<F: Format<Input = Va>>(
     let steps = 20 + dice.below(40);
     let done = Cell::new(0);
     let outcome = machine.run(|cpu| {
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         let mut at = None;
         for _ in 0..steps {
             program.step(cpu, &mut at, &dice);
@@ -232,7 +232,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
     /// What this CPU is to load.
     fn identify(&self, known: &Known<'_, '_>) -> Option<(Pa, u16)> {
         let machine = self.machine;
-        if self.fault.is(Bug::LoadedAsBefore)
+        if self.control.is(Bug::LoadedAsBefore)
             && let (Some(id), Some(root)) = (known.first.get(), known.identity.root())
         {
             return Some((root, id));
@@ -245,7 +245,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
                 known.identity,
                 |with| with(&mut self.allocator.borrow_mut()),
                 || {
-                    if !self.fault.is(Bug::NothingForgottenAtSwitch) {
+                    if !self.control.is(Bug::NothingForgottenAtSwitch) {
                         machine.tlbi(Tlbi {
                             broadcast: false,
                             ..Tlbi::ALL
@@ -319,7 +319,8 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
                 let mut tables = process.tables.borrow_mut();
                 let mut gather = tables.gather();
                 let _no_memory = gather.protect(span::<F>(first), Change::new().write_protect());
-                self.fault.during(Stage::Flushing, || gather.finish(|_| ()));
+                self.control
+                    .during(Stage::Flushing, || gather.finish(|_| ()));
             }
         }
         self.unlock(&process.known);
@@ -348,7 +349,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         let held = gather.replace(at, frame, Attrs::USER_DATA);
         let old = held.map(|held| {
             let flush = || gather.flush_with(held, |_| ());
-            self.fault.during(Stage::Flushing, flush)
+            self.control.during(Stage::Flushing, flush)
         });
         drop(gather);
         drop(tables);
@@ -373,7 +374,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
             });
         }
         let flush = || gather.issue().complete();
-        let completed = self.fault.during(Stage::Flushing, flush);
+        let completed = self.control.during(Stage::Flushing, flush);
         for leaf in held {
             if let Ok(leaf) = completed.release(leaf) {
                 frames.push(leaf.frame());
@@ -396,7 +397,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         let number = self.last.get() + 1;
         self.last.set(number);
         let known = Rc::new(Known {
-            faulty: Faulty::new(machine, self.fault),
+            faulty: Faulty::new(machine, self.control),
             identity: &self.identities[slot],
             root: Cell::new(None),
             number,
@@ -432,7 +433,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         };
         let mut tables = tables.into_inner();
         // SAFETY: no CPU has it loaded, or will.
-        self.fault
+        self.control
             .during(Stage::Flushing, || unsafe { tables.retire() });
         known.faulty.mapper.detach();
         let mut frames = Vec::new();

@@ -11,9 +11,9 @@ use std::cell::{Cell, RefCell};
 use tablewright::{Attrs, Barrier, Format, Half, Level, Pa, Perms, Platform, Va};
 use tablewright_machine::{Cpu, Globals, Machine, Outcome, RunError, Time, Tlbi};
 
-use super::faulty::{Fault, Faulty};
 use super::raw::{self, Place};
 use super::{Bug, Dice, announce, check_no_frames};
+use crate::platform::{Control, Faulty};
 
 const ROOTS: usize = 3;
 /// Pages of a table that are used.
@@ -54,7 +54,7 @@ type Page = (Pa, bool);
 
 struct Kernel<'a, 'm> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     way: Way,
     roots: &'a [Faulty<'m>],
     /// The tables above those of pages: of all roots, and of the first.
@@ -121,12 +121,12 @@ fn chain<F: Format<Input = Va>>(platform: &Faulty<'_>, va: u64) -> (Pa, Pa) {
 
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     cpus: usize,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let roots: Vec<_> = (0..ROOTS).map(|_| Faulty::new(machine, fault)).collect();
+    let roots: Vec<_> = (0..ROOTS).map(|_| Faulty::new(machine, control)).collect();
     let platform = &roots[0];
     let (top, directory) = chain::<F>(platform, half::<F>(SHARED));
     let (own_top, own) = chain::<F>(platform, half::<F>(ALONE));
@@ -146,7 +146,7 @@ pub fn run<F: Format<Input = Va>>(
     }
     let kernel = Kernel {
         machine,
-        fault,
+        control,
         way: match machine.architecture().is_x86() {
             true => dice.pick(&[Way::Interrupts, Way::Amd]),
             false => Way::Arm64,
@@ -166,7 +166,7 @@ pub fn run<F: Format<Input = Va>>(
     };
     let (edits, seed) = (8 + dice.below(16), dice.below(1 << 48));
     let outcome = machine.run(|cpu| {
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         for root in (0..ROOTS).rev() {
             kernel.load(cpu.id(), root);
         }
@@ -195,7 +195,7 @@ pub fn run<F: Format<Input = Va>>(
 
 impl Kernel<'_, '_> {
     fn is(&self, bug: Bug) -> bool {
-        self.fault.is(bug)
+        self.control.is(bug)
     }
 
     fn platform(&self) -> &Faulty<'_> {

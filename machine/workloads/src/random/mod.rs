@@ -7,10 +7,8 @@
 //! The programs are right. A [`Bug`] makes one of them wrong in one place.
 
 mod baseline;
-mod bug;
 mod concurrent;
 mod edits;
-mod faulty;
 #[macro_use]
 mod guest;
 mod guests;
@@ -24,18 +22,21 @@ mod raw;
 mod shootdown;
 mod windows;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 
 use tablewright::{AddressSpace, Format, Half, Platform};
-use tablewright_machine::splitmix;
 use tablewright_machine::trace::Sink;
 use tablewright_machine::{
-    Architecture, Costs, Counts, Cpu, Granule, Machine, Mapper, Memory, Ordering, Outcome, Regime,
-    RunError, Setup, Time, Tlbi, Violation,
+    Architecture, Counts, Cpu, Granule, Machine, Mapper, Memory, Outcome, Regime, RunError, Time,
+    Tlbi, Violation,
 };
 
-pub use bug::Bug;
+use crate::dice::Dice;
+use crate::hardware::{MEMORY, architecture, keep, memory, setup, small};
+use crate::platform::Control;
+
+pub use crate::Bug;
 pub use later::Later;
 
 /// What is done on the machine.
@@ -125,41 +126,6 @@ impl Run {
     }
 }
 
-/// Numbers that look random and are those of a seed.
-pub(crate) struct Dice(Cell<u64>);
-
-impl Dice {
-    pub fn new(seed: u64, stream: u64) -> Self {
-        let dice = Self(Cell::new(
-            seed.wrapping_mul(0xd134_2543_de82_ef95) ^ stream << 32,
-        ));
-        dice.next();
-        dice
-    }
-
-    fn next(&self) -> u64 {
-        splitmix::next(&self.0)
-    }
-
-    /// A number below `bound`.
-    pub fn below(&self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn once_in(&self, times: u64) -> bool {
-        self.below(times) == 0
-    }
-
-    pub fn pick<T: Copy>(&self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-
-    /// Some time for something else.
-    pub fn time(&self) -> Time {
-        Time::ns(20 + self.below(400))
-    }
-}
-
 /// The formats that are tried. Without the feature `every-format` those with others of the same
 /// kind stand for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,9 +176,6 @@ macro_rules! with_format {
     }};
 }
 
-/// Where the memory of each machine starts: not where anything else does that could be taken for
-/// it.
-const MEMORY: u64 = 1 << 32;
 const FRAMES: usize = 120;
 const MOST_CPUS: u64 = 4;
 
@@ -251,27 +214,9 @@ impl Kind {
         matches!(self.regime(), Regime::X86_64 { .. })
     }
 
-    /// Hardware with or without each of the options that there are.
+    /// Its hardware. No tables of these are EPT.
     fn architecture(self, dice: &Dice) -> Architecture {
-        let base = match self.regime() {
-            Regime::X86_64 { levels } => Architecture::x86_64(levels),
-            regime => {
-                let hardware_access = dice.once_in(2);
-                Architecture {
-                    ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
-                    bbm: dice.below(3) as u8,
-                    hardware_access,
-                    hardware_dirty: hardware_access && dice.below(3) > 0,
-                    invalidate_twice: dice.once_in(4),
-                    permission_fault_drops_entry: dice.once_in(2),
-                    idc: dice.once_in(2),
-                    dic: dice.once_in(3),
-                    icache_aliasing: dice.once_in(4),
-                    ..Architecture::arm64(regime)
-                }
-            }
-        };
-        small(base, dice)
+        small(architecture(self.regime(), dice, |_| true), dice)
     }
 
     /// The half to use, and the first address of it.
@@ -285,66 +230,6 @@ impl Kind {
     }
 }
 
-/// The same with one or another way to invalidate, and with TLBs that are full soon.
-fn small(base: Architecture, dice: &Dice) -> Architecture {
-    Architecture {
-        range_invalidation: dice.once_in(2),
-        invalidate_all_above: dice.pick(&[4, 33, 512]),
-        tlb_sets: 4,
-        tlb_ways: dice.pick(&[1, 2, 4]),
-        walk_cache: dice.pick(&[2, 16]),
-        ..base
-    }
-}
-
-/// Orders of magnitude: what matters is that everything takes some time.
-fn costs() -> Costs {
-    Costs {
-        entry: Time::ns(3),
-        load: Time::ns(3),
-        exchange: Time::ns(15),
-        table: Time::ns(80),
-        publish: Time::ns(20),
-        issue: Time::ns(15),
-        complete: Time::ns(300),
-        bus: Time::ns(5),
-        walk: Time::ns(6),
-        access: Time::ns(10),
-        exception: Time::ns(400),
-        transfer: Time::ns(60),
-        lock_take: Time::ns(15),
-        lock_hand_over: Time::ns(60),
-        clean: Time::ns(200),
-        clean_again: Time::ZERO,
-        zero: Time::ZERO,
-        find_page: Time::ZERO,
-        fetch: Time::ZERO,
-        latency: Time::ZERO,
-        interrupt: Time::ns(500),
-        exit: Time::ns(300),
-        reverse_map: Time::ZERO,
-        host_interrupt: Time::ZERO,
-        wake: Time::ZERO,
-        cycle: Time::ZERO,
-        call: Time::ZERO,
-        copy: Time::ZERO,
-        visit: Time::ZERO,
-    }
-}
-
-thread_local! {
-    /// One for each size of pages: the host need not provide them for each run anew.
-    static MEMORIES: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
-}
-
-fn memory(frames: usize, page_shift: u32) -> Memory {
-    let fits = |memory: &Memory| (memory.frames(), memory.page_shift()) == (frames, page_shift);
-    MEMORIES.with_borrow_mut(|memories| match memories.iter().position(fits) {
-        Some(at) => memories.swap_remove(at),
-        None => Memory::new(frames, page_shift, MEMORY),
-    })
-}
-
 /// A machine with these rules.
 fn machine(
     architecture: Architecture,
@@ -353,14 +238,13 @@ fn machine(
     seed: u64,
     cpus: usize,
 ) -> Machine {
-    let mut setup = Setup::new(architecture, memory);
-    setup.costs = costs();
-    setup.scheduler.cpus = cpus;
+    let mut setup = setup(architecture, memory, seed, cpus);
+    setup.costs.bus = Time::ns(5);
+    setup.costs.transfer = Time::ns(60);
+    setup.costs.interrupt = Time::ns(500);
+    setup.costs.exit = Time::ns(300);
     setup.scheduler.max_accesses = 8_000_000;
     setup.scheduler.stack_size = 128 << 10;
-    setup.scheduler.perturbation.seed = seed;
-    setup.scheduler.perturbation.pause_once_in = 300;
-    setup.scheduler.perturbation.pause = Time::us(4);
     setup.refuse_once_in = dice.pick(&[0, 4, 16]);
     Machine::new(setup)
 }
@@ -368,7 +252,7 @@ fn machine(
 /// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is
 /// one.
 pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>) -> Run {
-    let dice = Dice::new(seed, workload as u64);
+    let dice = Dice::of(seed, workload as u64);
     if matches!(workload, Workload::Guest | Workload::Log) {
         let (kind, architecture, memory, mut cpus) = guest::setup(&dice);
         if workload == Workload::Log {
@@ -394,20 +278,20 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     };
     let memory = memory(FRAMES, architecture.regime.page_shift());
     let machine = machine(architecture, memory, &dice, seed, cpus as usize);
-    let fault = faulty::Fault::new(bug);
+    let control = Control::new(bug);
     finish(machine, trace, |machine, between| {
         if let Some(host) = host {
-            return host.run(machine, &fault, &dice, between);
+            return host.run(machine, &control, &dice, between);
         }
         with_format!(kind, F => match workload {
-            Workload::Edits => edits::run::<F>(machine, &fault, &dice, kind, between),
-            Workload::Windows => windows::run::<F>(machine, &fault, &dice, kind, between),
-            Workload::Identifiers => identifiers::run::<F>(machine, &fault, &dice, kind, between),
-            Workload::Baseline => baseline::run::<F>(machine, &fault, &dice, kind, between),
-            Workload::Concurrent => concurrent::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Edits => edits::run::<F>(machine, &control, &dice, kind, between),
+            Workload::Windows => windows::run::<F>(machine, &control, &dice, kind, between),
+            Workload::Identifiers => identifiers::run::<F>(machine, &control, &dice, kind, between),
+            Workload::Baseline => baseline::run::<F>(machine, &control, &dice, kind, between),
+            Workload::Concurrent => concurrent::run::<F>(machine, &control, &dice, kind, between),
             Workload::Shootdown => shootdown::run::<F>(machine, &dice, cpus as usize, between),
-            Workload::Kernel => kernel::run::<F>(machine, &fault, &dice, cpus as usize, between),
-            Workload::Identities => identities::run::<F>(machine, &fault, &dice, cpus as usize, between),
+            Workload::Kernel => kernel::run::<F>(machine, &control, &dice, cpus as usize, between),
+            Workload::Identities => identities::run::<F>(machine, &control, &dice, cpus as usize, between),
             Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
         })
     })
@@ -427,7 +311,7 @@ fn finish(
     let violations = machine.finish();
     digests[1] = machine.digest();
     let counts = machine.counts();
-    MEMORIES.with_borrow_mut(|memories| memories.push(machine.into_memory()));
+    keep(machine.into_memory());
     Run {
         violations,
         outcome,
@@ -441,7 +325,7 @@ fn finish(
 /// What the other CPUs do while one edits: a step, again and again, until it is done or they have
 /// done enough.
 fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) {
-    let dice = Dice::new(seed, cpu.id() as u64);
+    let dice = Dice::of(seed, cpu.id() as u64);
     for _ in 0..60 {
         if done.get() {
             return;

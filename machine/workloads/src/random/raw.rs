@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use tablewright::{AddressSpace, Entry, Format, Half, Hooks, Kind, Level, Liveness, Pa, Platform};
 
-use super::faulty::Faulty;
+use crate::platform::Faulty;
 
 /// An entry, where it is and at which level.
 #[derive(Clone, Copy)]

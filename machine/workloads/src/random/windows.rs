@@ -10,9 +10,9 @@ use tablewright::{
 };
 use tablewright_machine::{Machine, Outcome, Rule, RunError};
 
-use super::faulty::{Fault, Faulty, Stage};
 use super::oracle::{Oracle, Page};
 use super::{Bug, Dice, FRAMES, Kind, MEMORY, announce, destroy, raw};
+use crate::platform::{Control, Faulty, Stage};
 
 /// Enough for the walk that makes the coarse map grow, and for the edit of the coarse map inside of
 /// it.
@@ -39,7 +39,7 @@ fn memory_of<F: Format>(dice: &Dice) -> (Spans, Spans) {
 
 pub fn run<F: Format<Input = Va>>(
     machine: &Machine,
-    fault: &Fault,
+    control: &Control,
     dice: &Dice,
     kind: Kind,
     between: impl FnOnce(u64),
@@ -50,7 +50,7 @@ pub fn run<F: Format<Input = Va>>(
     }
     let memory = MemoryMap {
         ram: &ram,
-        reserved: if fault.is(Bug::ReservedMemoryMapped) {
+        reserved: if control.is(Bug::ReservedMemoryMapped) {
             &[]
         } else {
             &reserved
@@ -65,7 +65,7 @@ pub fn run<F: Format<Input = Va>>(
     } else {
         (Half::Upper, u64::MAX << kind.regime().input_bits())
     };
-    let platform = Faulty::new(machine, fault);
+    let platform = Faulty::new(machine, control);
     let boot = loop {
         if let Some(space) = AddressSpace::<F, _>::new_in(platform, boot_half) {
             break space;
@@ -102,7 +102,7 @@ pub fn run<F: Format<Input = Va>>(
     };
     let program = Program {
         machine,
-        fault,
+        control,
         dice,
         memory,
         platform: &platform,
@@ -140,14 +140,14 @@ pub fn run<F: Format<Input = Va>>(
     let mut gather = boot.gather();
     let unmapped = gather.unmap(all, |_| ControlFlow::Continue(()));
     machine.check(unmapped.is_ok(), || format!("{unmapped:?}"));
-    fault.during(Stage::Flushing, || gather.finish(|_| ()));
+    control.during(Stage::Flushing, || gather.finish(|_| ()));
     destroy(machine, boot, &platform.mapper);
     Ok(outcome)
 }
 
 struct Program<'a, 'm> {
     machine: &'m Machine,
-    fault: &'m Fault,
+    control: &'m Control,
     dice: &'a Dice,
     memory: MemoryMap<'a>,
     platform: &'a Faulty<'m>,
@@ -164,10 +164,10 @@ impl<'m> Program<'_, 'm> {
         oracle: &Oracle<'m>,
         between: impl FnOnce(u64),
     ) -> Result<Outcome, RunError> {
-        let platform = Faulty::new(self.machine, self.fault);
+        let platform = Faulty::new(self.machine, self.control);
         let identity = platform.mapper.identity();
         let mut memory = self.memory;
-        if self.fault.is(Bug::WholeBlocksMapped) {
+        if self.control.is(Bug::WholeBlocksMapped) {
             memory.reserved = &[];
         }
         let coarse = loop {
@@ -191,7 +191,7 @@ impl<'m> Program<'_, 'm> {
         // SAFETY: slots show any frame (1.).
         let reach = unsafe { Windowed::new(self.platform, slots) };
         // SAFETY: no processor has the root loaded; the frames are those of the machine.
-        self.fault
+        self.control
             .during(Stage::Flushing, || unsafe { coarse.finish(reach) });
         result
     }
@@ -215,12 +215,12 @@ impl<'m> Program<'_, 'm> {
     ) -> Result<Outcome, RunError> {
         let Self {
             machine,
-            fault,
+            control,
             dice,
             platform: boot,
             ..
         } = *self;
-        let own = Faulty::new(machine, fault);
+        let own = Faulty::new(machine, control);
         // SAFETY: slots and coarse maps show any frame (1.).
         let windowed = unsafe { Windowed::new(&own, window) };
         let mut mapping = Mapping::new(Attrs::KERNEL_DATA);
@@ -236,7 +236,7 @@ impl<'m> Program<'_, 'm> {
             boot.mapper.load();
             load(cpu.id());
             if cpu.id() > 0 {
-                let dice = Dice::new(seed, cpu.id() as u64);
+                let dice = Dice::of(seed, cpu.id() as u64);
                 let mut rest = 60;
                 while !done.get() && rest > 0 {
                     cpu.spend(dice.time());
@@ -352,7 +352,8 @@ impl<'m> Program<'_, 'm> {
             .collect();
         let mut gather = space.gather();
         let done = gather.protect(span, change);
-        self.fault.during(Stage::Flushing, || gather.finish(|_| ()));
+        self.control
+            .during(Stage::Flushing, || gather.finish(|_| ()));
         if let Err(error) = done
             && error != EditError::OutOfTables
         {

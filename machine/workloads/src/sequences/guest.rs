@@ -11,68 +11,25 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
-use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{
-    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, SlotCell, Zap,
+    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, Zap,
 };
 use tablewright::shared::{Mapped, Refused, SharedSpace};
 use tablewright::{EditError, Format, Ipa, Memory, Pa, Perms, Span};
 use tablewright_machine::Time;
 
 use super::operations::Kind;
-use super::platform::{Bug, Plat};
-use super::world::{Asked, Dice, FAR, SPACES, World, take_any};
+use super::world::{Asked, FAR, Guests, SPACES, SideMemory, WORDS, World, take_any};
+use crate::Bug;
+use crate::dice::Dice;
+use crate::platform::Faulty;
 
-type Tables<'m, F> = SharedSpace<F, Plat<'m>>;
-
-/// What a world does with guests, if its format translates their addresses.
-pub trait Guests<'m, F: Format>: Sized + 'm {
-    type Local: Default;
-
-    #[allow(clippy::result_large_err)]
-    fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>>;
-    fn space(&self) -> &Tables<'m, F>;
-    fn into_space(self) -> Tables<'m, F>;
-    fn operate(world: &World<'m, F, Self>, cpu: usize, kind: Kind, dice: &Dice);
-    /// Drops something, or forgets it. Whether there was something.
-    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool) -> bool;
-    /// All that a CPU has left comes to its end.
-    fn retire(world: &World<'m, F, Self>, cpu: usize);
-    /// The run was cut short.
-    fn forget(local: &Self::Local);
-}
-
-/// There are no guests.
-pub enum NoGuests {}
-
-impl<'m, F: Format> Guests<'m, F> for NoGuests {
-    type Local = ();
-
-    fn make(_: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
-        Err(space)
-    }
-    fn space(&self) -> &Tables<'m, F> {
-        match *self {}
-    }
-    fn into_space(self) -> Tables<'m, F> {
-        match self {}
-    }
-    fn operate(_: &World<'m, F, Self>, _: usize, _: Kind, _: &Dice) {}
-    fn lose(_: &World<'m, F, Self>, _: usize, _: &Dice, _: bool) -> bool {
-        false
-    }
-    fn retire(_: &World<'m, F, Self>, _: usize) {}
-    fn forget((): &()) {}
-}
+type Tables<'m, F> = SharedSpace<F, Faulty<'m>>;
 
 /// From here on the host's own numbers are of memory that never moves.
 const FIXED: u64 = 1 << 60;
-/// Slots of a guest.
-const SLOTS: usize = 4;
-/// Words of its bitmap.
-const WORDS: usize = 16;
 
 /// A page that the host has, and the guest's addresses that it was looked up for.
 struct Page {
@@ -83,7 +40,7 @@ struct Page {
 
 /// A guest and its host.
 pub struct Vm<'m, F: Format<Input = Ipa>> {
-    guest: Guest<'m, F, Plat<'m>>,
+    guest: Guest<'m, F, Faulty<'m>>,
     number: u64,
     /// So many changes of its slots, or of what a host has found for them, have begun.
     begun: Cell<u64>,
@@ -98,12 +55,12 @@ pub struct Vm<'m, F: Format<Input = Ipa>> {
 struct Gathering<'m, F: Format<Input = Ipa>> {
     slot: usize,
     batch: u64,
-    gather: Gather<'m, 'm, F, Plat<'m>>,
+    gather: Gather<'m, 'm, F, Faulty<'m>>,
 }
 
 struct Zapping<'m, F: Format<Input = Ipa>> {
     slot: usize,
-    zap: Zap<'m, 'm, F, Plat<'m>>,
+    zap: Zap<'m, 'm, F, Faulty<'m>>,
     /// Pages that are free when it is over.
     pages: Vec<Pa>,
     under: Under,
@@ -118,12 +75,6 @@ enum Under {
     One(u64),
     /// In several: which part is complete with which is not known.
     Several,
-}
-
-/// Memory that a guest borrows.
-pub struct SideMemory {
-    cells: [SlotCell; SLOTS],
-    words: [AtomicU64; WORDS],
 }
 
 /// What a CPU has of guests.
@@ -145,10 +96,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
     type Local = Local<'m, F>;
 
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
-        let memory = Box::into_raw(Box::new(SideMemory {
-            cells: [const { SlotCell::new() }; SLOTS],
-            words: [const { AtomicU64::new(0) }; WORDS],
-        }));
+        let memory = Box::into_raw(Box::<SideMemory>::default());
         world.memory.borrow_mut().push(memory);
         // SAFETY: the world frees it when there are no guests any more.
         let SideMemory { cells, words } = unsafe { &mut *memory };
@@ -408,7 +356,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         });
     }
 
-    fn keep(&self, slot: usize, zap: Zap<'m, 'm, F, Plat<'m>>, pages: Vec<Pa>) {
+    fn keep(&self, slot: usize, zap: Zap<'m, 'm, F, Faulty<'m>>, pages: Vec<Pa>) {
         let _ = zap.span();
         self.world.slots[slot].users.update(|users| users + 1);
         let mut zaps = self.local().zaps.borrow_mut();
@@ -739,7 +687,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let Ok(span) = span else {
                 unreachable!("pages of a guest")
             };
-            if self.world.control.is(Bug::FreesBeforeZap) {
+            if self.world.control.is(Bug::FreedBeforeZap) {
                 self.give(frame);
                 self.keep(index, guest.guest.zap(span), Vec::new());
                 return;
@@ -825,7 +773,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 
 impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
     /// Makes what was looked up before out of date.
-    fn zap<'g, T>(&'g self, zap: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> T) -> T {
+    fn zap<'g, T>(&'g self, zap: impl FnOnce(&'g Guest<'m, F, Faulty<'m>>) -> T) -> T {
         let Ok(zapped) = self.change(|guest| Ok::<_, Infallible>(zap(guest)));
         zapped
     }
@@ -833,7 +781,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
     /// The same, if the change is not refused.
     fn change<'g, T, E>(
         &'g self,
-        change: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> Result<T, E>,
+        change: impl FnOnce(&'g Guest<'m, F, Faulty<'m>>) -> Result<T, E>,
     ) -> Result<T, E> {
         let number = self.begun.get() + 1;
         self.begun.set(number);

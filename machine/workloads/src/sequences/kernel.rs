@@ -13,29 +13,29 @@ use tablewright::{
 };
 use tablewright_machine::{Mapper, Request, Tlbi};
 
-use super::guest::Guests;
 use super::operations::Kind;
-use super::platform::Plat;
-use super::world::{Dice, World};
+use super::world::{Guests, World};
+use crate::dice::Dice;
+use crate::platform::Faulty;
 
 /// There are no guests, and a half for the kernel.
 pub enum Halves {}
 
-type User<'m, const LEVELS: u8> = AddressSpace<X86_64<LEVELS>, Plat<'m>>;
+type User<'m, const LEVELS: u8> = AddressSpace<X86_64<LEVELS>, Faulty<'m>>;
 
 impl<'m, const LEVELS: u8> Guests<'m, X86_64<LEVELS>> for Halves {
     type Local = ();
 
     fn make(
         _: &World<'m, X86_64<LEVELS>, Self>,
-        space: SharedSpace<X86_64<LEVELS>, Plat<'m>>,
-    ) -> Result<Self, SharedSpace<X86_64<LEVELS>, Plat<'m>>> {
+        space: SharedSpace<X86_64<LEVELS>, Faulty<'m>>,
+    ) -> Result<Self, SharedSpace<X86_64<LEVELS>, Faulty<'m>>> {
         Err(space)
     }
-    fn space(&self) -> &SharedSpace<X86_64<LEVELS>, Plat<'m>> {
+    fn space(&self) -> &SharedSpace<X86_64<LEVELS>, Faulty<'m>> {
         match *self {}
     }
-    fn into_space(self) -> SharedSpace<X86_64<LEVELS>, Plat<'m>> {
+    fn into_space(self) -> SharedSpace<X86_64<LEVELS>, Faulty<'m>> {
         match self {}
     }
     fn operate(world: &World<'m, X86_64<LEVELS>, Self>, cpu: usize, kind: Kind, dice: &Dice) {
@@ -68,11 +68,7 @@ fn kernel<'m, const LEVELS: u8>(
     }
     let tables = world.control.tables.replace(u32::MAX);
     world.leaked.set(true);
-    let plat = Plat {
-        mapper: machine.new_space(),
-        control: world.control,
-        linked: true,
-    };
+    let plat = Faulty::interrupted(machine, world.control);
     let space = AddressSpace::<X86_64<LEVELS>, _>::new(plat);
     let space = space.map(|space| space.with_id(world.number() as u16));
     if let Some(Ok(mut kernel)) = space.map(KernelHalf::new) {
@@ -113,7 +109,7 @@ fn window<const LEVELS: u8>(dice: &Dice) -> Option<Span<Va>> {
 
 fn live<'m, const LEVELS: u8>(
     world: &World<'m, X86_64<LEVELS>, Halves>,
-    kernel: &mut KernelHalf<X86_64<LEVELS>, Plat<'m>>,
+    kernel: &mut KernelHalf<X86_64<LEVELS>, Faulty<'m>>,
     dice: &Dice,
 ) {
     let machine = world.machine;

@@ -8,8 +8,8 @@ use tablewright::Format;
 use tablewright::dirty::{Bitmap, Flip, Ring, RingEntry};
 use tablewright::shared::{Epochs, GracePeriod, Quiescence, WalkSlot};
 
-use super::guest::Guests;
-use super::world::{Dice, World};
+use super::world::{Guests, World};
+use crate::dice::Dice;
 
 const WORDS: usize = 12;
 

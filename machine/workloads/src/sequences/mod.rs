@@ -14,7 +14,6 @@ mod kernel;
 mod logs;
 mod model;
 pub mod operations;
-mod platform;
 mod world;
 
 use std::cell::RefCell;
@@ -23,16 +22,18 @@ use std::panic::PanicHookInfo;
 use tablewright::Format;
 use tablewright::format::FORCED_WRITE_BACK;
 use tablewright_machine::trace::Sink;
-use tablewright_machine::{
-    Architecture, Granule, Machine, Memory, Ordering, Outcome, Regime, RunError, Setup, Time,
-};
+use tablewright_machine::{Architecture, Granule, Machine, Outcome, Regime, RunError};
 
-use guest::{Guests, NoGuests, Vm};
+use guest::Vm;
 use kernel::Halves;
 use operations::{Demands, Kind, OPERATIONS, Operation};
-pub use platform::Bug;
-use platform::Control;
-use world::{Dice, World};
+use world::{Guests, NoGuests, World};
+
+use crate::dice::Dice;
+use crate::hardware::{architecture, keep, memory, perhaps_nested, setup, small, stage1, stage2};
+use crate::platform::Control;
+
+pub use crate::Bug;
 
 /// The formats, and the machine that has the tables of each. Without the feature `every-format`
 /// another stands for one that has one.
@@ -94,19 +95,6 @@ macro_rules! formats {
     };
 }
 
-const fn stage1(granule: Granule, wide: bool) -> Regime {
-    Regime::Arm64Stage1 { granule, wide }
-}
-
-const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
-    Regime::Arm64Stage2 {
-        granule,
-        input_bits,
-        wide,
-        forced_write_back,
-    }
-}
-
 // Large tables take the host of the simulation many times as long.
 formats! {
     K4 40 Va tablewright::format::Arm64K4 = stage1(Granule::K4, false);
@@ -128,25 +116,9 @@ formats! {
     Npt5 8 Ipa tablewright::format::Npt<5> = Regime::Npt { levels: 5 }, or Npt4;
 }
 
-/// One of some things that have weights.
-fn weighted<T: Copy>(dice: &Dice, of: impl Iterator<Item = (T, u64)> + Clone) -> T {
-    let total = of.clone().map(|(_, weight)| weight).sum();
-    let mut left = dice.below(total);
-    for (thing, weight) in of {
-        if left < weight {
-            return thing;
-        }
-        left -= weight;
-    }
-    unreachable!("the weights add up to {total}")
-}
-
 /// Some kind of operation.
 fn draw(dice: &Dice) -> Kind {
-    weighted(
-        dice,
-        OPERATIONS.iter().map(|&(kind, weight, _)| (kind, weight)),
-    )
+    dice.weighted(OPERATIONS.iter().map(|&(kind, weight, _)| (kind, weight)))
 }
 
 /// What is run.
@@ -161,16 +133,14 @@ pub struct Sequence {
 
 /// Frames of each machine.
 const FRAMES: usize = 320;
-/// Where its memory begins.
-const MEMORY: u64 = 1 << 32;
-
 impl Sequence {
     /// That of a seed. What its upper bits change is only what hardware does unasked.
     pub fn new(seed: u64) -> Self {
         let program = seed & ((1 << 48) - 1);
         let dice = Dice::new(program.wrapping_mul(0xd134_2543_de82_ef95));
-        let tables = weighted(&dice, Tables::ALL.iter().copied());
-        let architecture = architecture(tables.regime(), &dice);
+        let tables = dice.weighted(Tables::ALL.iter().copied());
+        let architecture = architecture(tables.regime(), &dice, |dice| dice.once_in(2));
+        let architecture = small(perhaps_nested(architecture, &dice), &dice);
         let count = 5 + dice.below(36);
         let translates_guests = !tables.is_of_programs();
         // What most of it is about: exclusive edits, shared ones, guests; or anything.
@@ -328,41 +298,10 @@ impl Sequence {
     /// # Errors
     /// What went wrong first.
     pub fn run_traced(&self, bug: Option<Bug>, trace: Option<Sink>) -> Result<(), Failure> {
-        thread_local! {
-            /// For each size of pages: the host need not provide them anew.
-            static MEMORIES: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
-        }
-        let shift = self.architecture.regime.page_shift();
-        let memory = MEMORIES.with_borrow_mut(|memories| {
-            let known = memories.iter().position(|it| it.page_shift() == shift);
-            known.map(|at| memories.swap_remove(at))
-        });
-        let memory = memory.unwrap_or_else(|| Memory::new(FRAMES, shift, MEMORY));
-        let mut setup = Setup::new(self.architecture.clone(), memory);
-        setup.costs = tablewright_machine::Costs {
-            entry: Time::ns(3),
-            load: Time::ns(3),
-            exchange: Time::ns(15),
-            table: Time::ns(80),
-            publish: Time::ns(20),
-            issue: Time::ns(15),
-            complete: Time::ns(300),
-            walk: Time::ns(6),
-            access: Time::ns(10),
-            exception: Time::ns(400),
-            // A directory of lines would have to be made for each machine.
-            transfer: Time::ZERO,
-            lock_take: Time::ns(15),
-            lock_hand_over: Time::ns(60),
-            clean: Time::ns(200),
-            ..tablewright_machine::Costs::default()
-        };
-        setup.scheduler.cpus = 2;
+        let memory = memory(FRAMES, self.architecture.regime.page_shift());
+        let mut setup = setup(self.architecture.clone(), memory, self.seed.max(1), 2);
         setup.scheduler.max_accesses = 20_000_000;
         setup.scheduler.stack_size = 96 << 10;
-        setup.scheduler.perturbation.seed = self.seed.max(1);
-        setup.scheduler.perturbation.pause_once_in = 300;
-        setup.scheduler.perturbation.pause = Time::us(4);
         let machine = Machine::new(setup);
         if let Some(sink) = trace {
             machine.trace(sink);
@@ -370,7 +309,7 @@ impl Sequence {
         let control = Control::new(bug);
         let outcome = self.tables.run(&machine, &control, self);
         let violations = machine.violations();
-        MEMORIES.with_borrow_mut(|memories| memories.push(machine.into_memory()));
+        keep(machine.into_memory());
         match (violations.first(), outcome) {
             (Some(violation), _) => Err(Failure {
                 rule: violation.rule.to_string(),
@@ -434,63 +373,6 @@ fn run_with<'m, F: Format, G: Guests<'m, F>>(
         machine.finish();
     }
     outcome
-}
-
-/// Hardware with or without each of the options that there are.
-fn architecture(regime: Regime, dice: &Dice) -> Architecture {
-    let base = match regime {
-        Regime::X86_64 { levels } => Architecture::x86_64(levels),
-        Regime::Ept { .. } => {
-            let flags = dice.once_in(2);
-            Architecture {
-                hardware_access: flags,
-                hardware_dirty: flags,
-                regime,
-                ..Architecture::ept()
-            }
-        }
-        Regime::Npt { .. } => Architecture {
-            regime,
-            ..Architecture::npt()
-        },
-        Regime::Arm64Stage1 { .. }
-        | Regime::Arm64Stage1Sized { .. }
-        | Regime::Arm64El2 { .. }
-        | Regime::Arm64Stage2 { .. } => {
-            let hardware_access = dice.once_in(2);
-            let forced = matches!(
-                regime,
-                Regime::Arm64Stage2 {
-                    forced_write_back: true,
-                    ..
-                }
-            );
-            let nested = matches!(regime, Regime::Arm64Stage2 { .. });
-            Architecture {
-                ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
-                bbm: dice.below(if nested { 4 } else { 3 }) as u8,
-                hardware_access,
-                hardware_dirty: hardware_access && dice.below(3) > 0,
-                invalidate_twice: dice.once_in(4),
-                permission_fault_drops_entry: dice.once_in(2),
-                forced_write_back: forced,
-                idc: forced || dice.once_in(2),
-                dic: dice.once_in(3),
-                icache_aliasing: dice.once_in(4),
-                guest: nested.then_some(stage1(Granule::K4, false)),
-                ..Architecture::arm64(regime)
-            }
-        }
-    };
-    Architecture {
-        guest: base.guest.filter(|_| dice.once_in(2)),
-        range_invalidation: dice.once_in(2),
-        invalidate_all_above: dice.pick(&[4, 33, 512]),
-        tlb_sets: 4,
-        tlb_ways: dice.pick(&[1, 2, 4]),
-        walk_cache: dice.pick(&[2, 16]),
-        ..base
-    }
 }
 
 // ---- Panics ----

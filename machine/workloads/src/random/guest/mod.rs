@@ -27,11 +27,13 @@ use tablewright::shared::{DeferredReclaim, Mapped, Refused, SharedPlatform, Shar
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
 use tablewright_machine::{
     Architecture, Cause as Why, Cpu, Fault as Trap, Granule, Machine, Mapper, Memory as Frames,
-    Ordering, Outcome, Regime, Request, Rule, RunError, Time, Want,
+    Outcome, Regime, Request, Rule, RunError, Time, Want,
 };
 
+use super::destroy;
 use super::later::Later;
-use super::{Dice, destroy, memory, small};
+use crate::dice::Dice;
+use crate::hardware::{architecture, memory, perhaps_nested, small, stage2};
 use host::{Block, CODE, FAR, FIXED, Host, Now, PAGES, Page, SMALL};
 
 /// The formats of stage 2. Without the feature `every-format` those with fewer levels and no
@@ -158,12 +160,7 @@ impl Kind {
     }
 
     fn regime(self) -> Regime {
-        let arm = |granule, input_bits, forced_write_back| Regime::Arm64Stage2 {
-            granule,
-            input_bits,
-            wide: false,
-            forced_write_back,
-        };
+        let arm = |granule, bits, forced| stage2(granule, bits, false, forced);
         let ept = |levels| Regime::Ept {
             levels,
             mode_based: false,
@@ -191,57 +188,8 @@ impl Kind {
     }
 
     fn architecture(self, dice: &Dice) -> Architecture {
-        let regime = self.regime();
-        let base = match regime {
-            Regime::Ept { .. } => {
-                let flags = dice.below(3) > 0;
-                Architecture {
-                    hardware_access: flags,
-                    hardware_dirty: flags,
-                    regime,
-                    ..Architecture::ept()
-                }
-            }
-            Regime::Npt { .. } => Architecture {
-                regime,
-                ..Architecture::npt()
-            },
-            _ => {
-                let hardware_access = dice.once_in(2);
-                let forced = matches!(
-                    regime,
-                    Regime::Arm64Stage2 {
-                        forced_write_back: true,
-                        ..
-                    }
-                );
-                Architecture {
-                    ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
-                    bbm: dice.below(4) as u8,
-                    hardware_access,
-                    hardware_dirty: hardware_access && dice.below(3) > 0,
-                    invalidate_twice: dice.once_in(4),
-                    permission_fault_drops_entry: dice.once_in(2),
-                    forced_write_back: forced,
-                    // With forced write-back nothing is cleaned for the sake of fetches.
-                    idc: forced || dice.once_in(2),
-                    dic: dice.once_in(3),
-                    icache_aliasing: dice.once_in(4),
-                    guest: Some(Regime::Arm64Stage1 {
-                        granule: Granule::K4,
-                        wide: false,
-                    }),
-                    ..Architecture::arm64(regime)
-                }
-            }
-        };
-        let base = small(base, dice);
-        Architecture {
-            // A guest whose stage 1, and with it its caches, is off; or one that is known by stage
-            // 2 alone.
-            guest: base.guest.filter(|_| dice.once_in(2)),
-            ..base
-        }
+        let base = architecture(self.regime(), dice, |dice| dice.below(3) > 0);
+        perhaps_nested(small(base, dice), dice)
     }
 }
 
@@ -384,7 +332,7 @@ fn live<F: Format<Input = Ipa>>(
     let host_once_in = dice.pick(&[3, 6, 12]);
     let outcome = machine.run(|cpu| {
         mapper.load();
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         let mut gather = vm.guest.gather();
         for _ in 0..steps {
             if dice.once_in(host_once_in) {
@@ -471,7 +419,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     /// Everything goes: no table, no page is left.
     fn tear_down(self) {
-        let dice = Dice::new(1, 1);
+        let dice = Dice::of(1, 1);
         let mut gather = self.guest.gather();
         for id in 0..SLOTS {
             if let Ok(zap) = self.guest.remove(id) {

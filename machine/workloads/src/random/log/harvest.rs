@@ -267,7 +267,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     /// Everything goes: no table, no page is left.
     pub(super) fn tear_down(self, base: Option<Pa>) {
-        let dice = Dice::new(1, 1);
+        let dice = Dice::of(1, 1);
         let mut gather = self.guest.gather();
         for slot in &self.slots {
             match self.guest.remove(slot.id) {

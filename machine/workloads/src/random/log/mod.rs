@@ -346,7 +346,7 @@ fn live<F: Format<Input = Ipa>>(
     let migrations = 1 + dice.below(3);
     let outcome = machine.run(|cpu| {
         mapper.load();
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         vm.log_anew();
         let mut gather = vm.guest.gather();
         if cpu.id() == 0 {

@@ -171,7 +171,7 @@ pub fn run<F: Format<Input = Va>>(
         calls: Cell::new(0),
         flushes: (0..cpus).map(|_| Cell::new(0)).collect(),
         handler: Cell::new(None),
-        dice: Dice::new(dice.below(1 << 48), MOST_CPUS),
+        dice: Dice::of(dice.below(1 << 48), MOST_CPUS),
     };
     let slots = [const { RefCell::new(None) }; SLOTS];
     let program = Program::<F> {
@@ -195,7 +195,7 @@ pub fn run<F: Format<Input = Va>>(
     let steps = 20 + dice.below(40);
     let done = Cell::new(0);
     let outcome = machine.run(|cpu| {
-        let dice = Dice::new(seed, cpu.id() as u64);
+        let dice = Dice::of(seed, cpu.id() as u64);
         let mut at = At {
             process: None,
             state: CpuState::Active,

@@ -8,7 +8,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         &self,
         slot: &Slot<'m, F, G>,
         exclusive: &mut Exclusive<'m, F>,
-        what: impl FnOnce(&mut Gather<'m, F, Plat<'m>>) -> T,
+        what: impl FnOnce(&mut Gather<'m, F, Faulty<'m>>) -> T,
     ) -> T {
         let (batch, mut gather) = match exclusive.gather.take() {
             Some(it) => it,
@@ -277,7 +277,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 Some(it) => it,
                 None => (self.number_for(slot), exclusive.space().gather()),
             };
-            let early = self.control.is(Bug::FreesEarly);
+            let early = self.control.is(Bug::FreedBeforeCompletion);
             let held = |leaf: Held<Leaf<F>>| {
                 if early {
                     // SAFETY: what it names is reused too early, which is the bug.

@@ -20,13 +20,14 @@ use tablewright::{
 };
 use tablewright_machine::{Request as Access, Time, Want};
 
-use super::guest::Guests;
 use super::logs;
 use super::operations::Kind;
-use super::platform::{Bug, Plat};
 use super::world::{
-    Dice, Exclusive, FAR, Gathering, Place, Planned, SPACES, Slot, Way, World, take_any,
+    Exclusive, FAR, Gathering, Guests, Place, Planned, SPACES, Slot, Way, World, take_any,
 };
+use crate::Bug;
+use crate::dice::Dice;
+use crate::platform::Faulty;
 
 /// Whether something unwinds as it is meant to.
 fn unwinds(what: impl FnOnce()) {

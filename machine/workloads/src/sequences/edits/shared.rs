@@ -19,7 +19,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Some(it) => it,
             None => {
                 let mut made = None;
-                self.with_shared(dice, |slot, space: &'m SharedSpace<F, Plat<'m>>| {
+                self.with_shared(dice, |slot, space: &'m SharedSpace<F, Faulty<'m>>| {
                     self.slots[slot].users.update(|users| users + 1);
                     let gather = space.gather();
                     made = Some(Gathering {
@@ -196,7 +196,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     pub(super) fn shared_unmap(&self, cpu: usize, dice: &Dice, unwind: bool) {
-        let early = self.control.is(Bug::FreesEarly);
+        let early = self.control.is(Bug::FreedBeforeCompletion);
         self.with_gather(cpu, dice, |world, it| {
             let Ok(span) = world.span(world.slots[it.slot].base, dice) else {
                 return;

@@ -64,7 +64,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         frames.remove(&page);
         drop(frames);
         self.machine.give_page(Pa::new(page));
-        if self.control.is(Bug::FreesTwice) {
+        if self.control.is(Bug::FreedTwice) {
             self.machine.give_page(Pa::new(page));
         }
         true

@@ -14,51 +14,22 @@ mod spaces;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicU64;
 
 use tablewright::flush::{Completed, Held, Issued};
-use tablewright::guest::{Backing, Request};
+use tablewright::guest::{Backing, Request, SlotCell};
 use tablewright::shared::{self, Beside, DeferredReclaim, Protecting, SharedSpace};
 use tablewright::{
     Address, AddressError, AddressSpace, Attrs, Change, EditError, Format, Gather, Half, Leaf,
     Level, Liveness, Memory, Pa, Perms, Span,
 };
-use tablewright_machine::splitmix;
 use tablewright_machine::{Cpu, Fault, Machine, Mapper, Request as Access, Rule, Time, Tlbi, Want};
 
-use super::guest::{Guests, SideMemory};
 use super::model::Map;
 use super::operations::{Kind, Operation};
-use super::platform::{Bug, Control, Plat};
-
-/// Numbers that look random and are those of a seed.
-pub struct Dice(Cell<u64>);
-
-impl Dice {
-    pub fn new(seed: u64) -> Self {
-        Self(Cell::new(seed))
-    }
-
-    pub fn next(&self) -> u64 {
-        splitmix::next(&self.0)
-    }
-
-    /// A number below `bound`.
-    pub fn below(&self, bound: u64) -> u64 {
-        splitmix::below(&self.0, bound)
-    }
-
-    pub fn index(&self, of: usize) -> usize {
-        self.below(of as u64) as usize
-    }
-
-    pub fn once_in(&self, times: u64) -> bool {
-        self.below(times) == 0
-    }
-
-    pub fn pick<T: Copy>(&self, of: &[T]) -> T {
-        of[self.index(of.len())]
-    }
-}
+use crate::Bug;
+use crate::dice::Dice;
+use crate::platform::{Control, Faulty};
 
 /// The most spaces at a time.
 pub const SPACES: usize = 3;
@@ -67,14 +38,14 @@ pub const FAR: u64 = 1 << 45;
 /// Pages in the first part of a window.
 pub const PAGES: u64 = 8;
 
-pub type SharedGather<'m, F> = shared::Gather<'m, F, Plat<'m>>;
-type Tables<'m, F> = SharedSpace<F, Plat<'m>>;
+pub type SharedGather<'m, F> = shared::Gather<'m, F, Faulty<'m>>;
+type Tables<'m, F> = SharedSpace<F, Faulty<'m>>;
 
 /// A space that one CPU edits.
 pub struct Exclusive<'m, F: Format> {
-    space: *mut AddressSpace<F, Plat<'m>>,
+    space: *mut AddressSpace<F, Faulty<'m>>,
     /// What borrows it, and the number of what it has gathered.
-    pub gather: Option<(u64, Gather<'m, F, Plat<'m>>)>,
+    pub gather: Option<(u64, Gather<'m, F, Faulty<'m>>)>,
     /// The CPU.
     home: usize,
     /// Something was changed, and is perhaps not forgotten.
@@ -85,7 +56,7 @@ pub struct Exclusive<'m, F: Format> {
 
 impl<'m, F: Format> Exclusive<'m, F> {
     /// The space, which nothing borrows: a gather is finished first.
-    pub fn space(&mut self) -> &'m mut AddressSpace<F, Plat<'m>> {
+    pub fn space(&mut self) -> &'m mut AddressSpace<F, Faulty<'m>> {
         self.gather = None;
         // SAFETY: the pointer is to a space that lives until `into_inner`. The gather that borrowed
         // it is gone, or was forgotten; no other reference outlives the operation.
@@ -93,7 +64,7 @@ impl<'m, F: Format> Exclusive<'m, F> {
     }
 
     /// The space, to be looked at.
-    pub fn look(&self) -> &AddressSpace<F, Plat<'m>> {
+    pub fn look(&self) -> &AddressSpace<F, Faulty<'m>> {
         match &self.gather {
             Some((_, gather)) => gather,
             // SAFETY: as in `space`; nothing borrows it.
@@ -122,7 +93,7 @@ impl<'m, F: Format> Exclusive<'m, F> {
         self.home == cpu
     }
 
-    fn into_inner(mut self) -> AddressSpace<F, Plat<'m>> {
+    fn into_inner(mut self) -> AddressSpace<F, Faulty<'m>> {
         self.gather = None;
         // SAFETY: it came out of a box, and nothing borrows it.
         *unsafe { Box::from_raw(self.space) }
@@ -146,7 +117,7 @@ pub struct Slot<'m, F: Format, G> {
     /// Addresses that were used last, and their size.
     pub recent: Cell<(u64, u64)>,
     pub place: RefCell<Place<'m, F, G>>,
-    plat: Cell<Option<Plat<'m>>>,
+    plat: Cell<Option<Faulty<'m>>>,
     /// CPUs may load it.
     pub attached: Cell<bool>,
     /// Values and operations that borrow it.
@@ -216,18 +187,18 @@ pub struct Edited<'m> {
     end: Option<u64>,
 }
 
-type IssuedBeside<'m, F> = Issued<F, Plat<'m>, Beside<'m, F, Plat<'m>>>;
+type IssuedBeside<'m, F> = Issued<F, Faulty<'m>, Beside<'m, F, Faulty<'m>>>;
 
 /// What one CPU has.
 pub struct Local<'m, F: Format, L> {
     pub loaded: Cell<Option<usize>>,
     pub gathers: RefCell<Vec<Gathering<'m, F>>>,
     pub issued_beside: RefCell<Vec<(u64, usize, IssuedBeside<'m, F>)>>,
-    pub completed: RefCell<Vec<(u64, Completed<F, Plat<'m>>)>>,
-    pub deferred: RefCell<Vec<(u64, DeferredReclaim<F, Plat<'m>>)>>,
+    pub completed: RefCell<Vec<(u64, Completed<F, Faulty<'m>>)>>,
+    pub deferred: RefCell<Vec<(u64, DeferredReclaim<F, Faulty<'m>>)>>,
     pub held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
     edited: RefCell<Vec<Edited<'m>>>,
-    pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Plat<'m>>)>>,
+    pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Faulty<'m>>)>>,
     pub requests: RefCell<Vec<Asked>>,
     pub guest: L,
 }
@@ -247,6 +218,57 @@ impl<F: Format, L: Default> Default for Local<'_, F, L> {
             guest: L::default(),
         }
     }
+}
+
+/// The guests of a world, if its format translates their addresses.
+pub trait Guests<'m, F: Format>: Sized + 'm {
+    type Local: Default;
+
+    fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>>;
+    fn space(&self) -> &Tables<'m, F>;
+    fn into_space(self) -> Tables<'m, F>;
+    fn operate(world: &World<'m, F, Self>, cpu: usize, kind: Kind, dice: &Dice);
+    /// Drops something, or forgets it. Returns whether there was something.
+    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool) -> bool;
+    /// Ends all that a CPU has left.
+    fn retire(world: &World<'m, F, Self>, cpu: usize);
+    /// Forgets all of it: the run was cut short.
+    fn forget(local: &Self::Local);
+}
+
+/// No guests.
+pub enum NoGuests {}
+
+impl<'m, F: Format> Guests<'m, F> for NoGuests {
+    type Local = ();
+
+    fn make(_: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
+        Err(space)
+    }
+    fn space(&self) -> &Tables<'m, F> {
+        match *self {}
+    }
+    fn into_space(self) -> Tables<'m, F> {
+        match self {}
+    }
+    fn operate(_: &World<'m, F, Self>, _: usize, _: Kind, _: &Dice) {}
+    fn lose(_: &World<'m, F, Self>, _: usize, _: &Dice, _: bool) -> bool {
+        false
+    }
+    fn retire(_: &World<'m, F, Self>, _: usize) {}
+    fn forget((): &()) {}
+}
+
+/// Slots of a guest.
+const SLOTS: usize = 4;
+/// Words of its bitmap.
+pub const WORDS: usize = 16;
+
+/// Memory that a guest borrows.
+#[derive(Default)]
+pub struct SideMemory {
+    pub cells: [SlotCell; SLOTS],
+    pub words: [AtomicU64; WORDS],
 }
 
 /// All of it.
@@ -284,7 +306,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// Each CPU edits without having anything forgotten first.
     pub hurried: [Cell<bool>; 2],
     /// What might still be walked when its CPU was done.
-    later: RefCell<Vec<(u64, DeferredReclaim<F, Plat<'m>>)>>,
+    later: RefCell<Vec<(u64, DeferredReclaim<F, Faulty<'m>>)>>,
     later_held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
 }
 
@@ -395,7 +417,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// The platform of some space.
-    pub fn any_platform(&self) -> Option<Plat<'m>> {
+    pub fn any_platform(&self) -> Option<Faulty<'m>> {
         self.slots.iter().find_map(|slot| slot.plat.get())
     }
 

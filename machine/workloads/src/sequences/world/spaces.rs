@@ -8,10 +8,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let Some(slot) = self.slots.iter().find(empty) else {
             return;
         };
-        let plat = Plat {
-            mapper: self.machine.new_space(),
-            control: self.control,
+        let plat = Faulty {
             linked: !dice.once_in(4),
+            ..Faulty::interrupted(self.machine, self.control)
         };
         *slot.place.borrow_mut() = Place::Taken;
         let space = match slot.half {
@@ -37,7 +36,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     pub(super) fn exclusive(
         &self,
         home: usize,
-        space: AddressSpace<F, Plat<'m>>,
+        space: AddressSpace<F, Faulty<'m>>,
     ) -> Exclusive<'m, F> {
         Exclusive {
             space: Box::into_raw(Box::new(space)),

@@ -1,7 +1,11 @@
-//! The engine's platform on the machine, and where it can be made wrong.
+//! The engine's platform on the machine, with what a run does to it.
+//!
+//! Tables run out after so many, interrupts come in the middle of calls, tables are counted; and
+//! where a bug is planted, a promise is not kept.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
+use std::thread;
 
 use tablewright::shared::{CacheMaintenance, GracePeriod, SharedPlatform};
 use tablewright::{
@@ -9,7 +13,7 @@ use tablewright::{
 };
 use tablewright_machine::{Machine, MachineWalk, Mapper, Stages, Tlbi};
 
-use super::Bug;
+use crate::Bug;
 
 /// What a program is about, as far as a bug has to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +28,32 @@ pub enum Stage {
     Flushing,
 }
 
-/// The bug of a run, if it has one.
-pub struct Fault {
+type Handler = (unsafe fn(*const ()), *const ());
+
+/// What all platforms of a run have in common.
+pub struct Control {
     bug: Option<Bug>,
     pub stage: Cell<Stage>,
+    /// So many tables may still be allocated.
+    pub tables: Cell<u32>,
+    /// Tables handed out and not taken back.
+    pub alive: Cell<i64>,
+    /// Calls until the next interrupt, on each of the first CPUs; 0: none comes.
+    pub interrupt: [Cell<u32>; 2],
+    handler: Cell<Option<Handler>>,
+    calls: Cell<u32>,
 }
 
-impl Fault {
+impl Control {
     pub fn new(bug: Option<Bug>) -> Self {
         Self {
             bug,
             stage: Cell::new(Stage::Editing),
+            tables: Cell::new(u32::MAX),
+            alive: Cell::new(0),
+            interrupt: [const { Cell::new(0) }; 2],
+            handler: Cell::new(None),
+            calls: Cell::new(0),
         }
     }
 
@@ -49,20 +68,44 @@ impl Fault {
         self.stage.set(before);
         result
     }
+
+    /// Sets what handles interrupts from now on, or that nothing does.
+    ///
+    /// # Safety
+    /// 1. The function may be called with the pointer until the next call of this.
+    pub unsafe fn handle_by(&self, handler: Option<Handler>) {
+        self.handler.set(handler);
+    }
 }
 
-/// A [`Mapper`] that does something else in one place.
+/// A [`Mapper`] that does something else in one place. A handle.
 #[derive(Clone, Copy)]
 pub struct Faulty<'m> {
     pub mapper: Mapper<'m>,
-    pub fault: &'m Fault,
+    pub control: &'m Control,
+    /// It has side memory for tables.
+    pub linked: bool,
+    /// It claims that an invalidation covers all that was changed in its range. Where interrupts
+    /// come between, it may not: what another gather of this CPU has changed there is not this
+    /// one's.
+    pub claims: bool,
 }
 
 impl<'m> Faulty<'m> {
-    pub fn new(machine: &'m Machine, fault: &'m Fault) -> Self {
+    pub fn new(machine: &'m Machine, control: &'m Control) -> Self {
         Self {
             mapper: machine.new_space(),
-            fault,
+            control,
+            linked: true,
+            claims: true,
+        }
+    }
+
+    /// One that interrupts come between.
+    pub fn interrupted(machine: &'m Machine, control: &'m Control) -> Self {
+        Self {
+            claims: false,
+            ..Self::new(machine, control)
         }
     }
 
@@ -71,7 +114,7 @@ impl<'m> Faulty<'m> {
     }
 
     fn is(&self, bug: Bug) -> bool {
-        self.fault.is(bug)
+        self.control.is(bug)
     }
 
     /// Invalidations of stage 2, and of what is combined with it, that are not the right ones in
@@ -117,6 +160,48 @@ impl<'m> Faulty<'m> {
         true
     }
 
+    /// Invalidates as the machine's own platform does, with its [claim](Mapper::claim) or without.
+    fn issue(&self, what: &Invalidation<'_>) {
+        if self.claims {
+            return self.mapper.invalidate(what);
+        }
+        let machine = self.machine();
+        let mut combined = None;
+        for tlbi in self.mapper.tlbis(what) {
+            machine.tlbi(tlbi);
+            combined = self.mapper.then(&tlbi);
+        }
+        if let Some(combined) = combined {
+            machine.dsb();
+            machine.tlbi(combined);
+        }
+    }
+
+    /// Lets an interrupt come, if one is due.
+    fn tick(&self) {
+        let control = self.control;
+        let Some((handler, data)) = control.handler.get() else {
+            return;
+        };
+        let left = &control.interrupt[self.machine().cpu().id()];
+        match left.get() {
+            0 => return,
+            1 => left.set(0),
+            more => return left.set(more - 1),
+        }
+        if !thread::panicking() {
+            // SAFETY: set where the handler was vouched for (1.).
+            unsafe { handler(data) };
+        }
+    }
+
+    /// Whether a frame is of the machine's memory: for what it has no memory for, maintenance is
+    /// not worth the time of the host.
+    fn is_memory(&self, frame: Pa) -> bool {
+        let memory = self.machine().memory();
+        self.claims || (memory.first()..memory.end()).contains(&frame.get())
+    }
+
     fn page_shift(&self) -> u32 {
         self.machine().memory().page_shift()
     }
@@ -127,10 +212,27 @@ impl<'m> Faulty<'m> {
 // descriptors is in it.
 unsafe impl Platform for Faulty<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
-        self.mapper.alloc_table(level)
+        self.alloc_root(level, 1)
+    }
+
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        self.tick();
+        let control = self.control;
+        let left = control.tables.get().checked_sub(tables as u32)?;
+        let frame = self.mapper.alloc_root(level, tables)?;
+        control.tables.set(left);
+        control.alive.update(|alive| alive + tables as i64);
+        Some(frame)
+    }
+
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        self.control.alive.update(|alive| alive - tables as i64);
+        // SAFETY: passed on.
+        unsafe { self.mapper.free_root(root, level, tables) }
     }
 
     unsafe fn free_table(&self, frame: Pa, level: Level) {
+        self.control.alive.update(|alive| alive - 1);
         // SAFETY: passed on.
         unsafe { self.mapper.free_table(frame, level) }
     }
@@ -141,7 +243,8 @@ unsafe impl Platform for Faulty<'_> {
     }
 
     fn barrier(&self, barrier: Barrier) {
-        let stage = self.fault.stage.get();
+        self.tick();
+        let stage = self.control.stage.get();
         let left_out = match barrier {
             Barrier::Publish => {
                 self.is(Bug::NoBarrier)
@@ -157,10 +260,17 @@ unsafe impl Platform for Faulty<'_> {
         if !left_out {
             self.mapper.barrier(barrier);
         }
+        self.tick();
     }
 
     fn invalidate(&self, what: &Invalidation<'_>) {
-        let flushing = self.fault.stage.get() == Stage::Flushing;
+        self.tick();
+        let calls = self.control.calls.get();
+        self.control.calls.set(calls.wrapping_add(1));
+        if self.is(Bug::SkipsInvalidation) && calls % 3 == 2 {
+            return;
+        }
+        let flushing = self.control.stage.get() == Stage::Flushing;
         if self.is(Bug::NoInvalidation) || self.is(Bug::NoInvalidationInBreak) && !flushing {
             return;
         }
@@ -213,7 +323,7 @@ unsafe impl Platform for Faulty<'_> {
             self.mapper.claim(&what);
             return;
         }
-        self.mapper.invalidate(&what);
+        self.issue(&what);
     }
 
     fn caps(&self) -> Caps {
@@ -231,7 +341,7 @@ unsafe impl Platform for Faulty<'_> {
     }
 
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
-        self.mapper.link_of(frame)
+        self.mapper.link_of(frame).filter(|_| self.linked)
     }
 
     fn hooks(&self) -> Option<impl Hooks + '_> {
@@ -257,7 +367,7 @@ unsafe impl Hooks for Faulty<'_> {
     }
 
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
-        if self.is(Bug::HiddenStore) && self.fault.stage.get() == Stage::Unmapping && bits == 0 {
+        if self.is(Bug::HiddenStore) && self.control.stage.get() == Stage::Unmapping && bits == 0 {
             // SAFETY: valid, as the caller vouches.
             unsafe { entry.as_ref() }.store(bits);
             return;
@@ -267,6 +377,7 @@ unsafe impl Hooks for Faulty<'_> {
     }
 
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
+        self.tick();
         // SAFETY: passed on.
         unsafe {
             if self.is(Bug::LinkedByPlainStore) {
@@ -285,7 +396,7 @@ unsafe impl Hooks for Faulty<'_> {
                 self.mapper.link(entry, bits);
                 return old;
             }
-            if self.is(Bug::HiddenStore) && self.fault.stage.get() == Stage::Unmapping {
+            if self.is(Bug::HiddenStore) && self.control.stage.get() == Stage::Unmapping {
                 return entry.as_ref().exchange(bits);
             }
             self.mapper.exchange(entry, bits)
@@ -298,18 +409,23 @@ unsafe impl Hooks for Faulty<'_> {
         current: u64,
         new: u64,
     ) -> Result<(), u64> {
+        self.tick();
         // SAFETY: passed on.
-        unsafe {
+        let result = unsafe {
             if self.is(Bug::ExchangeInTwoSteps) {
                 let old = Hooks::load(&self.mapper, entry);
-                if old != current {
-                    return Err(old);
+                if old == current {
+                    self.mapper.link(entry, new);
+                    Ok(())
+                } else {
+                    Err(old)
                 }
-                self.mapper.link(entry, new);
-                return Ok(());
+            } else {
+                self.mapper.compare_exchange(entry, current, new)
             }
-            self.mapper.compare_exchange(entry, current, new)
-        }
+        };
+        self.tick();
+        result
     }
 
     unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
@@ -327,15 +443,24 @@ unsafe impl Hooks for Faulty<'_> {
     }
 }
 
-// SAFETY: passed on to the machine.
+/// A walk that was announced, or with a bug was not.
+pub struct Walk<'m> {
+    _walk: Option<MachineWalk<'m>>,
+}
+
+// SAFETY: passed on to the machine, if no bug is planted (1., 2.).
 unsafe impl<'m> SharedPlatform for Faulty<'m> {
     type Walk<'a>
-        = MachineWalk<'m>
+        = Walk<'m>
     where
         Self: 'a;
 
-    fn enter(&self) -> MachineWalk<'m> {
-        self.mapper.enter()
+    fn enter(&self) -> Walk<'m> {
+        self.tick();
+        let announced = !self.is(Bug::ForgetsWalks);
+        Walk {
+            _walk: announced.then(|| self.mapper.enter()),
+        }
     }
 
     fn grace_period(&self) -> GracePeriod {
@@ -351,11 +476,16 @@ unsafe impl<'m> SharedPlatform for Faulty<'m> {
     }
 
     fn clean(&self, frame: Pa, size: u64) {
-        self.mapper.clean(frame, size);
+        self.tick();
+        if self.is_memory(frame) {
+            self.mapper.clean(frame, size);
+        }
     }
 
     fn invalidate_instructions(&self, frame: Pa, size: u64) {
-        self.mapper.invalidate_instructions(frame, size);
+        if self.is_memory(frame) {
+            self.mapper.invalidate_instructions(frame, size);
+        }
     }
 
     fn invalidate_here(&self, what: &Invalidation<'_>) {

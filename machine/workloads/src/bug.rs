@@ -1,8 +1,7 @@
-//! What can be made wrong.
+//! Bugs that are planted, one at a time.
 
-/// One way in which a program is wrong. In everything else it is right.
+/// One way in which a program, or the platform below it, is wrong. In everything else it is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code)] // The example has no use for bugs.
 pub enum Bug {
     // The engine on a platform that does not keep its promises.
     /// No barrier after stores to tables.
@@ -52,6 +51,11 @@ pub enum Bug {
     /// A store that the machine is not told about.
     HiddenStore,
 
+    /// One invalidation in three is not made.
+    SkipsInvalidation,
+    /// Walks of software are over as soon as they begin.
+    ForgetsWalks,
+
     // The same where guests have a stage 1.
     /// What is combined with stage 1 is not invalidated.
     CombinedForgotten,
@@ -67,6 +71,10 @@ pub enum Bug {
     // The program around the engine.
     /// Pages go back as soon as they are unmapped.
     FreedBeforeCompletion,
+    /// Pages that were released go back twice.
+    FreedTwice,
+    /// A guest's page goes back when its zap begins.
+    FreedBeforeZap,
     /// Pages go back while they are mapped.
     FreedWhileMapped,
     /// An address is mapped again before its invalidation is complete.
@@ -206,4 +214,18 @@ pub enum Bug {
     LastHarvestBeforeStop,
     /// The guest stops in a handler.
     StoppedInHandler,
+}
+
+impl Bug {
+    /// Bugs of the embedder that sequences of calls find, as they are named on a command line.
+    pub const OF_EMBEDDERS: [(&'static str, Self); 8] = [
+        ("skips-invalidation", Self::SkipsInvalidation),
+        ("skips-completion", Self::NoWait),
+        ("skips-publication", Self::NoBarrier),
+        ("short-range", Self::RangeTooShort),
+        ("frees-early", Self::FreedBeforeCompletion),
+        ("frees-twice", Self::FreedTwice),
+        ("frees-before-zap", Self::FreedBeforeZap),
+        ("forgets-walks", Self::ForgetsWalks),
+    ];
 }
