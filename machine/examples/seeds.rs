@@ -39,8 +39,7 @@ struct Arguments {
     /// The first of them
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "seed")]
     from: u64,
-    /// Only this workload: edits, windows, identifiers, baseline, concurrent, guests, guest, log,
-    /// shootdown, kernel or identities
+    /// Only this workload: edits, windows, identifiers, guests, guest, log, shootdown or identities
     #[arg(long, value_name = "NAME", value_parser = workload)]
     workload: Option<Workload>,
     /// Threads of the host [default: one for each of its processors]

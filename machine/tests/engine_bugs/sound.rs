@@ -6,7 +6,6 @@ use super::Bug;
 
 const FAULT: &str = "shared/fault.rs";
 const LEAF: &str = "flush/leaf.rs";
-const FLUSH: &str = "flush/mod.rs";
 const RANGES: &str = "flush/ranges.rs";
 const GATHER: &str = "edit/gather.rs";
 const KERNEL_HALF: &str = "kernel_half.rs";

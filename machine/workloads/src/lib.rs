@@ -3,10 +3,12 @@
 //! A crate of its own, because they are built for every format, and every test and example needs
 //! them.
 
+#![allow(missing_docs)] // Not published: what is public is for the tests of the machine.
+
 mod bug;
-mod dice;
+pub mod dice;
 mod hardware;
-mod platform;
+pub mod platform;
 pub mod random;
 pub mod sequences;
 

@@ -6,26 +6,23 @@
 //!
 //! The programs are right. A [`Bug`] makes one of them wrong in one place.
 
-mod baseline;
-mod concurrent;
 mod edits;
 #[macro_use]
 mod guest;
 mod guests;
 mod identifiers;
 mod identities;
-mod kernel;
 mod later;
 mod log;
-mod oracle;
-mod raw;
+pub mod oracle;
+pub mod raw;
 mod shootdown;
 mod windows;
 
 use std::cell::Cell;
 use std::fmt;
 
-use tablewright::{AddressSpace, Format, Half, Platform};
+use tablewright::{AddressSpace, Format, Half, Platform, Va};
 use tablewright_machine::trace::Sink;
 use tablewright_machine::{
     Architecture, Counts, Cpu, Granule, Machine, Mapper, Memory, Outcome, Regime, RunError, Time,
@@ -39,46 +36,37 @@ use crate::platform::Control;
 pub use crate::Bug;
 pub use later::Later;
 
-/// What is done on the machine.
+/// Programs that use the engine. The number of each is the stream of its dice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// One CPU edits a space with the engine, others use it.
-    Edits,
+    Edits = 0,
     /// The linear map, built through a window, and edited while it is used.
-    Windows,
+    Windows = 1,
     /// Spaces come and go, and identifiers with them.
-    Identifiers,
-    /// One CPU edits with page-table code as it is commonly written, others use the space.
-    Baseline,
-    /// All CPUs map and unmap in the same tables.
-    Concurrent,
+    Identifiers = 2,
     /// A guest with tables of its own, while its host edits stage 2.
-    Guests,
+    Guests = 5,
     /// A guest's memory: slots, faults and what a host does with its pages.
-    Guest,
+    Guest = 6,
     /// What a guest writes is logged, and copied.
-    Log,
+    Log = 7,
     /// Remote flushes, by every messenger.
-    Shootdown,
-    /// A kernel's half that all roots share.
-    Kernel,
+    Shootdown = 8,
     /// Spaces that are invalidated by identity, with identifiers that roll over.
-    Identities,
+    Identities = 10,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 8] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
-        Self::Baseline,
-        Self::Concurrent,
         Self::Guests,
         Self::Guest,
         Self::Log,
         Self::Shootdown,
-        Self::Kernel,
         Self::Identities,
     ];
 
@@ -88,13 +76,10 @@ impl Workload {
             Self::Edits => "edits",
             Self::Windows => "windows",
             Self::Identifiers => "identifiers",
-            Self::Baseline => "baseline",
-            Self::Concurrent => "concurrent",
             Self::Guests => "guests",
             Self::Guest => "guest",
             Self::Log => "log",
             Self::Shootdown => "shootdown",
-            Self::Kernel => "kernel",
             Self::Identities => "identities",
         }
     }
@@ -129,7 +114,7 @@ impl Run {
 /// The formats that are tried. Without the feature `every-format` those with others of the same
 /// kind stand for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     K4,
     #[cfg(feature = "every-format")]
     K4Wide,
@@ -177,7 +162,7 @@ macro_rules! with_format {
 }
 
 const FRAMES: usize = 120;
-const MOST_CPUS: u64 = 4;
+pub const MOST_CPUS: u64 = 4;
 
 impl Kind {
     fn of(dice: &Dice) -> Self {
@@ -210,7 +195,7 @@ impl Kind {
         }
     }
 
-    fn is_x86(self) -> bool {
+    pub fn is_x86(self) -> bool {
         matches!(self.regime(), Regime::X86_64 { .. })
     }
 
@@ -220,7 +205,7 @@ impl Kind {
     }
 
     /// The half to use, and the first address of it.
-    fn half(self, dice: &Dice) -> (Half, u64) {
+    pub fn half(self, dice: &Dice) -> (Half, u64) {
         let bits = self.regime().input_bits();
         match (self.is_x86(), dice.once_in(3)) {
             (_, false) => (Half::Lower, 0),
@@ -266,7 +251,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     }
     let kind = Kind::of(&dice);
     let cpus = match workload {
-        Workload::Concurrent | Workload::Guests | Workload::Kernel => 2 + dice.below(MOST_CPUS - 1),
+        Workload::Guests => 2 + dice.below(MOST_CPUS - 1),
         Workload::Shootdown if dice.once_in(16) => 2 + dice.below(shootdown::MOST_CPUS - 1),
         Workload::Shootdown | Workload::Identities => 2 + dice.below(MOST_CPUS - 1),
         _ => 1 + dice.below(MOST_CPUS),
@@ -287,14 +272,44 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
             Workload::Edits => edits::run::<F>(machine, &control, &dice, kind, between),
             Workload::Windows => windows::run::<F>(machine, &control, &dice, kind, between),
             Workload::Identifiers => identifiers::run::<F>(machine, &control, &dice, kind, between),
-            Workload::Baseline => baseline::run::<F>(machine, &control, &dice, kind, between),
-            Workload::Concurrent => concurrent::run::<F>(machine, &control, &dice, kind, between),
             Workload::Shootdown => shootdown::run::<F>(machine, &dice, cpus as usize, between),
-            Workload::Kernel => kernel::run::<F>(machine, &control, &dice, cpus as usize, between),
             Workload::Identities => identities::run::<F>(machine, &control, &dice, cpus as usize, between),
             Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
         })
     })
+}
+
+/// A program that writes tables by hand.
+pub trait ByHand {
+    /// Runs it. `between` is told the digest of memory when the part with faults is over.
+    ///
+    /// # Errors
+    /// Whatever ends the part with faults early.
+    fn run<F: Format<Input = Va>>(
+        machine: &Machine,
+        control: &Control,
+        dice: &Dice,
+        kind: Kind,
+        cpus: usize,
+        between: &mut dyn FnMut(u64),
+    ) -> Result<Outcome, RunError>;
+}
+
+/// Runs a program by hand, with a bug in it or without, on so many CPUs or more. `stream` is that
+/// of its dice.
+pub fn run_by_hand<P: ByHand>(stream: u64, least_cpus: u64, seed: u64, bug: Option<Bug>) -> Run {
+    let dice = Dice::of(seed, stream);
+    let kind = Kind::of(&dice);
+    let cpus = (least_cpus + dice.below(MOST_CPUS + 1 - least_cpus)) as usize;
+    let architecture = kind.architecture(&dice);
+    let memory = memory(FRAMES, architecture.regime.page_shift());
+    let machine = machine(architecture, memory, &dice, seed, cpus);
+    let control = Control::new(bug);
+    finish(
+        machine,
+        None,
+        |machine, between| with_format!(kind, F => P::run::<F>(machine, &control, &dice, kind, cpus, between)),
+    )
 }
 
 /// Runs a program on a machine, which is taken apart.
@@ -324,7 +339,7 @@ fn finish(
 
 /// What the other CPUs do while one edits: a step, again and again, until it is done or they have
 /// done enough.
-fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) {
+pub fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) {
     let dice = Dice::of(seed, cpu.id() as u64);
     for _ in 0..60 {
         if done.get() {
@@ -338,14 +353,14 @@ fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) 
 /// What is said from now on is said after the stores before it. On x86 an edit of what was not
 /// mapped leaves them in the store buffer, and a program that tells others of it orders them: here,
 /// by a lock.
-fn announce(machine: &Machine) {
+pub fn announce(machine: &Machine) {
     if machine.architecture().is_x86() {
         drop(machine.new_lock().acquire());
     }
 }
 
 /// Takes a space out of use that maps nothing any more, and gives its tables back.
-fn destroy<F: Format, P: Platform + Clone>(
+pub fn destroy<F: Format, P: Platform + Clone>(
     machine: &Machine,
     mut space: AddressSpace<F, P>,
     mapper: &Mapper<'_>,
@@ -365,7 +380,7 @@ fn destroy<F: Format, P: Platform + Clone>(
 }
 
 /// In the end every frame that was taken has been given back.
-fn check_no_frames(machine: &Machine) {
+pub fn check_no_frames(machine: &Machine) {
     let used = machine.memory().used();
     machine.check(used == 0, || format!("{used} frames are left"));
 }

@@ -11,10 +11,11 @@ use tablewright::{
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
-use super::oracle::{Oracle, Page, sets};
-use super::raw::{self, Place};
-use super::{Bug, Dice, Kind as Machinery, announce, until_done};
-use crate::platform::{Control, Faulty};
+use tablewright_workloads::dice::Dice;
+use tablewright_workloads::platform::{Control, Faulty};
+use tablewright_workloads::random::oracle::{Oracle, Page, Spot, sets};
+use tablewright_workloads::random::raw::{self, Place};
+use tablewright_workloads::random::{Bug, ByHand, Kind as Machinery, announce, until_done};
 
 /// Single pages, in two tables: so many in each.
 const PAGES: u64 = 5;
@@ -61,73 +62,79 @@ struct Editor<'a, 'm> {
     stale: Cell<Option<Pa>>,
 }
 
-pub fn run<F: Format<Input = Va>>(
-    machine: &Machine,
-    control: &Control,
-    dice: &Dice,
-    kind: Machinery,
-    between: impl FnOnce(u64),
-) -> Result<Outcome, RunError> {
-    let platform = Faulty::new(machine, control);
-    let (half, base) = kind.half(dice);
-    let page = 1u64 << F::PAGE_SHIFT;
-    let at = Layout {
-        page,
-        block: page << F::INDEX_BITS,
-        run: 1 << F::contiguous(Level::PAGE),
-        base,
-    };
-    let last = |size: u64| (size - 1) * page;
-    let spots: Vec<u64> = (0..2 * PAGES)
-        .map(|number| at.page(number))
-        .chain([0, page, last(at.run)].map(|offset| at.run_at() + offset))
-        .chain([0, page, at.block - page].map(|offset| at.block_at() + offset))
-        .chain([0, last(MANY)].map(|offset| at.many_at() + offset))
-        .collect();
-    let mut spots = spots;
-    spots.dedup();
-    let oracle = Oracle::new(machine, spots);
-    let root = loop {
-        if let Some(root) = platform.alloc_table(F::root_level()) {
-            break root;
-        }
-    };
-    raw::zero::<F>(&platform, root, F::root_level());
-    platform.barrier(Barrier::Publish);
-    let id = 5;
-    platform.mapper.attach(root, half, id);
-    let editor = RefCell::new(Editor {
-        machine,
-        control,
-        dice,
-        oracle: &oracle,
-        platform,
-        root,
-        id,
-        at,
-        stale: Cell::new(None),
-    });
-    let edits = 8 + dice.below(20);
-    let seed = dice.below(1 << 48);
-    let done = Cell::new(false);
-    let outcome = machine.run(|cpu| {
-        platform.mapper.load();
-        if cpu.id() == 0 {
-            let editor = editor.borrow_mut();
-            for _ in 0..edits {
-                editor.edit::<F>(cpu);
+/// One CPU edits with page-table code as it is commonly written, others use the space.
+pub struct Baseline;
+
+impl ByHand for Baseline {
+    fn run<F: Format<Input = Va>>(
+        machine: &Machine,
+        control: &Control,
+        dice: &Dice,
+        kind: Machinery,
+        _: usize,
+        between: &mut dyn FnMut(u64),
+    ) -> Result<Outcome, RunError> {
+        let platform = Faulty::new(machine, control);
+        let (half, base) = kind.half(dice);
+        let page = 1u64 << F::PAGE_SHIFT;
+        let at = Layout {
+            page,
+            block: page << F::INDEX_BITS,
+            run: 1 << F::contiguous(Level::PAGE),
+            base,
+        };
+        let last = |size: u64| (size - 1) * page;
+        let spots: Vec<u64> = (0..2 * PAGES)
+            .map(|number| at.page(number))
+            .chain([0, page, last(at.run)].map(|offset| at.run_at() + offset))
+            .chain([0, page, at.block - page].map(|offset| at.block_at() + offset))
+            .chain([0, last(MANY)].map(|offset| at.many_at() + offset))
+            .collect();
+        let mut spots = spots;
+        spots.dedup();
+        let oracle = Oracle::new(machine, spots);
+        let root = loop {
+            if let Some(root) = platform.alloc_table(F::root_level()) {
+                break root;
             }
-            done.set(true);
-            return;
+        };
+        raw::zero::<F>(&platform, root, F::root_level());
+        platform.barrier(Barrier::Publish);
+        let id = 5;
+        platform.mapper.attach(root, half, id);
+        let editor = RefCell::new(Editor {
+            machine,
+            control,
+            dice,
+            oracle: &oracle,
+            platform,
+            root,
+            id,
+            at,
+            stale: Cell::new(None),
+        });
+        let edits = 8 + dice.below(20);
+        let seed = dice.below(1 << 48);
+        let done = Cell::new(false);
+        let outcome = machine.run(|cpu| {
+            platform.mapper.load();
+            if cpu.id() == 0 {
+                let editor = editor.borrow_mut();
+                for _ in 0..edits {
+                    editor.edit::<F>(cpu);
+                }
+                done.set(true);
+                return;
+            }
+            until_done(cpu, &done, seed, |dice| oracle.try_one(cpu, dice));
+        })?;
+        between(machine.digest());
+        if machine.violations().is_empty() {
+            machine.calm();
+            editor.into_inner().tear_down::<F>(half);
         }
-        until_done(cpu, &done, seed, |dice| oracle.try_one(cpu, dice));
-    })?;
-    between(machine.digest());
-    if machine.violations().is_empty() {
-        machine.calm();
-        editor.into_inner().tear_down::<F>(half);
+        Ok(outcome)
     }
-    Ok(outcome)
 }
 
 impl Editor<'_, '_> {
@@ -396,9 +403,7 @@ impl Editor<'_, '_> {
             // The flags were there from the start.
             self.oracle
                 .account_for(va, end, Self::attrs::<F>(bits & !F::CONTIGUOUS));
-            self.oracle
-                .inside(va, end)
-                .for_each(super::oracle::Spot::end);
+            self.oracle.inside(va, end).for_each(Spot::end);
             if whole {
                 self.free_empty::<F>(va);
             }
@@ -426,9 +431,7 @@ impl Editor<'_, '_> {
         }
         self.platform.barrier(Barrier::Publish);
         announce(self.machine);
-        self.oracle
-            .inside(va, last)
-            .for_each(super::oracle::Spot::end);
+        self.oracle.inside(va, last).for_each(Spot::end);
     }
 
     // ---- A block, which is split and unmapped ----
@@ -452,9 +455,7 @@ impl Editor<'_, '_> {
                 place.store(&self.platform, leaf);
                 self.platform.barrier(Barrier::Publish);
                 announce(self.machine);
-                self.oracle
-                    .inside(va, last)
-                    .for_each(super::oracle::Spot::end);
+                self.oracle.inside(va, last).for_each(Spot::end);
             }
             Kind::Leaf => self.split::<F>(place, va, last),
             Kind::Table if self.is(Bug::MappedOverTable) => {
@@ -477,9 +478,7 @@ impl Editor<'_, '_> {
                     self.forget(va, last, None, true);
                 }
                 self.oracle.account_for(va, last, attrs);
-                self.oracle
-                    .inside(va, last)
-                    .for_each(super::oracle::Spot::end);
+                self.oracle.inside(va, last).for_each(Spot::end);
                 // SAFETY: it is out of reach, unless that is the bug.
                 unsafe { self.platform.free_table(frame, Level::PAGE) };
             }
@@ -561,9 +560,7 @@ impl Editor<'_, '_> {
             }
             self.platform.barrier(Barrier::Publish);
             announce(self.machine);
-            self.oracle
-                .inside(va, last)
-                .for_each(super::oracle::Spot::end);
+            self.oracle.inside(va, last).for_each(Spot::end);
             return;
         }
         self.oracle.inside(va, last).for_each(|spot| {
@@ -583,9 +580,7 @@ impl Editor<'_, '_> {
             self.platform.barrier(Barrier::Complete);
         }
         self.oracle.account_for(va, last, Attrs::KERNEL_DATA);
-        self.oracle
-            .inside(va, last)
-            .for_each(super::oracle::Spot::end);
+        self.oracle.inside(va, last).for_each(Spot::end);
         pages
             .into_iter()
             .for_each(|page| self.machine.give_page(page));

@@ -13,10 +13,11 @@ use tablewright::{
 };
 use tablewright_machine::{Cpu, Machine, Outcome, RunError, Time};
 
-use super::oracle::{Oracle, Page, Spot};
-use super::raw::{self, Place};
-use super::{Bug, Dice, Kind as Machinery, MOST_CPUS, announce};
-use crate::platform::{Control, Faulty};
+use tablewright_workloads::dice::Dice;
+use tablewright_workloads::platform::{Control, Faulty};
+use tablewright_workloads::random::oracle::{Oracle, Page, Spot};
+use tablewright_workloads::random::raw::{self, Place};
+use tablewright_workloads::random::{Bug, ByHand, Kind as Machinery, MOST_CPUS, announce};
 
 /// Tables of pages, and pages in each.
 const TABLES: u64 = 2;
@@ -42,70 +43,76 @@ struct Shared<'a, 'm> {
     old: RefCell<Vec<(Pa, Time)>>,
 }
 
-pub fn run<F: Format<Input = Va>>(
-    machine: &Machine,
-    control: &Control,
-    dice: &Dice,
-    kind: Machinery,
-    between: impl FnOnce(u64),
-) -> Result<Outcome, RunError> {
-    let platform = Faulty::new(machine, control);
-    let (half, base) = kind.half(dice);
-    let page = 1u64 << F::PAGE_SHIFT;
-    let block = page << F::INDEX_BITS;
-    let spots = (0..TABLES)
-        .flat_map(|table| (0..PAGES).map(move |number| base + table * block + number * page));
-    let oracle = Oracle::new(machine, spots);
-    // The tables above those that come and go are there from the start.
-    let root = loop {
-        if let Some(root) = platform.alloc_table(F::root_level()) {
-            break root;
-        }
-    };
-    raw::zero::<F>(&platform, root, F::root_level());
-    let mut above = raw::entry::<F>(&platform, root, F::root_level(), base);
-    while above.level > Level::PAGE.up() {
-        let Some(below) = above.level.down() else {
-            break;
+/// All CPUs map and unmap in the same tables.
+pub struct Concurrent;
+
+impl ByHand for Concurrent {
+    fn run<F: Format<Input = Va>>(
+        machine: &Machine,
+        control: &Control,
+        dice: &Dice,
+        kind: Machinery,
+        _: usize,
+        between: &mut dyn FnMut(u64),
+    ) -> Result<Outcome, RunError> {
+        let platform = Faulty::new(machine, control);
+        let (half, base) = kind.half(dice);
+        let page = 1u64 << F::PAGE_SHIFT;
+        let block = page << F::INDEX_BITS;
+        let spots = (0..TABLES)
+            .flat_map(|table| (0..PAGES).map(move |number| base + table * block + number * page));
+        let oracle = Oracle::new(machine, spots);
+        // The tables above those that come and go are there from the start.
+        let root = loop {
+            if let Some(root) = platform.alloc_table(F::root_level()) {
+                break root;
+            }
         };
-        let Some(frame) = platform.alloc_table(below) else {
-            continue;
-        };
-        raw::zero::<F>(&platform, frame, below);
-        above.store(&platform, F::table(frame, Perms::empty()));
-        above = raw::entry::<F>(&platform, frame, below, base);
-    }
-    platform.barrier(Barrier::Publish);
-    platform.mapper.attach(root, half, IDENTIFIER);
-    let shared = Shared {
-        machine,
-        control,
-        oracle: &oracle,
-        platform,
-        root,
-        page,
-        block,
-        base,
-        inside: (0..MOST_CPUS).map(|_| Cell::new(None)).collect(),
-        taken: [const { Cell::new(0) }; TABLES as usize],
-        old: RefCell::default(),
-    };
-    let seed = dice.below(1 << 48);
-    let steps = 8 + dice.below(16);
-    let outcome = machine.run(|cpu| {
-        platform.mapper.load();
-        let dice = Dice::of(seed, cpu.id() as u64);
-        for _ in 0..steps {
-            shared.step::<F>(cpu, &dice);
-            cpu.spend(dice.time());
+        raw::zero::<F>(&platform, root, F::root_level());
+        let mut above = raw::entry::<F>(&platform, root, F::root_level(), base);
+        while above.level > Level::PAGE.up() {
+            let Some(below) = above.level.down() else {
+                break;
+            };
+            let Some(frame) = platform.alloc_table(below) else {
+                continue;
+            };
+            raw::zero::<F>(&platform, frame, below);
+            above.store(&platform, F::table(frame, Perms::empty()));
+            above = raw::entry::<F>(&platform, frame, below, base);
         }
-    })?;
-    between(machine.digest());
-    if machine.violations().is_empty() {
-        machine.calm();
-        shared.tear_down::<F>(half);
+        platform.barrier(Barrier::Publish);
+        platform.mapper.attach(root, half, IDENTIFIER);
+        let shared = Shared {
+            machine,
+            control,
+            oracle: &oracle,
+            platform,
+            root,
+            page,
+            block,
+            base,
+            inside: (0..MOST_CPUS).map(|_| Cell::new(None)).collect(),
+            taken: [const { Cell::new(0) }; TABLES as usize],
+            old: RefCell::default(),
+        };
+        let seed = dice.below(1 << 48);
+        let steps = 8 + dice.below(16);
+        let outcome = machine.run(|cpu| {
+            platform.mapper.load();
+            let dice = Dice::of(seed, cpu.id() as u64);
+            for _ in 0..steps {
+                shared.step::<F>(cpu, &dice);
+                cpu.spend(dice.time());
+            }
+        })?;
+        between(machine.digest());
+        if machine.violations().is_empty() {
+            machine.calm();
+            shared.tear_down::<F>(half);
+        }
+        Ok(outcome)
     }
-    Ok(outcome)
 }
 
 impl Shared<'_, '_> {

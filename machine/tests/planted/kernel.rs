@@ -11,9 +11,10 @@ use std::cell::{Cell, RefCell};
 use tablewright::{Attrs, Barrier, Format, Half, Level, Pa, Perms, Platform, Va};
 use tablewright_machine::{Cpu, Globals, Machine, Outcome, RunError, Time, Tlbi};
 
-use super::raw::{self, Place};
-use super::{Bug, Dice, announce, check_no_frames};
-use crate::platform::{Control, Faulty};
+use tablewright_workloads::dice::Dice;
+use tablewright_workloads::platform::{Control, Faulty};
+use tablewright_workloads::random::raw::{self, Place};
+use tablewright_workloads::random::{Bug, ByHand, Kind as Machinery, announce, check_no_frames};
 
 const ROOTS: usize = 3;
 /// Pages of a table that are used.
@@ -52,7 +53,7 @@ struct Part {
 /// A page, and whether its leaf is global.
 type Page = (Pa, bool);
 
-struct Kernel<'a, 'm> {
+struct Program<'a, 'm> {
     machine: &'m Machine,
     control: &'m Control,
     way: Way,
@@ -119,81 +120,87 @@ fn chain<F: Format<Input = Va>>(platform: &Faulty<'_>, va: u64) -> (Pa, Pa) {
     (first, last)
 }
 
-pub fn run<F: Format<Input = Va>>(
-    machine: &Machine,
-    control: &Control,
-    dice: &Dice,
-    cpus: usize,
-    between: impl FnOnce(u64),
-) -> Result<Outcome, RunError> {
-    let roots: Vec<_> = (0..ROOTS).map(|_| Faulty::new(machine, control)).collect();
-    let platform = &roots[0];
-    let (top, directory) = chain::<F>(platform, half::<F>(SHARED));
-    let (own_top, own) = chain::<F>(platform, half::<F>(ALONE));
-    let frames: Vec<Pa> = (roots.iter())
-        .map(|of| make::<F>(of, F::root_level()))
-        .collect();
-    for (number, (of, &root)) in roots.iter().zip(&frames).enumerate() {
-        let entry = |va| raw::entry::<F>(of, root, F::root_level(), va);
-        entry(half::<F>(SHARED)).link(of, F::table(top, Perms::empty()));
-        if number == 0 {
-            entry(half::<F>(ALONE)).link(of, F::table(own_top, Perms::empty()));
+/// A kernel's half that all roots share.
+pub struct Kernel;
+
+impl ByHand for Kernel {
+    fn run<F: Format<Input = Va>>(
+        machine: &Machine,
+        control: &Control,
+        dice: &Dice,
+        _: Machinery,
+        cpus: usize,
+        between: &mut dyn FnMut(u64),
+    ) -> Result<Outcome, RunError> {
+        let roots: Vec<_> = (0..ROOTS).map(|_| Faulty::new(machine, control)).collect();
+        let platform = &roots[0];
+        let (top, directory) = chain::<F>(platform, half::<F>(SHARED));
+        let (own_top, own) = chain::<F>(platform, half::<F>(ALONE));
+        let frames: Vec<Pa> = (roots.iter())
+            .map(|of| make::<F>(of, F::root_level()))
+            .collect();
+        for (number, (of, &root)) in roots.iter().zip(&frames).enumerate() {
+            let entry = |va| raw::entry::<F>(of, root, F::root_level(), va);
+            entry(half::<F>(SHARED)).link(of, F::table(top, Perms::empty()));
+            if number == 0 {
+                entry(half::<F>(ALONE)).link(of, F::table(own_top, Perms::empty()));
+            }
         }
-    }
-    platform.barrier(Barrier::Publish);
-    for (of, &root) in roots.iter().zip(&frames) {
-        of.mapper.track(root, Half::Lower);
-    }
-    let kernel = Kernel {
-        machine,
-        control,
-        way: match machine.architecture().is_x86() {
-            true => dice.pick(&[Way::Interrupts, Way::Amd]),
-            false => Way::Arm64,
-        },
-        roots: &roots,
-        directory,
-        own,
-        tables: Default::default(),
-        pages: Default::default(),
-        twice: Cell::new(false),
-        large: Cell::new(None),
-        loaded: (0..cpus).map(|_| Cell::new(0)).collect(),
-        message: RefCell::default(),
-        number: Cell::new(0),
-        done: (0..cpus).map(|_| Cell::new(0)).collect(),
-        ended: Cell::new(false),
-    };
-    let (edits, seed) = (8 + dice.below(16), dice.below(1 << 48));
-    let outcome = machine.run(|cpu| {
-        let dice = Dice::of(seed, cpu.id() as u64);
-        for root in (0..ROOTS).rev() {
-            kernel.load(cpu.id(), root);
+        platform.barrier(Barrier::Publish);
+        for (of, &root) in roots.iter().zip(&frames) {
+            of.mapper.track(root, Half::Lower);
         }
-        if cpu.id() == 0 {
-            for _ in 0..edits {
-                kernel.edit::<F>(cpu, &dice);
+        let kernel = Program {
+            machine,
+            control,
+            way: match machine.architecture().is_x86() {
+                true => dice.pick(&[Way::Interrupts, Way::Amd]),
+                false => Way::Arm64,
+            },
+            roots: &roots,
+            directory,
+            own,
+            tables: Default::default(),
+            pages: Default::default(),
+            twice: Cell::new(false),
+            large: Cell::new(None),
+            loaded: (0..cpus).map(|_| Cell::new(0)).collect(),
+            message: RefCell::default(),
+            number: Cell::new(0),
+            done: (0..cpus).map(|_| Cell::new(0)).collect(),
+            ended: Cell::new(false),
+        };
+        let (edits, seed) = (8 + dice.below(16), dice.below(1 << 48));
+        let outcome = machine.run(|cpu| {
+            let dice = Dice::of(seed, cpu.id() as u64);
+            for root in (0..ROOTS).rev() {
+                kernel.load(cpu.id(), root);
+            }
+            if cpu.id() == 0 {
+                for _ in 0..edits {
+                    kernel.edit::<F>(cpu, &dice);
+                    cpu.spend(dice.time());
+                    kernel.look::<F>(cpu, &dice);
+                }
+                kernel.ended.set(true);
+            }
+            while !kernel.ended.get() {
                 cpu.spend(dice.time());
                 kernel.look::<F>(cpu, &dice);
             }
-            kernel.ended.set(true);
+            machine.unload();
+            roots[kernel.loaded[cpu.id()].get()].mapper.leave();
+        })?;
+        between(machine.digest());
+        if machine.violations().is_empty() {
+            machine.calm();
+            kernel.tear_down::<F>(&frames, [top, own_top]);
         }
-        while !kernel.ended.get() {
-            cpu.spend(dice.time());
-            kernel.look::<F>(cpu, &dice);
-        }
-        machine.unload();
-        roots[kernel.loaded[cpu.id()].get()].mapper.leave();
-    })?;
-    between(machine.digest());
-    if machine.violations().is_empty() {
-        machine.calm();
-        kernel.tear_down::<F>(&frames, [top, own_top]);
+        Ok(outcome)
     }
-    Ok(outcome)
 }
 
-impl Kernel<'_, '_> {
+impl Program<'_, '_> {
     fn is(&self, bug: Bug) -> bool {
         self.control.is(bug)
     }
