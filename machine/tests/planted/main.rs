@@ -107,8 +107,6 @@ const PLANTED: &[(Bug, Program, &[Rule])] = &[
     // The program around it.
     (FreedBeforeCompletion, Edits, &[FreedEarly]),
     (FreedWhileMapped, Edits, &[FreedEarly]),
-    (ReusedBeforeCompletion, Edits, &[BreakBeforeMake]),
-    (EditedTwice, Edits, &[BreakBeforeMake, FreedEarly]),
     (GatherForgotten, Edits, &[Program]),
     (LastGatherForgotten, Edits, &[NeverInvalidated]),
     (NotCleaned, Edits, &[CacheMaintenance]),

@@ -77,11 +77,6 @@ pub enum Bug {
     FreedBeforeZap,
     /// Pages go back while they are mapped.
     FreedWhileMapped,
-    /// An address is mapped again before its invalidation is complete.
-    ReusedBeforeCompletion,
-    /// An address is edited again before that, where what it said before decides how it may be
-    /// edited.
-    EditedTwice,
     /// Gathers are forgotten, and not finished.
     GatherForgotten,
     /// The last gather is.

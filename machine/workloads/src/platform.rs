@@ -42,6 +42,10 @@ pub struct Control {
     pub interrupt: [Cell<u32>; 2],
     handler: Cell<Option<Handler>>,
     calls: Cell<u32>,
+    /// Whether an invalidation claims to cover all that was changed in its range. Where interrupts
+    /// come between, it does not: what another gather of this CPU has changed there is not this
+    /// one's.
+    claims: bool,
 }
 
 impl Control {
@@ -54,6 +58,15 @@ impl Control {
             interrupt: [const { Cell::new(0) }; 2],
             handler: Cell::new(None),
             calls: Cell::new(0),
+            claims: true,
+        }
+    }
+
+    /// That of a run in which interrupts come.
+    pub fn interrupted(bug: Option<Bug>) -> Self {
+        Self {
+            claims: false,
+            ..Self::new(bug)
         }
     }
 
@@ -85,10 +98,6 @@ pub struct Faulty<'m> {
     pub control: &'m Control,
     /// It has side memory for tables.
     pub linked: bool,
-    /// It claims that an invalidation covers all that was changed in its range. Where interrupts
-    /// come between, it may not: what another gather of this CPU has changed there is not this
-    /// one's.
-    pub claims: bool,
 }
 
 impl<'m> Faulty<'m> {
@@ -97,15 +106,6 @@ impl<'m> Faulty<'m> {
             mapper: machine.new_space(),
             control,
             linked: true,
-            claims: true,
-        }
-    }
-
-    /// One that interrupts come between.
-    pub fn interrupted(machine: &'m Machine, control: &'m Control) -> Self {
-        Self {
-            claims: false,
-            ..Self::new(machine, control)
         }
     }
 
@@ -162,7 +162,7 @@ impl<'m> Faulty<'m> {
 
     /// Invalidates as the machine's own platform does, with its [claim](Mapper::claim) or without.
     fn issue(&self, what: &Invalidation<'_>) {
-        if self.claims {
+        if self.control.claims {
             return self.mapper.invalidate(what);
         }
         let machine = self.machine();
@@ -199,7 +199,7 @@ impl<'m> Faulty<'m> {
     /// not worth the time of the host.
     fn is_memory(&self, frame: Pa) -> bool {
         let memory = self.machine().memory();
-        self.claims || (memory.first()..memory.end()).contains(&frame.get())
+        self.control.claims || (memory.first()..memory.end()).contains(&frame.get())
     }
 
     fn page_shift(&self) -> u32 {

@@ -305,22 +305,15 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
     }
 
-    /// Has everything forgotten that was done to these addresses, if it matters to what is done
-    /// next.
-    ///
-    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and
-    /// processors remember until the gather is complete, must not matter any more.
+    /// Completes what was done to these addresses, where the oracle has to know when the next change
+    /// begins. The engine needs none of it: sequences edit without.
     fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
         let (first, last) = self.extent(first, last);
         let touched = self
             .touched
             .iter()
             .any(|&(from, to)| from <= last && first <= to);
-        let spared = if maps {
-            self.is(Bug::ReusedBeforeCompletion)
-        } else {
-            self.machine.architecture().is_x86() || self.is(Bug::EditedTwice)
-        };
+        let spared = !maps && self.machine.architecture().is_x86();
         if touched && !spared {
             self.complete();
         }

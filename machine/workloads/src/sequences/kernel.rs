@@ -68,7 +68,7 @@ fn kernel<'m, const LEVELS: u8>(
     }
     let tables = world.control.tables.replace(u32::MAX);
     world.leaked.set(true);
-    let plat = Faulty::interrupted(machine, world.control);
+    let plat = Faulty::new(machine, world.control);
     let space = AddressSpace::<X86_64<LEVELS>, _>::new(plat);
     let space = space.map(|space| space.with_id(world.number() as u16));
     if let Some(Ok(mut kernel)) = space.map(KernelHalf::new) {

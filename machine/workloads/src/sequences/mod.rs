@@ -306,7 +306,7 @@ impl Sequence {
         if let Some(sink) = trace {
             machine.trace(sink);
         }
-        let control = Control::new(bug);
+        let control = Control::interrupted(bug);
         let outcome = self.tables.run(&machine, &control, self);
         let violations = machine.violations();
         keep(machine.into_memory());

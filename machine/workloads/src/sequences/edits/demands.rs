@@ -1,5 +1,5 @@
-//! What is demanded of the engine only if told to: edits that nothing completes between, forks
-//! over empty tables, values that move between CPUs.
+//! Demands on the engine that are made only if told to: edits that nothing completes between,
+//! forks over empty tables, values that move between CPUs.
 
 use std::marker::PhantomData;
 

@@ -7,7 +7,11 @@
 //! takes what it uses out of its place, and an interrupt finds only what is left.
 
 // There are few of them, and their types say what belongs together.
-#![allow(clippy::large_enum_variant, clippy::type_complexity)]
+#![allow(
+    clippy::large_enum_variant,
+    clippy::result_large_err,
+    clippy::type_complexity
+)]
 
 mod memory;
 mod spaces;

@@ -10,7 +10,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         let plat = Faulty {
             linked: !dice.once_in(4),
-            ..Faulty::interrupted(self.machine, self.control)
+            ..Faulty::new(self.machine, self.control)
         };
         *slot.place.borrow_mut() = Place::Taken;
         let space = match slot.half {
