@@ -17,7 +17,7 @@ use crate::rules::Rule;
 use crate::tlb::Cached;
 use crate::trace::Event;
 
-/// What a page needs before others see what was written to it.
+/// Maintenance that a page needs before others see what was written to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Page {
     /// Written in a cache, and not cleaned to the point of coherency.

@@ -40,7 +40,8 @@ struct Vcpu {
     done: Cell<u64>,
     /// An interrupt that it has not taken, and when it was delivered.
     interrupt: Cell<Option<Time>>,
-    /// As a CPU of the host: it has an invalidation to be made by all, which it has not waited for.
+    /// Whether it has, as a CPU of the host, an invalidation to be made by all that it has not
+    /// waited for.
     noted: Cell<bool>,
 }
 
@@ -126,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// What this CPU has stored is visible before it reads on.
+    /// Makes what this CPU has stored visible before it reads on.
     fn full_barrier(&self) {
         let cpu = self.cpu();
         cpu.spend(self.costs().publish);

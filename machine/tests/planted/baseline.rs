@@ -33,11 +33,11 @@ struct Layout {
 }
 
 impl Layout {
-    /// Where page `number` is: the first ones in one table, the others in the next.
+    /// Address of page `number`: the first ones are in one table, the others in the next.
     fn page(&self, number: u64) -> u64 {
         self.base + number / PAGES * self.block + number % PAGES * self.page
     }
-    /// Where the run, the block, and the many pages are.
+    /// Addresses of the run, of the block, and of the many pages.
     fn run_at(&self) -> u64 {
         self.base + 3 * self.block
     }

@@ -23,7 +23,7 @@ const PAGES: u64 = 4;
 const TABLES: usize = 4;
 const TWICE: usize = 2;
 const OWN: usize = 3;
-/// Where these are, and the large leaf, in blocks from the first address of the half.
+/// Places of these, and of the large leaf, in blocks from the first address of the half.
 const AT: [u64; TABLES] = [0, 1, 4, 0];
 const AGAIN: u64 = 9;
 const LARGE: u64 = 12;
@@ -37,7 +37,7 @@ enum Way {
     Arm64,
 }
 
-/// What has to be forgotten of a range.
+/// An invalidation of a range.
 #[derive(Clone, Copy)]
 struct Part {
     first: u64,
@@ -68,7 +68,7 @@ struct Program<'a, 'm> {
     large: Cell<Option<bool>>,
     /// The root that each CPU has loaded.
     loaded: Vec<Cell<usize>>,
-    /// What CPUs are told by interrupt, the number of the message, and the last that each has done.
+    /// Invalidations sent by interrupt, the number of the message, and the last that each has done.
     message: RefCell<Vec<Part>>,
     number: Cell<u64>,
     done: Vec<Cell<u64>>,
@@ -326,7 +326,7 @@ impl Program<'_, '_> {
             .for_each(|(page, _)| self.machine.give_page(page));
     }
 
-    /// What is forgotten when a table of pages goes.
+    /// Returns the invalidation for a table of pages that goes.
     fn whole<F: Format>(&self, table: usize, at: u64) -> Part {
         let mut pages = self.pages[table].iter().filter_map(Cell::get);
         Part {

@@ -73,7 +73,7 @@ fn run(program: Program, seed: u64, bug: Option<Bug>) -> Run {
     tablewright_workloads::random::run(workload, seed, bug, None)
 }
 
-/// So many seeds are tried.
+/// Seeds that are tried.
 const SEEDS: u64 = 20_000;
 
 /// A bug, where it is planted, and the rules that it breaks. More than one where it depends on the
@@ -308,7 +308,8 @@ const STORIES: &[(Program, &[u64], &str)] = &[
     (
         Edits,
         &[53443],
-        "a table was linked and detached again before either store was visible, and taken for linked when they were",
+        "a table was linked and detached again before either store was visible, and taken for \
+         linked when they were",
     ),
     (
         Concurrent,

@@ -15,7 +15,7 @@ use tablewright_machine::{Machine, MachineWalk, Mapper, Stages, Tlbi};
 
 use crate::Bug;
 
-/// What a program is about, as far as a bug has to know.
+/// Stages of a program, as far as a bug has to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Anything else.
@@ -30,11 +30,11 @@ pub enum Stage {
 
 type Handler = (unsafe fn(*const ()), *const ());
 
-/// What all platforms of a run have in common.
+/// State that all platforms of a run share.
 pub struct Control {
     bug: Option<Bug>,
     pub stage: Cell<Stage>,
-    /// So many tables may still be allocated.
+    /// Tables that may still be allocated.
     pub tables: Cell<u32>,
     /// Tables handed out and not taken back.
     pub alive: Cell<i64>,

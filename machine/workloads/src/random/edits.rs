@@ -305,8 +305,8 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
     }
 
-    /// Completes what was done to these addresses, where the oracle has to know when the next change
-    /// begins. The engine needs none of it: sequences edit without.
+    /// Completes what was done to these addresses, where the oracle has to know when the next
+    /// change begins. The engine needs none of it: sequences edit without.
     fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
         let (first, last) = self.extent(first, last);
         let touched = self

@@ -273,8 +273,12 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
             Workload::Windows => windows::run::<F>(machine, &control, &dice, kind, between),
             Workload::Identifiers => identifiers::run::<F>(machine, &control, &dice, kind, between),
             Workload::Shootdown => shootdown::run::<F>(machine, &dice, cpus as usize, between),
-            Workload::Identities => identities::run::<F>(machine, &control, &dice, cpus as usize, between),
-            Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
+            Workload::Identities => {
+                identities::run::<F>(machine, &control, &dice, cpus as usize, between)
+            }
+            Workload::Guests | Workload::Guest | Workload::Log => {
+                unreachable!("a guest has a host")
+            }
         })
     })
 }
