@@ -55,7 +55,7 @@ struct Arguments {
     /// A promise of the embedder that is not kept, to see that it is found
     #[arg(long, value_name = "NAME", value_parser = bug)]
     bug: Option<Bug>,
-    /// What is demanded besides: gathers, forks, moves
+    /// What is demanded besides: gathers, forks, moves, visitors
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = demand)]
     also: Vec<Demands>,
 }

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{
@@ -21,7 +22,7 @@ use tablewright::{EditError, Format, Ipa, Memory, Pa, Perms, Span};
 use tablewright_machine::Time;
 
 use super::operations::Kind;
-use super::world::{Asked, FAR, Guests, SPACES, SideMemory, WORDS, World, take_any};
+use super::world::{Asked, FAR, Guests, SPACES, SideMemory, WORDS, World, guarded, take_any};
 use crate::Bug;
 use crate::dice::Dice;
 use crate::platform::Faulty;
@@ -233,8 +234,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         };
         let users = &self.world.slots[index].users;
         users.update(|users| users + 1);
-        what(index, guest);
-        users.update(|users| users - 1);
+        guarded(|| what(index, guest), |_| users.update(|users| users - 1));
     }
 
     /// A gather of a guest.
@@ -261,7 +261,11 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let same = std::ptr::eq(it.gather.guest(), &guest.guest);
             self.world
                 .check(same, || "a gather is of another guest".into());
-            what(self, guest, &mut it);
+            let edit = || what(self, guest, &mut it);
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(edit)) {
+                self.local().gathers.borrow_mut().push(it);
+                resume_unwind(payload);
+            }
             match self.dice.below(6) {
                 0..=1 => self.complete(&mut it),
                 2 => {
@@ -629,6 +633,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let harvested = it
                 .gather
                 .harvest(&slot, &guest.bitmap, first..end, how, |page, _| {
+                    host.world.visited();
                     host.world.check(page < count.max(64), || {
                         format!("page {page} of {count} was written")
                     });

@@ -92,6 +92,8 @@ operations! {
     TryComplete 4 ["shared::DeferredReclaim::try_complete"];
     /// A value goes to the other CPU, if its type is `Send`.
     Move 0 [];
+    /// A call whose visitor unwinds, or does something else in the midst of it.
+    Visit 0 [];
     /// Some value that is alive is dropped.
     Drop 4 [];
     /// Some value that is alive is forgotten.
@@ -195,12 +197,15 @@ impl Demands {
     pub const FORKS: Self = Self(2);
     /// Values move between CPUs.
     pub const MOVES: Self = Self(4);
+    /// Visitors of every call unwind, and come back into the engine.
+    pub const VISITORS: Self = Self(8);
 
     /// All of them, as they are named on a command line.
-    pub const ALL: [(&'static str, Self); 3] = [
+    pub const ALL: [(&'static str, Self); 4] = [
         ("gathers", Self::GATHERS),
         ("forks", Self::FORKS),
         ("moves", Self::MOVES),
+        ("visitors", Self::VISITORS),
     ];
 
     /// Both.
@@ -220,6 +225,7 @@ impl Demands {
             (Self::GATHERS, Kind::OneGather),
             (Self::FORKS, Kind::ForkOver),
             (Self::MOVES, Kind::Move),
+            (Self::VISITORS, Kind::Visit),
         ];
         let wanted = kinds.into_iter().filter(|&(of, _)| self.has(of));
         wanted.map(|(_, kind)| kind).collect()

@@ -174,4 +174,28 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         self.hand_over();
     }
+
+    /// A call whose visitor unwinds, or does something else.
+    pub(super) fn visit(&self, cpu: usize, dice: &Dice) {
+        const VISITED: [Kind; 9] = [
+            Kind::Fork,
+            Kind::Fork,
+            Kind::Walk,
+            Kind::Finish,
+            Kind::Reclaim,
+            Kind::FinishCompleted,
+            Kind::Age,
+            Kind::ClearDirty,
+            Kind::SharedFinish,
+        ];
+        let kind = match dice.once_in(4) {
+            true => Kind::Harvest,
+            false => dice.pick(&VISITED),
+        };
+        // What comes out when its visitor unwinds may be leaked, by contract.
+        self.leaked.set(true);
+        self.visits[cpu].set(1 + dice.below(4) as u32);
+        unwinds(|| self.operate(cpu, kind, dice));
+        self.visits[cpu].set(0);
+    }
 }

@@ -188,14 +188,28 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         exclusive.touch();
         child.touch();
         let mut size = 0u64;
-        let forked = self.edit(slot, exclusive, |parent| {
-            self.edit(other, child, |into| {
-                parent.fork(span, change, into, |leaf| {
-                    size += leaf.size();
-                    self.share_page(&leaf);
+        let mut told = Vec::new();
+        let fork = || {
+            self.edit(slot, exclusive, |parent| {
+                self.edit(other, child, |into| {
+                    parent.fork(span, change, into, |leaf| {
+                        size += leaf.size();
+                        self.share_page(&leaf);
+                        told.push((leaf.input().bits(), leaf.size()));
+                        self.visited();
+                    })
                 })
             })
-        });
+        };
+        let forked = match catch_unwind(AssertUnwindSafe(fork)) {
+            Ok(forked) => forked,
+            Err(payload) => {
+                if payload.is::<Planned>() {
+                    self.share_untold(span, other, child, &told);
+                }
+                resume_unwind(payload)
+            }
+        };
         let (first, last) = (span.start().bits(), span.last().bits());
         if let Ok(()) = forked {
             let becomes = |perms| {
@@ -224,6 +238,25 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         self.account_for(cpu, slot, exclusive, dice);
         self.account_for(cpu, other, child, dice);
+    }
+
+    /// A fork was cut short: what has come to be in the child besides what was told of is shared.
+    fn share_untold(
+        &self,
+        span: Span<F::Input>,
+        other: &Slot<'m, F, G>,
+        child: &Exclusive<'m, F>,
+        told: &[(u64, u64)],
+    ) {
+        let before = other.model.borrow();
+        let _walked = child.look().walk(span, |leaf| {
+            let at = leaf.input().bits();
+            let of = |&(first, size): &(u64, u64)| at.wrapping_sub(first) < size;
+            if before.at(at).is_none() && !told.iter().any(of) {
+                self.share_page(&leaf);
+            }
+            ControlFlow::Continue(())
+        });
     }
 
     /// A map was refused if there is a reason, and not if there is none.
@@ -555,6 +588,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     format!("a walk of {span} comes to {leaf:?}")
                 });
                 before = Some(last);
+                self.visited();
                 room -= u64::from(room > 0);
                 match room {
                     0 => ControlFlow::Break(()),

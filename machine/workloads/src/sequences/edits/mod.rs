@@ -8,6 +8,7 @@ mod exclusive;
 mod pages;
 mod shared;
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -23,7 +24,7 @@ use tablewright_machine::{Request as Access, Time, Want};
 use super::logs;
 use super::operations::Kind;
 use super::world::{
-    Exclusive, FAR, Gathering, Guests, Place, Planned, SPACES, Slot, Way, World, take_any,
+    Exclusive, FAR, Gathering, Guests, Place, Planned, SPACES, Slot, Way, World, guarded, take_any,
 };
 use crate::Bug;
 use crate::dice::Dice;
@@ -96,6 +97,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::OneGather => self.one_gather(cpu, dice),
             Kind::ForkOver => self.fork_over(cpu, dice),
             Kind::Move => self.move_value(cpu, dice),
+            Kind::Visit => self.visit(cpu, dice),
             Kind::PageByPage => self.page_by_page(cpu, dice),
             Kind::Unmap => self.unmap(cpu, dice, false),
             Kind::UnwindUnmap => self.unmap(cpu, dice, true),
@@ -117,7 +119,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     if dice.below(4) > 0 {
                         self.release_all(cpu, batch, |held| completed.release(held));
                     }
-                    completed.finish(|leaf| self.out(batch, &leaf));
+                    completed.finish(|leaf| {
+                        self.out(batch, &leaf);
+                        self.visited();
+                    });
                 }
             }
             Kind::TryComplete => self.try_complete(cpu, dice),
@@ -158,6 +163,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
                         it.gather.age(span, |leaf| {
                             world.check(leaf.attrs().accessed, || "an old leaf is young".into());
+                            world.visited();
                         })
                     });
                 }
@@ -167,6 +173,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
                         it.gather.clear_dirty(span, |leaf| {
                             world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
+                            world.visited();
                         })
                     });
                 }
@@ -312,14 +319,20 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             if dice.once_in(2) {
-                let flushed = gather.flush(|leaf| self.out(batch, &leaf));
+                let flushed = gather.flush(|leaf| {
+                    self.out(batch, &leaf);
+                    self.visited();
+                });
                 self.release_all(cpu, batch, |held| flushed.release(held));
                 self.refuse(cpu, batch, |held| flushed.release(held));
                 let clean = gather.is_clean();
                 self.check(clean, || "a gather was flushed, and is not clean".into());
                 exclusive.gather = Some((self.number_for(slot), gather));
             } else {
-                gather.finish(|leaf| self.out(batch, &leaf));
+                gather.finish(|leaf| {
+                    self.out(batch, &leaf);
+                    self.visited();
+                });
             }
             exclusive.touched = false;
             exclusive.murky = false;
@@ -377,6 +390,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let mut room = dice.below(8);
         let mut visit = |leaf: Leaf<F>| {
             self.out(batch, &leaf);
+            self.visited();
             if room == 0 && unwind {
                 std::panic::resume_unwind(Box::new(Planned));
             }

@@ -15,7 +15,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             true => None,
             false => take_any(dice, &local.gathers),
         };
-        let mut it = match known {
+        let it = match known {
             Some(it) => it,
             None => {
                 let mut made = None;
@@ -32,8 +32,13 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 made
             }
         };
-        what(self, &mut it);
-        local.gathers.borrow_mut().push(it);
+        let cell = RefCell::new(Some(it));
+        let edit = || {
+            if let Some(it) = cell.borrow_mut().as_mut() {
+                what(self, it);
+            }
+        };
+        guarded(edit, |_| local.gathers.borrow_mut().extend(cell.take()));
     }
 
     pub(super) fn shared_map(&self, cpu: usize, dice: &Dice) {
@@ -181,7 +186,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     pub(super) fn shared_finish(&self, cpu: usize, it: &mut Gathering<'m, F>) {
         let batch = it.batch;
-        let finished = it.gather.finish(|leaf| self.out(batch, &leaf));
+        let finished = it.gather.finish(|leaf| {
+            self.out(batch, &leaf);
+            self.visited();
+        });
         self.reclaimed(cpu, batch);
         if let Err(deferred) = finished {
             self.release_all(cpu, batch, |held| deferred.release(held));

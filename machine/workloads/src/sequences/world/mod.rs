@@ -18,6 +18,7 @@ mod spaces;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicU64;
 
 use tablewright::flush::{Completed, Held, Issued};
@@ -307,6 +308,8 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     done: [Cell<bool>; 2],
     /// What each CPU has is about to come to its end.
     leaving: [Cell<bool>; 2],
+    /// Visitors of each CPU until one unwinds or does something else; 0: none does.
+    pub visits: [Cell<u32>; 2],
     /// Each CPU edits without having anything forgotten first.
     pub hurried: [Cell<bool>; 2],
     /// What might still be walked when its CPU was done.
@@ -323,6 +326,22 @@ pub fn take_any<T>(dice: &Dice, from: &RefCell<Vec<T>>) -> Option<T> {
 
 /// What a visitor unwinds with.
 pub struct Planned;
+
+/// Does something, and `after` it something else, if it ends or unwinds as it is meant to.
+pub fn guarded<T>(what: impl FnOnce() -> T, after: impl FnOnce(bool)) -> T {
+    match catch_unwind(AssertUnwindSafe(what)) {
+        Ok(result) => {
+            after(false);
+            result
+        }
+        Err(payload) => {
+            if payload.is::<Planned>() {
+                after(true);
+            }
+            resume_unwind(payload)
+        }
+    }
+}
 
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     pub const PAGE: u64 = 1 << F::PAGE_SHIFT;
@@ -383,6 +402,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             planned: Default::default(),
             done: Default::default(),
             leaving: Default::default(),
+            visits: Default::default(),
             hurried: Default::default(),
             later: RefCell::default(),
             later_held: RefCell::default(),
@@ -461,6 +481,23 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.step(id, operation, true);
     }
 
+    /// Each visitor calls this: one that is due unwinds, or does something else.
+    pub fn visited(&self) {
+        let visits = &self.visits[self.machine.cpu().id()];
+        match visits.get() {
+            0 => return,
+            1 => visits.set(0),
+            more => return visits.set(more - 1),
+        }
+        if std::thread::panicking() {
+            return;
+        }
+        match self.dice.once_in(2) {
+            true => self.machine.handle(|| self.interrupt()),
+            false => resume_unwind(Box::new(Planned)),
+        }
+    }
+
     fn step(&self, cpu: usize, operation: Operation, nested: bool) {
         let dice = Dice::new(operation.seed);
         let alone = matches!(
@@ -473,6 +510,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 | Kind::UnwindUnmap
                 | Kind::UnwindReclaim
                 | Kind::UnwindShared
+                | Kind::Visit
         );
         if nested && (alone || matches!(operation.kind, Kind::ProtectStep | Kind::ProtectAndSplit))
         {
@@ -577,7 +615,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         edit: impl FnOnce() -> Result<T, EditError<F::Input>>,
     ) -> Result<T, EditError<F::Input>> {
         let begun = self.begin(slot);
-        let result = edit();
+        let result = guarded(edit, |unwound| {
+            if unwound {
+                // What was changed until then is forgotten with the rest.
+                self.note(cpu, batch, span, self.begin(slot));
+            }
+        });
         let slot = &self.slots[slot];
         let (translates, aligned) = (self.translates(slot, span), span.is_aligned(F::PAGE_SHIFT));
         let right = match &result {

@@ -112,7 +112,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     ) {
         let slot = &self.slots[index];
         let place = slot.place.replace(Place::Taken);
-        let mut exclusive = match place {
+        let exclusive = match place {
             Place::Exclusive(exclusive) if exclusive.home == cpu => exclusive,
             other => {
                 slot.place.replace(other);
@@ -121,7 +121,26 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         slot.version.update(|version| version + 1);
         slot.steady.set(false);
-        what(slot, &mut exclusive);
+        let cell = RefCell::new(Some(exclusive));
+        let edit = || match cell.borrow_mut().as_mut() {
+            Some(exclusive) => what(slot, exclusive),
+            None => unreachable!("it is put back below"),
+        };
+        guarded(edit, |unwound| {
+            let Some(mut exclusive) = cell.take() else {
+                return;
+            };
+            if unwound {
+                // A gather that was being used has ended on the way.
+                exclusive.gather = None;
+                exclusive.dropped();
+                self.look_anew(slot, &exclusive);
+            }
+            self.put_back(slot, exclusive);
+        });
+    }
+
+    fn put_back(&self, slot: &Slot<'m, F, G>, exclusive: Exclusive<'m, F>) {
         let steady = exclusive.gather.is_none()
             && !exclusive.touched
             && !exclusive.murky
