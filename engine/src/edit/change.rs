@@ -2,12 +2,14 @@
 
 use core::fmt;
 
+use crate::addr::Level;
 use crate::bbm::Rule;
 use crate::format::packed::{
     ACCESSED, DIRTY, GLOBAL, MEMORY, PERMS, Packed, SHAREABILITY, SOFTWARE, TYPE,
 };
-use crate::format::{Attrs, Memory, Perms, Shareability};
+use crate::format::{Attrs, Format, Inexpressible, Memory, Perms, Shareability};
 use crate::platform::Caps;
+use crate::walk::Slice;
 
 /// The attributes of leaves that an edit changes; those that are not set stay as they are.
 ///
@@ -161,6 +163,20 @@ impl Change {
     pub const fn native(mut self, bits: u64) -> Self {
         self.native = bits;
         self.field(NATIVE, 0)
+    }
+
+    /// Checks that what the change makes of the leaves in `slice` can be encoded.
+    ///
+    /// The parts of a change are independent of each other and of what was there, so that what can
+    /// be encoded on top of one leaf can be on top of any. A leaf that is larger than the range is
+    /// split before it is changed.
+    pub(crate) fn check_encoding<F: Format>(&self, slice: Slice) -> Result<(), Inexpressible> {
+        let mut level = Level::PAGE;
+        while slice.holds::<F>(level) {
+            F::encode(&self.apply(F::PLAIN), level)?;
+            level = level.up();
+        }
+        Ok(())
     }
 
     /// The permissions that it gives.

@@ -29,5 +29,5 @@ pub use change::Change;
 pub use gather::Gather;
 pub use map::{Encoded, Template};
 pub use mapping::Mapping;
-pub(crate) use plan::Recent;
+pub(crate) use plan::{How, Recent};
 pub use space::{AddressSpace, EditError, Half, Liveness};

@@ -35,9 +35,9 @@ pub(crate) struct Plan {
     pub flip: u64,
     pub(super) how: How,
     /// Walkers have to forget the old leaf.
-    pub(super) invalidate: bool,
+    pub invalidate: bool,
     /// Walkers remember nothing of the old leaf, and have to see the new one.
-    pub(super) needs_publish: bool,
+    pub needs_publish: bool,
     /// The key, if it is for single pages that are in use, changed with a store, and forgotten; or
     /// what no page is like.
     pub(super) stored: u64,

@@ -211,14 +211,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: &Change,
     ) -> Result<(), EditError<F::Input>> {
         let space = &*self.space;
-        // The parts of a change are independent of each other and of what was there, so that what
-        // can be encoded on top of one leaf can be on top of any. A leaf that is larger than the
-        // range is split before it is changed.
-        let mut level = Level::PAGE;
-        while slice.holds::<F>(level) {
-            F::encode(&change.apply(F::PLAIN), level)?;
-            level = level.up();
-        }
+        change.check_encoding::<F>(slice)?;
         space.check_global(!change.turns_local())?;
         let refusable = F::RULE.breaks() && space.may_refuse(change);
         let perms = change.new_perms().filter(|_| space.may_deny());

@@ -1,15 +1,15 @@
 //! Ranges: what takes away, restricts, splits.
 
+use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
-use crate::edit::EditError;
-use crate::edit::{Change, Frames, fill_parts};
+use crate::edit::space::{Conditions, EditError};
+use crate::edit::{Change, Frames, How, Recent, fill_parts};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges};
-use crate::format::in_place_of;
 use crate::format::{Format, Kind, Perms};
-use crate::platform::{Barrier, Caps, Platform};
+use crate::platform::{Barrier, Platform};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
@@ -166,18 +166,24 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     ) -> Result<Protected, EditError<F::Input>> {
         let space = self.space;
         let slice = space.check(span)?;
+        change.check_encoding::<F>(slice)?;
         space.map_global(change.turns_global());
         let _walk = space.platform().enter();
         // As in `unmap`, if the visitor unwinds.
         let named = self.flush.ranges.begin_unnamed(true);
         let mut protect = Protect {
-            change,
-            caps: space.caps(),
+            recent: Recent::new(change),
+            conditions: Conditions {
+                caps: space.caps(),
+                live: true,
+                may_break: false,
+            },
             flush: &mut self.flush,
             count: &mut self.count,
             changed,
             sum: Protected::default(),
             refused: None,
+            format: PhantomData,
         };
         let _: ControlFlow<()> = space.visit(slice, &mut protect);
         let (sum, refused) = (protect.sum, protect.refused);
@@ -498,14 +504,15 @@ fn pass_over(flush: &mut Flush, entry: u64, slice: Slice) {
 }
 
 struct Protect<'a, 's, F: Format, V> {
-    change: Change,
-    caps: Caps,
+    recent: Recent,
+    conditions: Conditions,
     flush: &'a mut Flush,
     count: &'a mut Count<'s>,
     /// Is told of each leaf that was changed.
     changed: V,
     sum: Protected,
     refused: Option<EditError<F::Input>>,
+    format: PhantomData<F>,
 }
 
 impl<F: Format, V: FnMut(Leaf<F>)> Protect<'_, '_, F, V> {
@@ -525,41 +532,27 @@ impl<F: Format, V: FnMut(Leaf<F>)> Protect<'_, '_, F, V> {
                 }
                 return ControlFlow::Continue(());
             }
-            let old = F::decode(entry, level);
-            let attrs = self.change.apply_on(old, F::RULE, &self.caps);
-            if attrs == old {
-                return ControlFlow::Continue(());
-            }
-            let new = match F::encode(&attrs, level) {
-                Ok(bits) => in_place_of::<F>(entry, level, bits),
-                Err(why) => {
-                    self.refused = Some(why.into());
+            self.recent.look_up::<F>(&self.conditions, entry, level);
+            let plan = &self.recent.plan;
+            match plan.how() {
+                How::Keep => return ControlFlow::Continue(()),
+                How::Break => {
+                    self.refused = Some(EditError::NeedsBreak(F::Input::from_bits(at)));
                     return ControlFlow::Break(());
                 }
-            };
-            // What a parked leaf was before, another processor may be about to have forgotten.
-            let [was, is] = [entry, new].map(|it| State::remembered::<F>(it, level));
-            let mut how = transition(F::RULE, &was, &is, level, &self.caps, Contents::Same);
-            if how == Transition::Break {
-                self.refused = Some(EditError::NeedsBreak(F::Input::from_bits(at)));
-                return ControlFlow::Break(());
+                How::Store | How::Exchange => {}
             }
-            if F::is_parked(entry) {
-                // This edit leaves nothing to forget.
-                how = Transition::Store;
-            }
-            if how == Transition::Invalidate {
+            if plan.invalidate {
                 self.count.begin();
             }
-            match table.compare_exchange(index, entry, new) {
+            match table.compare_exchange(index, entry, entry ^ plan.flip) {
                 Ok(()) => {
                     self.sum.changed = true;
                     let extent = Slice::around::<F>(at, level);
-                    if how == Transition::Invalidate {
+                    if plan.invalidate {
                         self.flush.ranges.add(extent, Some(level), false);
-                    } else if was != is {
-                        self.flush.needs_publish = true;
                     }
+                    self.flush.needs_publish |= plan.needs_publish;
                     (self.changed)(Leaf::new(extent.first, entry, level, Perms::empty()));
                     return ControlFlow::Continue(());
                 }
