@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tablewright_hypervisor_common::Event;
+use tablewright_hypervisor_common::counters::Event;
 
 use crate::counters::Count;
 use crate::fetch::{self, Files};

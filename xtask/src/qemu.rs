@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
 use serde_json::{Value, json};
-use tablewright_hypervisor_common::Event;
+use tablewright_hypervisor_common::counters::Event;
 
 use crate::child::ends_with_us;
 use crate::console::{had, is_late};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tablewright_hypervisor_common::Event;
+use tablewright_hypervisor_common::counters::Event;
 
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
