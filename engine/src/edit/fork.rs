@@ -78,6 +78,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if self.space.may_deny() {
             child.space.cache.close::<F>();
         }
+        // A table of the child that the same gather has detached is broken before another is linked
+        // in its place.
+        child.complete_overlap(slice.first, slice.last);
         child.begin_change();
         let mut tables = Tables {
             child: &mut *child,
@@ -86,6 +89,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         };
         let _: ControlFlow<()> = self.space.visit(slice, &mut tables);
         tables.made?;
+        // And an empty one that was in the place of a leaf before that is stored.
         child.complete_overlap(slice.first, slice.last);
         child.space.note_runs(self.space.debt.has_runs());
         self.space.debt.add_globals(change.turns_global());

@@ -305,7 +305,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[cold]
     #[inline(never)]
     pub(crate) fn flush_everything(&mut self) {
-        self.platform.barrier(Barrier::Publish);
+        // Unless a gather was forgotten, what was stored last is visible.
+        if self.debt.take_publish() || self.debt.is_flush_pending() {
+            self.platform.barrier(Barrier::Publish);
+        }
         let everything = self.target().forgetting(&self.platform, What::Everything);
         self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);

@@ -112,20 +112,58 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Some(Held::new(leaf, self.serial()))
     }
 
-    /// Unmaps a page of which nothing is known, or which is no page.
-    #[cold]
+    /// Unmaps a page of another kind, or what is no page.
     #[inline(never)]
     fn unmap_any_page(
         &mut self,
         page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let slice = self.space.check_page(page)?;
+        if let Some(at) = self.space.locate_open(slice.first)
+            && let Some(leaf) = self.take_page(slice, at)
+        {
+            return Ok(Some(leaf));
+        }
         let mut taken = None;
         let _done = self.unmap_leaves(slice, |leaf| {
             taken = Some(leaf);
             ControlFlow::Continue(())
         })?;
         Ok(taken)
+    }
+
+    /// Takes a page away, which walkers may be writing. Returns `None`, without side effects, if it
+    /// is a member of a run, or none.
+    #[inline(always)]
+    fn take_page(&mut self, slice: Slice, at: Located) -> Option<Held<Leaf<F>>> {
+        let (conditions, level) = (self.space.conditions(), Level::PAGE);
+        let AddressSpace {
+            platform,
+            cache,
+            debt,
+            ..
+        } = &mut *self.space;
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&*platform, at.frame, level) };
+        let mut entry = table.load(at.index);
+        if F::kind(entry, level) != Kind::Leaf || entry & F::CONTIGUOUS != 0 {
+            return None;
+        }
+        if conditions.live {
+            debt.begin_change();
+            self.left.ranges.add_page(slice, level);
+        }
+        if conditions.is_contended::<F>(entry, level) {
+            entry = table.exchange(at.index, 0);
+        } else {
+            table.store(at.index, 0);
+            if conditions.live {
+                cache.plain = entry & !F::address_mask(level);
+            }
+        }
+        drop(table);
+        let leaf = Leaf::new(slice.first, entry, level, Perms::empty());
+        Some(Held::new(leaf, self.serial()))
     }
 
     /// Unmaps leaves of any size.

@@ -127,7 +127,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is protected is not forgotten",
         file: RANGE,
-        find: "if «how == Transition::Invalidate» {\n                        self.flush.ranges.add(extent",
+        find: "if «plan.invalidate» {\n                        self.flush.ranges.add(extent",
         with: "false",
         rules: &[
             "program",
