@@ -83,11 +83,11 @@ macro_rules! address {
         impl Address for $name {
             const KIND: &'static str = $kind;
             const SIGNED: bool = $signed;
-            #[inline(always)]
+            #[inline]
             fn from_bits(bits: u64) -> Self {
                 Self(bits)
             }
-            #[inline(always)]
+            #[inline]
             fn bits(self) -> u64 {
                 self.0
             }
@@ -293,7 +293,7 @@ impl<A: Address> Span<A> {
 
     /// A range that is known not to wrap: of a leaf, which is aligned to its size, or of what a
     /// root translates.
-    #[inline(always)]
+    #[inline]
     pub(crate) const fn of_leaf(start: A, size: u64) -> Self {
         Self { start, size }
     }
@@ -419,19 +419,19 @@ impl Level {
     }
 
     /// Steps above the level of pages.
-    #[inline(always)]
+    #[inline]
     pub const fn height(self) -> u8 {
         self.0
     }
 
     /// The next level towards the root; above [`ANY`](Self::ANY) is none, and it stays.
-    #[inline(always)]
+    #[inline]
     pub const fn up(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
     /// The next level towards the pages; the level of pages has none.
-    #[inline(always)]
+    #[inline]
     pub const fn down(self) -> Option<Self> {
         match self.0.checked_sub(1) {
             Some(height) => Some(Self(height)),

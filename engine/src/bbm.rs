@@ -175,7 +175,7 @@ pub fn transition(
 
 /// The same as [`transition`] of a leaf, or of a member of a run, that stays one and translates the
 /// same memory as before, by the attributes that it had and has.
-#[inline(always)]
+#[inline]
 pub(crate) fn recoding(
     rule: Rule,
     was: Packed,
@@ -205,7 +205,7 @@ pub(crate) fn recoding(
 
 /// The same of a leaf that becomes a table which translates the same, or of what becomes or ceases
 /// to be a member of a run, where level `needed` of FEAT_BBM allows it.
-#[inline(always)]
+#[inline]
 pub(crate) fn resizing(rule: Rule, needed: u8, caps: &Caps) -> Transition {
     match rule.breaks() && caps.bbm < needed {
         true => Transition::Break,

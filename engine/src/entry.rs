@@ -53,7 +53,7 @@ impl Entry {
     }
 
     /// Reads the entry. Relaxed.
-    #[inline(always)]
+    #[inline]
     pub fn load(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -61,7 +61,7 @@ impl Entry {
     /// Reads an entry in order to go on to the table that it points to: what was written to the
     /// table before it was linked is seen. Acquire; a table walker has this by the dependency of
     /// the address.
-    #[inline(always)]
+    #[inline]
     pub fn follow(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
@@ -72,7 +72,7 @@ impl Entry {
     ///
     /// # Safety
     /// 1. No other processor and no walker writes the entry at the same time.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn read(&self) -> u64 {
         #[cfg(not(feature = "loom"))]
         // SAFETY: the pointer is that of the atomic, valid and aligned; it is not written, by (1.).
@@ -83,21 +83,21 @@ impl Entry {
     }
 
     /// Writes an entry that no other processor edits and no walker writes. Relaxed.
-    #[inline(always)]
+    #[inline]
     pub fn store(&self, bits: u64) {
         self.0.store(bits, Ordering::Relaxed);
     }
 
     /// Writes an entry through which a table becomes reachable, after everything written to that
     /// table. Release.
-    #[inline(always)]
+    #[inline]
     pub fn link(&self, bits: u64) {
         self.0.store(bits, Ordering::Release);
     }
 
     /// Replaces an entry that a walker may be writing, and returns what it was. Acquire and
     /// release.
-    #[inline(always)]
+    #[inline]
     pub fn exchange(&self, bits: u64) -> u64 {
         self.0.swap(bits, Ordering::AcqRel)
     }
@@ -107,7 +107,7 @@ impl Entry {
     ///
     /// # Errors
     /// What the entry was, if that is not `current`.
-    #[inline(always)]
+    #[inline]
     pub fn compare_exchange(&self, current: u64, new: u64) -> Result<(), u64> {
         self.0
             .compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
@@ -127,7 +127,7 @@ impl fmt::Debug for Entry {
 /// A [`Platform`](crate::Platform) that can reach a table without mapping it first calls this in
 /// [`prefetch`](crate::Platform::prefetch). Hardware prefetchers stop at the end of a page, which
 /// is the end of a table; a walk knows which table comes next.
-#[inline(always)]
+#[inline]
 pub fn prefetch(table: NonNull<Entry>) {
     for line in 0..AHEAD {
         prefetch_line(table.as_ptr().wrapping_add(LINE * line));
@@ -140,7 +140,7 @@ pub(crate) const LINE: usize = 8;
 /// of the loops here.
 pub(crate) const AHEAD: usize = 24;
 
-#[inline(always)]
+#[inline]
 pub(crate) fn prefetch_line(entry: *const Entry) {
     #[cfg(all(target_arch = "x86_64", not(miri), not(feature = "loom")))]
     {
@@ -212,7 +212,7 @@ impl Default for TableLink {
 ///
 /// # Safety
 /// 1. `first` and the `count - 1` entries behind it are valid for writes.
-#[inline(always)]
+#[inline]
 pub unsafe fn fill(first: NonNull<Entry>, count: usize, value: u64, step: u64) {
     let mut value = value;
     for index in 0..count {

@@ -293,14 +293,14 @@ impl Hosted {
         self.counts.set(counts);
     }
 
-    #[inline(always)]
+    #[inline]
     fn number(&self, frame: Pa) -> Option<usize> {
         let offset = frame.get().checked_sub(Self::BASE.get())?;
         let number = (offset >> self.page_shift) as usize;
         (number < self.frames).then_some(number)
     }
 
-    #[inline(always)]
+    #[inline]
     fn pointer(&self, number: usize) -> NonNull<Entry> {
         // SAFETY: the callers pass numbers of frames of the region.
         unsafe { self.region.add(number << (self.page_shift - 3)) }
@@ -406,7 +406,7 @@ unsafe impl Platform for Hosted {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         debug_assert!(self.number(frame).is_some(), "no frame of this platform");
         let offset = frame.get().wrapping_sub(Self::BASE.get());
@@ -415,14 +415,14 @@ unsafe impl Platform for Hosted {
         unsafe { self.region.byte_add(offset as usize) }
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch(&self, frame: Pa) {
         if let Some(number) = self.number(frame) {
             prefetch(self.pointer(number));
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn barrier(&self, barrier: Barrier) {
         self.update(|counts| match barrier {
             Barrier::Publish => counts.publications += 1,
@@ -437,12 +437,12 @@ unsafe impl Platform for Hosted {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn caps(&self) -> Caps {
         self.caps
     }
 
-    #[inline(always)]
+    #[inline]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.links.as_ref()?.get(self.number(frame)?)
     }

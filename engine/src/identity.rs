@@ -116,7 +116,7 @@ impl Identity {
     }
 
     /// Makes that fence, and reads the identifier.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn id_after_changes(&self) -> u16 {
         // Its other half is in `load`, between the identifier and the first walk under it.
         fence(Ordering::SeqCst);

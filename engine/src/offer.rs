@@ -3,7 +3,7 @@
 use crate::sync::{AtomicBool, Ordering};
 
 /// Calls a visitor, and `put_back` if it unwinds.
-#[inline(always)]
+#[inline]
 pub(crate) fn offer(put_back: impl Fn(), visit: impl FnOnce()) {
     struct Offered<B: Fn()>(B);
     impl<B: Fn()> Drop for Offered<B> {

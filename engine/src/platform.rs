@@ -250,14 +250,14 @@ pub unsafe trait Platform {
     }
 
     /// The capabilities of the hardware. Constant where it can be.
-    #[inline(always)]
+    #[inline]
     fn caps(&self) -> Caps {
         Caps::CONSERVATIVE
     }
 
     /// The engine no longer uses this pointer. A platform that maps tables on demand may unmap it,
     /// now or later.
-    #[inline(always)]
+    #[inline]
     fn table_done(&self, frame: Pa, table: NonNull<Entry>) {
         let _ = (frame, table);
     }
@@ -265,7 +265,7 @@ pub unsafe trait Platform {
     /// The side memory of a table frame, if the embedder keeps any. Without it, a
     /// [`Gather`](crate::Gather) carries only [so many](crate::flush::MAX_UNLINKED) detached tables
     /// at a time, and an unmap of more stops to have it completed.
-    #[inline(always)]
+    #[inline]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let _ = frame;
         None
@@ -278,7 +278,7 @@ pub unsafe trait Platform {
     /// A platform of one space returns its own; one of all spaces finds it by the frame, as it does
     /// a [link](Platform::link_of). It is asked when something is invalidated, and when the space
     /// is made live or dead.
-    #[inline(always)]
+    #[inline]
     fn identity_of(&self, root: Pa) -> Option<&Identity> {
         let _ = root;
         None
@@ -286,13 +286,13 @@ pub unsafe trait Platform {
 
     /// A walk is about to open the table in `frame`. A platform that can reach it without mapping
     /// it first may [bring it closer](crate::prefetch).
-    #[inline(always)]
+    #[inline]
     fn prefetch(&self, frame: Pa) {
         let _ = frame;
     }
 
     /// A simulator's eyes on each access to an entry; `None`, which costs nothing, everywhere else.
-    #[inline(always)]
+    #[inline]
     fn hooks(&self) -> Option<impl Hooks + '_> {
         None::<NoHooks>
     }
@@ -324,7 +324,7 @@ pub unsafe trait Hooks {
     /// # Safety
     /// 1. As for [`load`](Hooks::load).
     /// 2. No other processor and no walker writes the entry at the same time.
-    #[inline(always)]
+    #[inline]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: valid by (1.); (2.) is passed on.
         unsafe { entry.as_ref().read() }
@@ -334,7 +334,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// 1. `entry` lies in a table that [`Platform::table`] returned and that is not done.
-    #[inline(always)]
+    #[inline]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: valid by (1.).
         unsafe { entry.as_ref() }.load()
@@ -344,7 +344,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// As for [`load`](Hooks::load).
-    #[inline(always)]
+    #[inline]
     unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: valid by (1.).
         unsafe { entry.as_ref() }.follow()
@@ -354,7 +354,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// As for [`load`](Hooks::load).
-    #[inline(always)]
+    #[inline]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: valid by (1.).
         unsafe { entry.as_ref() }.store(bits);
@@ -364,7 +364,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// As for [`load`](Hooks::load).
-    #[inline(always)]
+    #[inline]
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: valid by (1.).
         unsafe { entry.as_ref() }.link(bits);
@@ -374,7 +374,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// As for [`load`](Hooks::load).
-    #[inline(always)]
+    #[inline]
     unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
         // SAFETY: valid by (1.).
         unsafe { entry.as_ref() }.exchange(bits)
@@ -384,7 +384,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// As for [`load`](Hooks::load).
-    #[inline(always)]
+    #[inline]
     unsafe fn compare_exchange(
         &self,
         entry: NonNull<Entry>,
@@ -399,7 +399,7 @@ pub unsafe trait Hooks {
     ///
     /// # Safety
     /// 1. As for [`load`](Hooks::load), for each of the `count` entries from `first` on.
-    #[inline(always)]
+    #[inline]
     unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
         // SAFETY: valid by (1.).
         unsafe { fill(first, count, value, step) }
@@ -416,25 +416,25 @@ unsafe impl Hooks for NoHooks {}
 // SAFETY: everything is passed on to the platform behind the reference, which made the promises; a
 // copy of a reference is the same platform (7.).
 unsafe impl<P: Platform> Platform for &P {
-    #[inline(always)]
+    #[inline]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         (**self).alloc_table(level)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn free_table(&self, frame: Pa, level: Level) {
         // SAFETY: passed on.
         unsafe { (**self).free_table(frame, level) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
         // SAFETY: passed on.
         unsafe { (**self).table(frame, level) }
     }
-    #[inline(always)]
+    #[inline]
     fn barrier(&self, barrier: Barrier) {
         (**self).barrier(barrier);
     }
-    #[inline(always)]
+    #[inline]
     fn invalidate(&self, what: &Invalidation<'_>) {
         (**self).invalidate(what);
     }
@@ -447,27 +447,27 @@ unsafe impl<P: Platform> Platform for &P {
         // SAFETY: passed on.
         unsafe { (**self).free_root(root, level, tables) }
     }
-    #[inline(always)]
+    #[inline]
     fn caps(&self) -> Caps {
         (**self).caps()
     }
-    #[inline(always)]
+    #[inline]
     fn table_done(&self, frame: Pa, table: NonNull<Entry>) {
         (**self).table_done(frame, table);
     }
-    #[inline(always)]
+    #[inline]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         (**self).link_of(frame)
     }
-    #[inline(always)]
+    #[inline]
     fn identity_of(&self, root: Pa) -> Option<&Identity> {
         (**self).identity_of(root)
     }
-    #[inline(always)]
+    #[inline]
     fn prefetch(&self, frame: Pa) {
         (**self).prefetch(frame);
     }
-    #[inline(always)]
+    #[inline]
     fn hooks(&self) -> Option<impl Hooks + '_> {
         (**self).hooks()
     }
@@ -475,37 +475,37 @@ unsafe impl<P: Platform> Platform for &P {
 
 // SAFETY: (1.) is passed on.
 unsafe impl<H: Hooks> Hooks for &H {
-    #[inline(always)]
+    #[inline]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { (**self).read(entry) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { (**self).load(entry) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { (**self).follow(entry) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.
         unsafe { (**self).store(entry, bits) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.
         unsafe { (**self).link(entry, bits) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
         // SAFETY: passed on.
         unsafe { (**self).exchange(entry, bits) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn compare_exchange(
         &self,
         entry: NonNull<Entry>,
@@ -515,7 +515,7 @@ unsafe impl<H: Hooks> Hooks for &H {
         // SAFETY: passed on.
         unsafe { (**self).compare_exchange(entry, current, new) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
         // SAFETY: passed on.
         unsafe { (**self).fill(first, count, value, step) }

@@ -21,7 +21,7 @@ use crate::format::{Attrs, Format, Kind, meaning, with_flags};
 use crate::walk::Slice;
 
 /// The members of the run that the entry `index` of a table at `level` is one of, or would be.
-#[inline(always)]
+#[inline]
 pub(crate) fn members<F: Format>(index: usize, level: Level) -> Range<usize> {
     let run = 1usize << F::contiguous(level);
     let start = index & !(run - 1);
@@ -29,7 +29,7 @@ pub(crate) fn members<F: Format>(index: usize, level: Level) -> Range<usize> {
 }
 
 /// The addresses that the run around `input` translates.
-#[inline(always)]
+#[inline]
 pub(crate) fn extent<F: Format>(input: u64, level: Level) -> Slice {
     let low = (1u64 << (F::shift(level) + F::contiguous(level))) - 1;
     Slice {

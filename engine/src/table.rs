@@ -12,7 +12,7 @@ use crate::platform::{Hooks, Platform};
 ///
 /// # Safety
 /// 1. `entry` is valid for writes.
-#[inline(always)]
+#[inline]
 pub(crate) unsafe fn store<P: Platform>(platform: &P, entry: NonNull<Entry>, bits: u64) {
     // SAFETY: valid by (1.).
     unsafe {
@@ -44,7 +44,7 @@ impl UpperCache {
     };
 
     /// The number, among the pages below the table, of the page around `input`.
-    #[inline(always)]
+    #[inline]
     pub fn number_of<F: Format>(&self, input: u64) -> Option<u64> {
         let number = input.wrapping_sub(self.first) >> F::PAGE_SHIFT;
         (number < self.pages).then_some(number)
@@ -72,7 +72,7 @@ impl<'p, P: Platform> Table<'p, P> {
     ///
     /// # Safety
     /// 1. `frame` holds a table of a space on `platform`, or was allocated from `platform` for one.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn open(platform: &'p P, frame: Pa, level: Level) -> Self {
         // SAFETY: Platform::table (1.) is (1.) here.
         let base = unsafe { platform.table(frame, level) };
@@ -84,19 +84,19 @@ impl<'p, P: Platform> Table<'p, P> {
     }
 
     /// The frame of the table.
-    #[inline(always)]
+    #[inline]
     pub fn frame(&self) -> Pa {
         self.frame
     }
 
-    #[inline(always)]
+    #[inline]
     fn at(&self, index: usize) -> NonNull<Entry> {
         // SAFETY: indices come from `Format::index` or from ranges of such, which stay inside a
         // table; by the invariant of the type these entries are valid.
         unsafe { self.base.add(index) }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn load(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry.
         unsafe {
@@ -109,7 +109,7 @@ impl<'p, P: Platform> Table<'p, P> {
 
     /// Reads an entry in order to go on to the table that it points to, while others may be linking
     /// it.
-    #[inline(always)]
+    #[inline]
     pub fn follow(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry.
         unsafe {
@@ -124,7 +124,7 @@ impl<'p, P: Platform> Table<'p, P> {
     ///
     /// # Safety
     /// 1. No other processor and no walker writes the table at the same time.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn read(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry; (1.) is passed on.
         unsafe {
@@ -135,7 +135,7 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn store(&self, index: usize, bits: u64) {
         // SAFETY: `at` returns a valid entry.
         unsafe {
@@ -148,20 +148,20 @@ impl<'p, P: Platform> Table<'p, P> {
 
     /// Replaces `old`, an entry above the level of pages. A table would be lost: it has to be
     /// [detached](Self::detach).
-    #[inline(always)]
+    #[inline]
     pub fn replace<F: Format>(&self, index: usize, level: Level, old: u64, bits: u64) {
         debug_assert_ne!(F::kind(old, level), Kind::Table);
         self.store(index, bits);
     }
 
     /// Writes an entry that points to a table, which leaves the tree with it.
-    #[inline(always)]
+    #[inline]
     pub fn detach(&self, index: usize, bits: u64, cache: &mut UpperCache) {
         cache.invalidate();
         self.store(index, bits);
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn link(&self, index: usize, bits: u64) {
         // SAFETY: `at` returns a valid entry.
         unsafe {
@@ -172,7 +172,7 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn exchange(&self, index: usize, bits: u64) -> u64 {
         // SAFETY: `at` returns a valid entry.
         unsafe {
@@ -183,7 +183,7 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn compare_exchange(&self, index: usize, current: u64, new: u64) -> Result<(), u64> {
         // SAFETY: `at` returns a valid entry.
         unsafe {
@@ -197,7 +197,7 @@ impl<'p, P: Platform> Table<'p, P> {
     /// Prefetches what a loop over the table comes to next, called once for each line. Near the end
     /// of the table that is the frame behind it, often the next table; where it is not, the
     /// prefetch is wasted and harmless.
-    #[inline(always)]
+    #[inline]
     pub fn prefetch_ahead(&self, index: usize) {
         prefetch_line(self.base.as_ptr().wrapping_add(index + LINE * AHEAD));
     }
@@ -221,7 +221,7 @@ impl<'p, P: Platform> Table<'p, P> {
     }
 
     /// Whether all entries of `range` are zero.
-    #[inline(always)]
+    #[inline]
     pub fn is_clear(&self, range: Range<usize>) -> bool {
         let mut index = range.start;
         // Two, so that one does not wait for the other.
@@ -262,13 +262,13 @@ impl<'p, P: Platform> Table<'p, P> {
     }
 
     /// Where a loop goes on that has come to a hole at `index`, as far as `end`.
-    #[inline(always)]
+    #[inline]
     pub fn past_hole(&self, index: usize, end: usize) -> usize {
         self.first_used(index + 1..end)
     }
 
     /// Writes the entries of `range`: `value`, `value + step`, and so on.
-    #[inline(always)]
+    #[inline]
     pub fn fill(&self, range: Range<usize>, value: u64, step: u64) {
         if !range.is_empty() {
             // SAFETY: the range stays inside the table, so all its entries are valid.
@@ -316,7 +316,7 @@ impl<P: Platform> Table<'_, P> {
     }
 
     /// The same of a few entries, one by one.
-    #[inline(always)]
+    #[inline]
     pub fn recode_few(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;
         while index < range.end {
@@ -352,7 +352,7 @@ impl<P: Platform> Table<'_, P> {
 }
 
 impl<P: Platform> Drop for Table<'_, P> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         self.platform.table_done(self.frame, self.base);
     }

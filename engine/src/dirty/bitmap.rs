@@ -145,7 +145,7 @@ impl<'m> Bitmap<'m> {
 }
 
 /// Gives out the marks that were taken from a word.
-#[inline(always)]
+#[inline]
 fn give(word: &AtomicU64, first: u64, bits: u64, each: &mut impl FnMut(u64, u64)) {
     let put_back = || {
         word.fetch_or(bits, Ordering::Release);
@@ -157,7 +157,7 @@ fn give(word: &AtomicU64, first: u64, bits: u64, each: &mut impl FnMut(u64, u64)
 const LINE: usize = 8;
 
 /// Whether any of these words has a bit.
-#[inline(always)]
+#[inline]
 fn any(words: &[AtomicU64]) -> bool {
     let bits = |all, word: &AtomicU64| all | word.load(Ordering::Relaxed);
     words.iter().fold(0, bits) != 0
@@ -255,7 +255,7 @@ impl<'m> Flip<'m> {
 
 /// Calls `each` with every word that has bits of `pages`, the page of its first bit, and the mask
 /// of those bits; but not in lines that are not worth it.
-#[inline(always)]
+#[inline]
 fn each_word(
     words: &[AtomicU64],
     pages: Range<u64>,

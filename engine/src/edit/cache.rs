@@ -72,7 +72,7 @@ impl Reach {
     }
 
     /// Whether all from `first` to `last` are translated.
-    #[inline(always)]
+    #[inline]
     pub fn holds(self, first: u64, last: u64) -> bool {
         // With the offset, the upper half comes first, and the hole between the halves is last. A
         // range that begins in the lower half and ends in the upper one ends before it begins.
@@ -100,7 +100,7 @@ impl Reach {
 
 /// How many bits of an address differ within one half, or within all of it where there is one. One
 /// root for both halves has its last bit for the sign.
-#[inline(always)]
+#[inline]
 pub(super) fn bits_of_half<F: Format>() -> u32 {
     F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES)
 }
@@ -141,18 +141,18 @@ impl Cache {
     }
 
     /// Whether the space is open at an address, `offset` being that of its reach.
-    #[inline(always)]
+    #[inline]
     pub fn is_open_at(&self, input: u64, offset: u64) -> bool {
         input.wrapping_add(offset) < self.open
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn is_open(&self) -> bool {
         self.open != 0
     }
 
     /// Notes that tables may deny permissions from now on, if those of the format can.
-    #[inline(always)]
+    #[inline]
     pub fn close<F: Format>(&mut self) {
         if F::TABLES_RESTRICT {
             self.open = 0;

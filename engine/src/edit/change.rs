@@ -39,13 +39,13 @@ impl Change {
     }
 
     /// Whether another change that has no native bits either is this one if the first word says so.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_told_by_a_word(&self) -> bool {
         self.mask() & NATIVE == 0
     }
 
     /// Whether it is this change, if that [is told by a word](Self::is_told_by_a_word).
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_alike(&self, other: &Self) -> bool {
         self.set == other.set
     }
@@ -61,7 +61,7 @@ impl Change {
     }
 
     /// Which fields are changed.
-    #[inline(always)]
+    #[inline]
     const fn mask(&self) -> u32 {
         (self.set >> 32) as u32
     }
@@ -180,37 +180,37 @@ impl Change {
     }
 
     /// The permissions that it gives.
-    #[inline(always)]
+    #[inline]
     pub(super) const fn gives(&self) -> Perms {
         Perms::from_bits_truncate((self.set as u32 & PERMS) as u8)
     }
 
     /// The permissions that it sets.
-    #[inline(always)]
+    #[inline]
     pub(super) fn new_perms(&self) -> Option<Perms> {
         self.has_perms().then_some(self.gives())
     }
 
     /// Whether it sets permissions, and does not only take writing away.
-    #[inline(always)]
+    #[inline]
     const fn has_perms(&self) -> bool {
         self.mask() & Perms::READ.bits() as u32 != 0
     }
 
     /// Whether it may change how memory is cached or shared, or where it is.
-    #[inline(always)]
+    #[inline]
     pub(super) fn changes_type(&self) -> bool {
         self.mask() & (TYPE | NATIVE) != 0
     }
 
     /// Whether it may make a leaf global that was not.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn turns_global(&self) -> bool {
         self.set as u32 & GLOBAL != 0
     }
 
     /// Whether it makes leaves local.
-    #[inline(always)]
+    #[inline]
     pub(super) fn turns_local(&self) -> bool {
         self.mask() & !(self.set as u32) & GLOBAL != 0
     }
@@ -222,7 +222,7 @@ impl Change {
     }
 
     /// The attributes after the change.
-    #[inline(always)]
+    #[inline]
     pub(super) const fn apply_to(&self, attrs: Packed) -> Packed {
         Packed {
             word: attrs.word & !self.mask() | self.set as u32,
@@ -257,7 +257,7 @@ impl Change {
         self.apply_to_on(Packed::of(&attrs), rule, caps).attrs()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) const fn apply_to_on(&self, attrs: Packed, rule: Rule, caps: &Caps) -> Packed {
         let mut new = self.apply_to(attrs);
         let gives = self.has_perms() && self.set as u32 & Perms::ANY_WRITE.bits() as u32 != 0;

@@ -46,7 +46,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// The second half of a break-before-make, if the first half has broken anything in `slice`.
-    #[inline(always)]
+    #[inline]
     pub(super) fn finish_break(&mut self, slice: Slice, broken: Footprint) {
         if F::RULE.breaks() && broken.slice().is_some() {
             self.note(broken);
@@ -100,7 +100,7 @@ impl Footprint {
     }
 
     /// Adds a store that walkers have to see.
-    #[inline(always)]
+    #[inline]
     pub fn add_store(&mut self) {
         self.needs_publish = true;
     }

@@ -323,7 +323,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
     }
 
     /// Tells of a leaf that was copied; of a run when all of it was.
-    #[inline(always)]
+    #[inline]
     fn tell(&mut self, to: &Table<'_, P>, index: usize, level: Level, input: u64, mut entry: u64) {
         let mut first = input & !((1 << F::shift(level)) - 1);
         if entry & F::CONTIGUOUS != 0 {

@@ -38,21 +38,21 @@ pub trait Template<F: Format>: sealed::Sealed {
     ///
     /// # Errors
     /// [`Inexpressible`] says what the format cannot hold.
-    #[inline(always)]
+    #[inline]
     fn page(&self) -> Result<u64, Inexpressible> {
         F::encode(&self.mapping().attrs, Level::PAGE)
     }
 }
 
 impl<F: Format> Template<F> for Attrs {
-    #[inline(always)]
+    #[inline]
     fn mapping(&self) -> Mapping {
         Mapping::new(*self)
     }
 }
 
 impl<F: Format> Template<F> for Mapping {
-    #[inline(always)]
+    #[inline]
     fn mapping(&self) -> Mapping {
         *self
     }
@@ -96,12 +96,12 @@ impl<F: Format> Encoded<F> {
 }
 
 impl<F: Format> Template<F> for Encoded<F> {
-    #[inline(always)]
+    #[inline]
     fn mapping(&self) -> Mapping {
         self.mapping
     }
 
-    #[inline(always)]
+    #[inline]
     fn page(&self) -> Result<u64, Inexpressible> {
         Ok(self.page)
     }
@@ -248,7 +248,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
     /// Maps `slice` to `memory`, both of which have been checked. `page` is the descriptor of a
     /// page.
-    #[inline(always)]
+    #[inline]
     fn map_leaves(
         &mut self,
         slice: Slice,
@@ -395,7 +395,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The descriptor of a page, if the memory may be mapped here.
-    #[inline(always)]
+    #[inline]
     fn leaf_of(&self, frame: Pa, template: &impl Template<F>) -> Result<u64, EditError<F::Input>> {
         check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
         let leaf = F::with_address(template.page()?, frame);
@@ -595,7 +595,7 @@ struct Commit<'a, F: Format> {
 
 impl<F: Format> Commit<'_, F> {
     /// Whether `part` is all of the range.
-    #[inline(always)]
+    #[inline]
     fn is_all(&self, part: Slice) -> bool {
         part.first == self.slice.first && part.last == self.slice.last
     }

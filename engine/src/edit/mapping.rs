@@ -46,7 +46,7 @@ impl Mapping {
     }
 
     /// What tables made for it take away.
-    #[inline(always)]
+    #[inline]
     pub(super) fn denied(&self) -> Perms {
         match self.tables_deny {
             true => Perms::ANY_EXEC - self.attrs.perms,

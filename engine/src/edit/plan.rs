@@ -51,7 +51,7 @@ const LEVEL: u32 = 44;
 
 impl Plan {
     /// For which leaves there is one plan.
-    #[inline(always)]
+    #[inline]
     pub(super) fn key_of<F: Format>(entry: u64, level: Level) -> u64 {
         let mask = F::address_mask(level);
         debug_assert!(mask >> LEVEL & 7 == 7, "bits of the address");
@@ -59,30 +59,30 @@ impl Plan {
     }
 
     /// The entry without its address that it is for.
-    #[inline(always)]
+    #[inline]
     pub fn key(&self) -> u64 {
         self.key & !(7 << LEVEL)
     }
 
     /// What it makes of that.
-    #[inline(always)]
+    #[inline]
     pub fn result(&self) -> u64 {
         self.key() ^ self.flip
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn level(&self) -> Level {
         Level::new((self.key >> LEVEL) as u8 & 7)
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn how(&self) -> How {
         self.how
     }
 
     /// Rewrites pages from the start of `range` on, up to the first that the plan is not for, or
     /// that a break needs. Returns where that is. `mask` is that of their addresses.
-    #[inline(always)]
+    #[inline]
     pub(super) fn rewrite_alike<P: Platform>(
         &self,
         table: &Table<'_, P>,
@@ -106,7 +106,7 @@ impl Plan {
     }
 
     /// Whether a store does it, or nothing has to be done.
-    #[inline(always)]
+    #[inline]
     pub fn is_plain(&self) -> bool {
         matches!(self.how, How::Keep | How::Store)
     }
@@ -122,7 +122,7 @@ pub(crate) struct Recent {
 impl Recent {
     pub const NONE: Self = Self::new(Change::new());
 
-    #[inline(always)]
+    #[inline]
     pub const fn new(change: Change) -> Self {
         Self {
             change,
@@ -149,7 +149,7 @@ impl Recent {
     }
 
     /// Finds out what to do with `entry`, from memory if it is like the one before.
-    #[inline(always)]
+    #[inline]
     pub fn look_up<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
         if self.is_new::<F>(entry, level) {
             self.work_out::<F>(conditions, entry, level);
@@ -157,7 +157,7 @@ impl Recent {
     }
 
     /// Whether there is no plan for it yet; an empty one is there then.
-    #[inline(always)]
+    #[inline]
     fn is_new<F: Format>(&mut self, entry: u64, level: Level) -> bool {
         let key = Plan::key_of::<F>(entry, level);
         let is_new = self.plan.key != key;
@@ -179,7 +179,7 @@ impl Recent {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn work_out_leaf<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
         let Recoded { flip, what } = recode::<F>(&self.change, conditions, entry, level);
         let plan = &mut self.plan;
@@ -221,7 +221,7 @@ const INVALIDATE: u8 = 4;
 const PUBLISH: u8 = 8;
 
 /// Works out what a change makes of a leaf.
-#[inline(always)]
+#[inline]
 fn recode<F: Format>(
     change: &Change,
     conditions: &Conditions,

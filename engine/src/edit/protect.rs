@@ -296,7 +296,7 @@ impl<'a, F: Format> Recode<'a, F> {
     }
 
     /// What to do with `entry`.
-    #[inline(always)]
+    #[inline]
     pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
         self.recent.look_up::<F>(&self.conditions, entry, level);
         self.recent.plan

@@ -93,7 +93,7 @@ impl Conditions {
     }
 
     /// How the leaf of a page may change into one of other memory.
-    #[inline(always)]
+    #[inline]
     pub fn replacement<F: Format>(&self, old: u64, new: u64) -> Transition {
         if (old ^ new) & F::address_mask(Level::PAGE) == 0 {
             return self.replacement_of_same::<F>(old, new);
@@ -121,7 +121,7 @@ impl Conditions {
     }
 
     /// Whether a walker may write this leaf under the edit's hands, so that it has to be exchanged.
-    #[inline(always)]
+    #[inline]
     pub fn is_contended<F: Format>(&self, leaf: u64, level: Level) -> bool {
         self.live && F::hardware_writes(leaf, level, &self.caps)
     }
@@ -375,7 +375,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Notes that some leaves may be members of runs, if `any`.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn note_runs(&mut self, any: bool) {
         if F::CONTIGUOUS != 0 && any && !self.debt.has_runs() {
             self.debt.set_runs(true);
@@ -391,17 +391,17 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Whether some table may take permissions away, or other software has encoded leaves.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn may_deny(&self) -> bool {
         F::TABLES_RESTRICT && !self.cache.is_open()
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.liveness != Liveness::Dead
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn conditions(&self) -> Conditions {
         Conditions {
             caps: self.platform.caps(),
@@ -430,7 +430,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// What many roots share is remembered under many identities: an invalidation finds all of it
     /// only if it is global.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn check_global(&self, global: bool) -> Result<(), Inexpressible> {
         match self.pinned {
             true => check_shared(global),
@@ -471,7 +471,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Walks the space over `slice`, which has been checked.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn visit(&self, slice: Slice, visitor: &mut dyn Visit<F, P>) -> ControlFlow<()> {
         // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller
         // of `adopt` vouched.
@@ -480,7 +480,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Goes straight down from the root to the table of pages that covers `slice`, which has been
     /// checked. `None` as [`descend`] says.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
         // SAFETY: as in `visit`.
         unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) }
@@ -488,7 +488,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Finds the entry of the page around `input`, which the root translates. `None` if it is not
     /// in a table of pages.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn locate(&self, input: u64) -> Option<Located> {
         let page = Slice::around::<F>(input, Level::PAGE);
         // SAFETY: as in `pages_of` and `visit`.
@@ -529,7 +529,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Fast path of an edit. Finds the table of pages that covers `slice`, which has been checked,
     /// and the entries. `None` if there is no such table, or the space is not open.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn pages_of(&mut self, slice: Slice) -> Option<(Pa, Range<usize>)> {
         let mut number = self.cache.upper.number_of::<F>(slice.first);
         if number.is_none() {
@@ -544,7 +544,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Opens a table of pages that a walk has come to.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn open(&self, frame: Pa) -> Table<'_, P> {
         // SAFETY: a table of this tree, as all are that walks come to.
         unsafe { Table::open(&self.platform, frame, Level::PAGE) }
@@ -582,7 +582,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The permissions that the tables above a page deny. Few spaces have a table that does.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn denied(&self, input: u64) -> Perms {
         match self.may_deny() {
             true => self.denied_above(input),
@@ -644,7 +644,7 @@ pub(crate) struct Located {
 }
 
 impl Located {
-    #[inline(always)]
+    #[inline]
     pub(super) fn of<P: Platform>(place: &Place<'_, P>) -> Self {
         Self {
             frame: place.table.frame(),

@@ -89,7 +89,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
-    #[inline(always)]
+    #[inline]
     pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
         match F::CONTIGUOUS != 0 || F::is_leaf_level(Level::PAGE.up()) {
             true => self.cleave_ends(slice),

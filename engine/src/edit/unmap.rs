@@ -94,7 +94,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Fast path. Takes a page away that is like the last one.
-    #[inline(always)]
+    #[inline]
     fn take_like_last(&mut self, page: u64, at: Located) -> Option<Held<Leaf<F>>> {
         let space = &mut *self.space;
         // SAFETY: a walk has come to it.
@@ -134,7 +134,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
     /// Takes a page away, which walkers may be writing. Returns `None`, without side effects, if it
     /// is a member of a run, or none.
-    #[inline(always)]
+    #[inline]
     fn take_page(&mut self, slice: Slice, at: Located) -> Option<Held<Leaf<F>>> {
         let (conditions, level) = (self.space.conditions(), Level::PAGE);
         let AddressSpace {
@@ -167,7 +167,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Unmaps leaves of any size.
-    #[inline(always)]
+    #[inline]
     fn unmap_leaves(
         &mut self,
         slice: Slice,
@@ -269,7 +269,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 }
 
 /// Whether the pages at both ends of a range are in no run, so that no leaf reaches over an end.
-#[inline(always)]
+#[inline]
 pub(super) fn is_cut<F: Format, P: Platform>(
     table: &Table<'_, P>,
     range: &Range<usize>,
@@ -280,7 +280,7 @@ pub(super) fn is_cut<F: Format, P: Platform>(
 }
 
 /// The addresses of a range of pages of one table, where `first` is that of page `start`.
-#[inline(always)]
+#[inline]
 pub(super) fn pages_of<F: Format>(first: u64, start: usize, range: Range<usize>) -> Slice {
     let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
     Slice {

@@ -37,40 +37,40 @@ impl Debt {
     }
 
     /// Notes that TLBs may hold what is about to be changed.
-    #[inline(always)]
+    #[inline]
     pub fn begin_change(&mut self) {
         self.flush_pending = true;
     }
 
     /// Notes that all that was changed is invalidated, on every processor.
-    #[inline(always)]
+    #[inline]
     pub fn complete(&mut self) {
         self.flush_pending = false;
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn is_flush_pending(&self) -> bool {
         self.flush_pending
     }
 
     /// Notes a store that walkers have to see.
-    #[inline(always)]
+    #[inline]
     pub fn stored(&mut self) {
         self.needs_publish = true;
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn needs_publish(&self) -> bool {
         self.needs_publish
     }
 
     /// Returns whether walkers have to be shown something, which the caller does now.
-    #[inline(always)]
+    #[inline]
     pub fn take_publish(&mut self) -> bool {
         core::mem::take(&mut self.needs_publish)
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn has_runs(&self) -> bool {
         self.has_runs
     }
@@ -79,12 +79,12 @@ impl Debt {
         self.has_runs = has_runs;
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn has_globals(&self) -> bool {
         self.has_globals
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn add_globals(&mut self, global: bool) {
         self.has_globals |= global;
     }

@@ -79,7 +79,7 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
-    #[inline(always)]
+    #[inline]
     pub const fn new() -> Self {
         Self {
             head: (0, 0),
@@ -89,18 +89,18 @@ impl Detached {
     }
 
     /// Whether one more can be carried without side memory.
-    #[inline(always)]
+    #[inline]
     pub fn has_place(&self) -> bool {
         self.len < MAX_UNLINKED
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0 && self.head.0 == 0
     }
 
     /// Takes all of it. Copies no more than there is.
-    #[inline(always)]
+    #[inline]
     pub fn take(&mut self) -> Self {
         let mut taken = Self::new();
         taken.head = core::mem::take(&mut self.head);

@@ -48,7 +48,7 @@ impl<F: Format> fmt::Debug for Leaf<F> {
 }
 
 impl<F: Format> Leaf<F> {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(input: u64, entry: u64, level: Level, denied: Perms) -> Self {
         Self {
             input,
@@ -65,7 +65,7 @@ impl<F: Format> Leaf<F> {
 
     /// A [single page](Format::is_single_page) that this engine has encoded, and from which no
     /// table takes anything away.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn of_page(input: u64, entry: u64) -> Self {
         Self {
             input,
@@ -79,7 +79,7 @@ impl<F: Format> Leaf<F> {
 
     /// The same, word by word: a leaf that is moved as a whole takes the place of another in
     /// memory, and with it that one.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn by_words(self) -> Self {
         let Self {
             input,
@@ -100,19 +100,19 @@ impl<F: Format> Leaf<F> {
     }
 
     /// The first address that it translates.
-    #[inline(always)]
+    #[inline]
     pub fn input(&self) -> F::Input {
         F::Input::from_bits(self.input)
     }
 
     /// The frame that it translates to.
-    #[inline(always)]
+    #[inline]
     pub fn frame(&self) -> Pa {
         self.frame
     }
 
     /// The size in bytes; that of the whole run for a contiguous run, which counts as one leaf.
-    #[inline(always)]
+    #[inline]
     pub fn size(&self) -> u64 {
         let mut shift = F::shift(self.level);
         if self.is_contiguous() {
@@ -122,7 +122,7 @@ impl<F: Format> Leaf<F> {
     }
 
     /// The memory that it translates to.
-    #[inline(always)]
+    #[inline]
     pub fn memory(&self) -> Span<Pa> {
         Span::of_leaf(self.frame(), self.size())
     }
@@ -138,7 +138,7 @@ impl<F: Format> Leaf<F> {
     }
 
     /// The level of its entry.
-    #[inline(always)]
+    #[inline]
     pub fn level(&self) -> Level {
         self.level
     }
@@ -151,7 +151,7 @@ impl<F: Format> Leaf<F> {
     }
 
     /// Whether it is a contiguous run.
-    #[inline(always)]
+    #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.entry & F::CONTIGUOUS != 0
     }
@@ -202,13 +202,13 @@ pub struct Held<T> {
 }
 
 impl<T> Held<T> {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(value: T, serial: u64) -> Self {
         Self { value, serial }
     }
 
     /// Whether the flush of this number holds it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_of(&self, serial: u64) -> bool {
         self.serial == serial
     }

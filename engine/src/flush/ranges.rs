@@ -22,7 +22,7 @@ pub(crate) struct Target {
 impl Target {
     /// What is to be forgotten, of changes that are published: under the identifier that the space
     /// has by now.
-    #[inline(always)]
+    #[inline]
     pub fn forgetting<'w, P: Platform>(self, platform: &P, what: What<'w>) -> Invalidation<'w> {
         let Self { root, id, global } = self;
         let id = platform
@@ -58,7 +58,7 @@ pub(crate) struct Ranges {
 const NO_LEVEL: u16 = 0xff;
 
 /// The level of the leaves of a range, and whether tables are meant, as one number.
-#[inline(always)]
+#[inline]
 fn hint(level: Option<Level>, tables: bool) -> u16 {
     let level = level.map_or(NO_LEVEL, |level| u16::from(level.height()));
     level << 1 | u16::from(tables)
@@ -68,7 +68,7 @@ fn hint(level: Option<Level>, tables: bool) -> u16 {
 const NO_END: u64 = 1;
 
 /// The address after the last one of a range, if a range can begin there.
-#[inline(always)]
+#[inline]
 const fn end(last: u64) -> u64 {
     match last.wrapping_add(1) {
         0 => NO_END,
@@ -77,7 +77,7 @@ const fn end(last: u64) -> u64 {
 }
 
 impl Ranges {
-    #[inline(always)]
+    #[inline]
     pub const fn new() -> Self {
         Self {
             items: [const { MaybeUninit::uninit() }; MAX_RANGES],
@@ -89,12 +89,12 @@ impl Ranges {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0 && !self.everything
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
         self.end = NO_END;
@@ -137,14 +137,14 @@ impl Ranges {
 
     /// Begins an edit whose ranges are added at its end. If it unwinds, everything is stale.
     /// Returns what [`end_unnamed`](Self::end_unnamed) takes.
-    #[inline(always)]
+    #[inline]
     pub fn begin_unnamed(&mut self, live: bool) -> bool {
         let before = self.everything;
         self.everything |= live;
         before
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn end_unnamed(&mut self, everything: bool) {
         self.everything = everything;
     }
@@ -180,7 +180,7 @@ impl Ranges {
     /// The same of leaves that an exclusive edit has changed, few enough that a call would be a
     /// part of what it takes. Where there is no room for one more, it is not written down: all of
     /// the space is to be forgotten then, and no other edit asks what.
-    #[inline(always)]
+    #[inline]
     pub fn add_page(&mut self, slice: Slice, level: Level) {
         if !self.overflowed && !self.append(slice, Some(level), false) {
             // First whether there is room: where pages are many and far apart, this is all that
@@ -190,7 +190,7 @@ impl Ranges {
     }
 
     /// Adds a range that is the first, or begins where the last one ended. Whether it is.
-    #[inline(always)]
+    #[inline]
     fn append(&mut self, slice: Slice, level: Option<Level>, tables: bool) -> bool {
         // Most edits go upwards, and begin where the last one ended.
         if self.end == slice.first && self.hint == hint(level, tables) && slice.last != u64::MAX {
@@ -215,7 +215,7 @@ impl Ranges {
     }
 
     /// Adds one more, if there is room.
-    #[inline(always)]
+    #[inline]
     fn push(&mut self, item: Stale) {
         match self.items.get_mut(self.len) {
             Some(place) => {
@@ -275,7 +275,7 @@ impl Ranges {
 
     /// There is no room for one more: the last is stretched over it and what lies between, so that
     /// the ranges still hold all that was changed.
-    #[inline(always)]
+    #[inline]
     fn stretch(&mut self, slice: Slice) {
         // All are there.
         let [.., item] = &mut self.items;

@@ -93,32 +93,32 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const FROZEN: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::FROZEN;
     const PRESENT: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::PRESENT;
 
-    #[inline(always)]
+    #[inline]
     fn is_leaf_level(level: Level) -> bool {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::is_leaf_level(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn contiguous(level: Level) -> u32 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::contiguous(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn kind(entry: u64, level: Level) -> Kind {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::kind(entry, level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn address_mask(level: Level) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::address_mask(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn put_address(frame: Pa) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::put_address(frame)
     }
 
-    #[inline(always)]
+    #[inline]
     fn address(entry: u64, level: Level) -> Pa {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::address(entry, level)
     }
@@ -165,7 +165,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn table(frame: Pa, deny: Perms) -> u64 {
         let mut bits = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::table(frame, Perms::empty());
         if deny.contains(Perms::ANY_EXEC) {
@@ -189,22 +189,22 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         denied
     }
 
-    #[inline(always)]
+    #[inline]
     fn hardware_writes(leaf: u64, level: Level, caps: &Caps) -> bool {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::hardware_writes(leaf, level, caps)
     }
 
-    #[inline(always)]
+    #[inline]
     fn is_single_page(entry: u64) -> bool {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::is_single_page(entry)
     }
 
-    #[inline(always)]
+    #[inline]
     fn suspend(entry: u64) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::suspend(entry)
     }
 
-    #[inline(always)]
+    #[inline]
     fn resume(suspended: u64) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::resume(suspended)
     }

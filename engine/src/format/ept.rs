@@ -89,7 +89,7 @@ impl<const LEVELS: u8, const MODE_BASED: bool> Ept<LEVELS, MODE_BASED> {
     };
 
     /// What an entry, of a leaf or of a table, permits by itself.
-    #[inline(always)]
+    #[inline]
     fn grants(entry: u64) -> Perms {
         let has = |bit: u64| entry & bit != 0;
         let mut perms = Perms::empty();
@@ -134,17 +134,17 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     // SDM appendix A.10: both sizes of large pages are features.
     const SURE_LEAF: Level = Level::PAGE;
 
-    #[inline(always)]
+    #[inline]
     fn is_leaf_level(level: Level) -> bool {
         level.height() <= 2 // 4 KiB, 2 MiB, 1 GiB
     }
 
-    #[inline(always)]
+    #[inline]
     fn contiguous(_: Level) -> u32 {
         0
     }
 
-    #[inline(always)]
+    #[inline]
     fn kind(entry: u64, level: Level) -> Kind {
         if level == Level::PAGE || Self::is_leaf_level(level) && entry & LARGE != 0 {
             match entry & (Self::ANY | PARKED) {
@@ -161,17 +161,17 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn address_mask(level: Level) -> u64 {
         ADDRESS & (u64::MAX << (Self::shift(level) & 63))
     }
 
-    #[inline(always)]
+    #[inline]
     fn put_address(frame: Pa) -> u64 {
         frame.get() & ADDRESS
     }
 
-    #[inline(always)]
+    #[inline]
     fn address(entry: u64, level: Level) -> Pa {
         let mask = match Self::kind(entry, level) {
             Kind::Table => ADDRESS,
@@ -280,7 +280,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         stays
     }
 
-    #[inline(always)]
+    #[inline]
     fn table(frame: Pa, deny: Perms) -> u64 {
         // Permissions are the intersection over the levels (SDM 29.3.2), so tables grant all that
         // is not denied.
@@ -307,19 +307,19 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         Perms::all() - Self::grants(table)
     }
 
-    #[inline(always)]
+    #[inline]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // SDM 29.3.5: the accessed flag on any use, the dirty flag on a write, which needs bit 1.
         caps.hardware_access && leaf & ACCESSED == 0 && leaf & Self::ANY != 0
             || caps.hardware_dirty && leaf & (WRITE | DIRTY) == WRITE
     }
 
-    #[inline(always)]
+    #[inline]
     fn frame_of_page(entry: u64) -> Pa {
         Pa::new(entry & ADDRESS)
     }
 
-    #[inline(always)]
+    #[inline]
     fn suspend(entry: u64) -> u64 {
         let aside = (entry & GRANTS) << GRANTS_ASIDE
             | (entry & USER_EXEC) << USER_EXEC_ASIDE
@@ -330,7 +330,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         (stays | aside | SUSPENDED | SUPPRESS_VE) ^ ADDRESS
     }
 
-    #[inline(always)]
+    #[inline]
     fn resume(suspended: u64) -> u64 {
         let back = suspended >> GRANTS_ASIDE & GRANTS
             | suspended >> USER_EXEC_ASIDE & USER_EXEC

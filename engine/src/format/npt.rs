@@ -60,37 +60,37 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     const PRESENT: u64 = X86_64::<LEVELS, TYPES>::PRESENT;
     const SURE_LEAF: Level = X86_64::<LEVELS, TYPES>::SURE_LEAF;
 
-    #[inline(always)]
+    #[inline]
     fn is_leaf_level(level: Level) -> bool {
         X86_64::<LEVELS, TYPES>::is_leaf_level(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn contiguous(_: Level) -> u32 {
         0
     }
 
-    #[inline(always)]
+    #[inline]
     fn kind(entry: u64, level: Level) -> Kind {
         X86_64::<LEVELS, TYPES>::kind(entry, level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn address_mask(level: Level) -> u64 {
         X86_64::<LEVELS, TYPES>::address_mask(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn put_address(frame: Pa) -> u64 {
         X86_64::<LEVELS, TYPES>::put_address(frame)
     }
 
-    #[inline(always)]
+    #[inline]
     fn address(entry: u64, level: Level) -> Pa {
         X86_64::<LEVELS, TYPES>::address(entry, level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
         X86_64::<LEVELS, TYPES>::table_below(entry, level)
     }
@@ -134,7 +134,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
         X86_64::<LEVELS, TYPES>::restricted(meaning, level, denied)
     }
 
-    #[inline(always)]
+    #[inline]
     fn table(frame: Pa, deny: Perms) -> u64 {
         X86_64::<LEVELS, TYPES>::table(frame, deny)
     }
@@ -145,22 +145,22 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
         host | guest(host)
     }
 
-    #[inline(always)]
+    #[inline]
     fn hardware_writes(leaf: u64, level: Level, caps: &Caps) -> bool {
         X86_64::<LEVELS, TYPES>::hardware_writes(leaf, level, caps)
     }
 
-    #[inline(always)]
+    #[inline]
     fn frame_of_page(entry: u64) -> Pa {
         X86_64::<LEVELS, TYPES>::frame_of_page(entry)
     }
 
-    #[inline(always)]
+    #[inline]
     fn suspend(entry: u64) -> u64 {
         X86_64::<LEVELS, TYPES>::suspend(entry)
     }
 
-    #[inline(always)]
+    #[inline]
     fn resume(suspended: u64) -> u64 {
         X86_64::<LEVELS, TYPES>::resume(suspended)
     }

@@ -24,7 +24,7 @@ pub(crate) const SOFTWARE: u32 = 21; // 8 bits
 pub(crate) const TYPE: u32 = 7 << MEMORY | 3 << SHAREABILITY;
 
 impl Packed {
-    #[inline(always)]
+    #[inline]
     pub const fn of(attrs: &Attrs) -> Self {
         let word = attrs.perms.bits() as u32
             | (attrs.memory as u32) << MEMORY
@@ -39,7 +39,7 @@ impl Packed {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub const fn attrs(self) -> Attrs {
         Attrs {
             perms: self.perms(),
@@ -64,14 +64,14 @@ impl Packed {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub const fn perms(self) -> Perms {
         Perms::from_bits_truncate((self.word & PERMS) as u8)
     }
 
     /// In which fields two leaves differ, as far as it matters to a walker: software bits do not.
     /// The format's own bits may mean another physical address space (NS), or a type.
-    #[inline(always)]
+    #[inline]
     pub const fn differences(self, other: Self) -> u32 {
         let fields = (self.word ^ other.word) & !(0xff << SOFTWARE);
         match self.native == other.native {

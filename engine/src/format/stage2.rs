@@ -161,17 +161,17 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const FROZEN: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::FROZEN;
     const PRESENT: u64 = VALID;
 
-    #[inline(always)]
+    #[inline]
     fn is_leaf_level(level: Level) -> bool {
         level.height() < Self::LEVELS && Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::is_leaf_level(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn contiguous(level: Level) -> u32 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::contiguous(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn kind(entry: u64, level: Level) -> Kind {
         let marks = VALID | NOT_BLOCK | PROTECTED | Self::SUSPENDED;
         if entry & marks == NOT_BLOCK | PROTECTED && level != Level::PAGE {
@@ -180,17 +180,17 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::kind(entry, level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn address_mask(level: Level) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::address_mask(level)
     }
 
-    #[inline(always)]
+    #[inline]
     fn put_address(frame: Pa) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::put_address(frame)
     }
 
-    #[inline(always)]
+    #[inline]
     fn address(entry: u64, level: Level) -> Pa {
         // A write-protected table keeps its address where it was, and so does a parked block.
         let protected = Self::kind(entry, level) == Kind::Table;
@@ -314,17 +314,17 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn table(frame: Pa, _: Perms) -> u64 {
         VALID | NOT_BLOCK | Self::put_address(frame)
     }
 
-    #[inline(always)]
+    #[inline]
     fn denied(_: u64) -> Perms {
         Perms::empty()
     }
 
-    #[inline(always)]
+    #[inline]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // D8.5.1 and D8.5.2: the access flag where it is clear; S2AP[1] where DBM says that the
         // page is writable.
@@ -333,12 +333,12 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             || caps.hardware_dirty && leaf & written == written & !WRITE
     }
 
-    #[inline(always)]
+    #[inline]
     fn suspend(entry: u64) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::suspend(entry)
     }
 
-    #[inline(always)]
+    #[inline]
     fn resume(suspended: u64) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::resume(suspended)
     }

@@ -73,7 +73,7 @@ impl Log {
         !matches!(self, Self::Off)
     }
 
-    #[inline(always)]
+    #[inline]
     fn from_bits(bits: u64) -> Self {
         const LOGS: [Log; 4] = [Log::Off, Log::ByFault, Log::ByHardware, Log::ByModification];
         LOGS[bits as usize % LOGS.len()]
@@ -187,12 +187,12 @@ impl Packed {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn perms(&self) -> Perms {
         Perms::from_bits_truncate((self.rest >> 16) as u8)
     }
 
-    #[inline(always)]
+    #[inline]
     pub fn log(&self) -> Log {
         Log::from_bits(self.rest >> 27)
     }
@@ -349,7 +349,7 @@ impl<'s> SlotTable<'s> {
 
     /// Whether nothing has changed since. Asked in a walk: a zap waits for the walks that began
     /// before it.
-    #[inline(always)]
+    #[inline]
     pub fn is_current(&self, version: Version) -> bool {
         version.guest == self.number && self.version.load(Ordering::Acquire) == version.number
     }

@@ -284,7 +284,7 @@ enum Known<'t> {
 }
 
 impl Drop for Walk<'_> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         match &self.known {
             Known::Announced { .. } => {}
@@ -413,7 +413,7 @@ impl Threads {
         self.take_events().into_iter().filter_map(told).collect()
     }
 
-    #[inline(always)]
+    #[inline]
     fn note(&self, event: impl FnOnce() -> Event) {
         if self.recording.load(Ordering::Relaxed) {
             lock(&self.events).push(event());
@@ -422,7 +422,7 @@ impl Threads {
 
     /// This thread holds no table, and may walk from now on. Nothing happens while a walk of the
     /// thread is under way, or without quiescent states.
-    #[inline(always)]
+    #[inline]
     pub fn pass(&self) {
         if let Periods::States(states) = &self.walks
             && let Some(number) = self.slot()
@@ -460,7 +460,7 @@ impl Threads {
     }
 
     /// The slot that belongs to this thread.
-    #[inline(always)]
+    #[inline]
     fn slot(&self) -> Option<usize> {
         let (slots, number) = LAST.get();
         if ptr::eq(slots, self.slots) {
@@ -600,14 +600,14 @@ unsafe impl Platform for Threads {
         self.take_back(root, tables);
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         let offset = (frame.get() - Self::BASE.get()) as usize / size_of::<Entry>();
         // SAFETY: the caller vouches for a frame of this platform.
         unsafe { self.region.add(offset) }
     }
 
-    #[inline(always)]
+    #[inline]
     fn barrier(&self, barrier: Barrier) {
         self.note(|| match barrier {
             Barrier::Publish => Event::Publish,
@@ -615,17 +615,17 @@ unsafe impl Platform for Threads {
         });
     }
 
-    #[inline(always)]
+    #[inline]
     fn invalidate(&self, what: &Invalidation<'_>) {
         self.note(|| Event::Invalidate(what.into()));
     }
 
-    #[inline(always)]
+    #[inline]
     fn caps(&self) -> Caps {
         self.caps
     }
 
-    #[inline(always)]
+    #[inline]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let number = (frame.get().wrapping_sub(Self::BASE.get())) >> self.page_shift;
         self.links.get(number as usize)
@@ -639,7 +639,7 @@ unsafe impl Platform for Threads {
 unsafe impl SharedPlatform for Threads {
     type Walk<'a> = Walk<'a>;
 
-    #[inline(always)]
+    #[inline]
     fn enter(&self) -> Walk<'_> {
         let slot = self.slot();
         let known = match &self.walks {
@@ -682,7 +682,7 @@ unsafe impl SharedPlatform for Threads {
             .all(|&epoch| epoch >= period.get())
     }
 
-    #[inline(always)]
+    #[inline]
     fn maintenance(&self) -> CacheMaintenance {
         self.maintenance
     }

@@ -446,12 +446,12 @@ pub unsafe trait Window {
 
 // SAFETY: (1.) is passed on.
 unsafe impl<W: Window> Window for &W {
-    #[inline(always)]
+    #[inline]
     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry> {
         // SAFETY: passed on.
         unsafe { (**self).open(frame, level) }
     }
-    #[inline(always)]
+    #[inline]
     fn close(&self, frame: Pa, table: NonNull<Entry>) {
         (**self).close(frame, table);
     }
@@ -488,14 +488,14 @@ impl Direct {
 
 // SAFETY: (1.) is the promise made to `new`.
 unsafe impl Window for Direct {
-    #[inline(always)]
+    #[inline]
     unsafe fn open(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         let offset = frame.get().wrapping_sub(self.first.get()) as usize;
         // SAFETY: the frame lies inside the allocation, as the caller of `new` promised.
         unsafe { self.base.add(offset).cast() }
     }
 
-    #[inline(always)]
+    #[inline]
     fn close(&self, _: Pa, _: NonNull<Entry>) {}
 }
 
@@ -541,41 +541,41 @@ impl<P, W> Copy for Windowed<'_, P, W> {}
 // caller of `new` has vouched (2.); barriers and invalidations are the platform's (4., 5., 6.); a
 // copy refers to the same two (7.).
 unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
-    #[inline(always)]
+    #[inline]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.platform.alloc_table(level)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn free_table(&self, frame: Pa, level: Level) {
         // SAFETY: passed on.
         unsafe { self.platform.free_table(frame, level) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
         // SAFETY: (1.) of `table` is (1.) of `open`.
         unsafe { self.window.open(frame, level) }
     }
-    #[inline(always)]
+    #[inline]
     fn table_done(&self, frame: Pa, table: NonNull<Entry>) {
         self.window.close(frame, table);
     }
-    #[inline(always)]
+    #[inline]
     fn barrier(&self, barrier: Barrier) {
         self.platform.barrier(barrier);
     }
-    #[inline(always)]
+    #[inline]
     fn invalidate(&self, what: &Invalidation<'_>) {
         self.platform.invalidate(what);
     }
-    #[inline(always)]
+    #[inline]
     fn caps(&self) -> Caps {
         self.platform.caps()
     }
-    #[inline(always)]
+    #[inline]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.platform.link_of(frame)
     }
-    #[inline(always)]
+    #[inline]
     fn identity_of(&self, root: Pa) -> Option<&crate::identity::Identity> {
         self.platform.identity_of(root)
     }
@@ -586,7 +586,7 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
         // SAFETY: passed on.
         unsafe { self.platform.free_root(root, level, tables) }
     }
-    #[inline(always)]
+    #[inline]
     fn hooks(&self) -> Option<impl Hooks + '_> {
         self.platform.hooks()
     }

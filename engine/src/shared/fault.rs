@@ -92,7 +92,7 @@ impl<F: Format> NewLeaf<F> {
 }
 
 /// Checks that the format reaches what a leaf maps: an address, and the last of the memory.
-#[inline(always)]
+#[inline]
 fn check_reach<F: Format>(input: F::Input, last: u64) -> Result<(), EditError<F::Input>> {
     if !F::is_canonical(input.bits()) {
         return Err(EditError::InputOutOfRange);
@@ -561,7 +561,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Fills a hole.
-    #[inline(always)]
+    #[inline]
     fn install(
         &self,
         leaf: &NewLeaf<F>,
@@ -598,7 +598,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ///
     /// # Safety
     /// 1. A walk has been entered.
-    #[inline(always)]
+    #[inline]
     pub(crate) unsafe fn fill_hole(
         &self,
         input: F::Input,

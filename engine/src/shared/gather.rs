@@ -42,7 +42,7 @@ const TAKEN: u64 = 1 << 43;
 
 /// Whether an invalid entry says that something was taken out of it. A claim may become anything;
 /// this becomes a hole, when what was there is forgotten, and nothing else.
-#[inline(always)]
+#[inline]
 pub(super) fn is_taken<F: Format>(invalid: u64) -> bool {
     let taken = F::frozen(TAKEN);
     F::RULE.tags_invalid_entries() && invalid & taken == taken
@@ -93,7 +93,7 @@ pub(super) struct Count<'s> {
 
 impl<'s> Count<'s> {
     /// It does not count yet.
-    #[inline(always)]
+    #[inline]
     pub fn new(unfinished: &'s AtomicU32) -> Self {
         Self {
             unfinished,
@@ -102,7 +102,7 @@ impl<'s> Count<'s> {
     }
 
     /// The first change is about to be made.
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self) {
         if !self.counts {
             // The exchange of the entry orders it: an edit that sees that sees this.
@@ -112,7 +112,7 @@ impl<'s> Count<'s> {
     }
 
     /// How many of those that count are this gather's.
-    #[inline(always)]
+    #[inline]
     pub fn own(&self) -> u32 {
         u32::from(self.counts)
     }
@@ -364,7 +364,7 @@ struct Thaw {
 }
 
 impl Thaw {
-    #[inline(always)]
+    #[inline]
     fn one<P: Platform>(&self, table: &Table<'_, P>, index: usize) {
         if table.load(index) == self.mark {
             // No other edit touches what is frozen.

@@ -115,7 +115,7 @@ impl WalkSlot {
     ///
     /// # Safety
     /// As for [`Epochs::enter`].
-    #[inline(always)]
+    #[inline]
     unsafe fn start(&self, now: &AtomicU64, mut interrupt: impl FnMut()) {
         let depth = self.depth.load(core::sync::atomic::Ordering::Relaxed);
         interrupt();
@@ -144,7 +144,7 @@ impl WalkSlot {
     ///
     /// # Safety
     /// 1. It was started in this slot, by this processor, and has not ended yet.
-    #[inline(always)]
+    #[inline]
     unsafe fn end(&self, mut interrupt: impl FnMut()) {
         interrupt();
         let depth = self.depth.load(core::sync::atomic::Ordering::Relaxed) - 1;
@@ -174,13 +174,13 @@ impl WalkSlot {
     }
 
     /// Counts a walk that is not announced. On the processor itself.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn count(&self) {
         self.depth.store(self.walks() + 1, Ordering::Relaxed);
     }
 
     /// Such a walk is over.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn uncount(&self) {
         self.depth.store(self.walks() - 1, Ordering::Relaxed);
     }
@@ -301,7 +301,7 @@ impl<'s> Epochs<'s> {
     ///    meanwhile.
     /// 4. Nothing else has been made of the slots since these epochs were: no other epochs and no
     ///    [`Quiescence`].
-    #[inline(always)]
+    #[inline]
     pub unsafe fn enter(&self, cpu: usize) -> Option<Walking<'_>> {
         // SAFETY: passed on.
         unsafe { self.enter_with(cpu, || ()) }
@@ -324,7 +324,7 @@ impl<'s> Epochs<'s> {
 
     /// # Safety
     /// As for [`enter`](Epochs::enter).
-    #[inline(always)]
+    #[inline]
     unsafe fn enter_with(&self, cpu: usize, interrupt: impl FnMut()) -> Option<Walking<'_>> {
         let slot = self.0.slots.get(cpu)?;
         // SAFETY: passed on.
@@ -392,7 +392,7 @@ impl<'s> Quiescence<'s> {
     ///    a table that was read in such a walk.
     /// 3. Nothing else has been made of the slots since this was: no other states and no
     ///    [`Epochs`].
-    #[inline(always)]
+    #[inline]
     pub unsafe fn pass(&self, cpu: usize) {
         let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) else {
             return;
@@ -414,7 +414,7 @@ impl<'s> Quiescence<'s> {
     /// 1. to 3. as for [`pass`](Quiescence::pass).
     /// 4. Neither the processor nor an interrupt on it starts a walk that relies on these states
     ///    before a later pass has returned.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn rest(&self, cpu: usize) {
         if let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) {
             epoch.store(IDLE, Ordering::Release);
@@ -463,7 +463,7 @@ impl Walking<'_> {
 }
 
 impl Drop for Walking<'_> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
             // SAFETY: `enter` started it in this slot, this is on the same processor (enter 3.),

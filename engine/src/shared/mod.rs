@@ -124,7 +124,7 @@ pub unsafe trait SharedPlatform: Platform {
     fn is_over(&self, period: GracePeriod) -> bool;
 
     /// What a new mapping of memory needs. Constant where it can be.
-    #[inline(always)]
+    #[inline]
     fn maintenance(&self) -> CacheMaintenance {
         CacheMaintenance::NONE
     }
@@ -318,7 +318,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// An edit that detaches a table, and does not see this when it looks behind a fence what kind
     /// of invalidation that takes, has detached it before the walk begins, which then does not come
     /// to the table.
-    #[inline(always)]
+    #[inline]
     fn map_global(&self, global: bool) {
         if global && self.globals.load(Ordering::Acquire) != GLOBALS {
             self.globals.fetch_max(FIRST_GLOBAL, Ordering::Relaxed);
@@ -364,7 +364,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ///
     /// # Safety
     /// 1. A walk has been entered.
-    #[inline(always)]
+    #[inline]
     unsafe fn find(&self, input: u64, level: Level) -> Found<'_, P> {
         let (mut frame, mut at) = (self.root(), F::root_level());
         loop {
@@ -401,14 +401,14 @@ struct Found<'p, P: Platform> {
 
 impl<P: Platform> Found<'_, P> {
     /// Replaces the entry, if it is what was expected.
-    #[inline(always)]
+    #[inline]
     fn replace(&self, expected: u64, new: u64) -> Result<(), u64> {
         self.table.compare_exchange(self.index, expected, new)
     }
 
     /// Lifts a claim: what was written to a table that is linked here is seen by a walk that
     /// follows it.
-    #[inline(always)]
+    #[inline]
     fn lift(&self, new: u64) {
         self.table.link(self.index, new);
     }
@@ -506,7 +506,7 @@ unsafe impl<P: SharedPlatform> SharedPlatform for &P {
     where
         Self: 'a;
 
-    #[inline(always)]
+    #[inline]
     fn enter(&self) -> Self::Walk<'_> {
         (**self).enter()
     }
@@ -516,7 +516,7 @@ unsafe impl<P: SharedPlatform> SharedPlatform for &P {
     fn is_over(&self, period: GracePeriod) -> bool {
         (**self).is_over(period)
     }
-    #[inline(always)]
+    #[inline]
     fn maintenance(&self) -> CacheMaintenance {
         (**self).maintenance()
     }

@@ -227,7 +227,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Whether something may be protected.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn may_be_protected(&self) -> bool {
         self.generation.load(Relaxed) != 0
     }
@@ -236,7 +236,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ///
     /// # Errors
     /// [`Refused::Busy`]: another processor does it, or a start is not over. [`Refused::Retry`].
-    #[inline(always)]
+    #[inline]
     pub fn open(&self, input: F::Input, writes: bool) -> Result<(), Refused<F::Input>> {
         if !self.translates(input) {
             return Err(crate::EditError::InputOutOfRange.into());
@@ -248,7 +248,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// # Safety
     /// 1. A walk has been entered.
-    #[inline(always)]
+    #[inline]
     pub(crate) unsafe fn open_walking(
         &self,
         input: F::Input,

@@ -350,7 +350,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 const KEPT: u64 = 1;
 
 /// Whether an entry is such a claim.
-#[inline(always)]
+#[inline]
 fn is_kept<F: Format>(entry: u64) -> bool {
     F::RULE.tags_invalid_entries() && entry == F::frozen(KEPT)
 }
@@ -408,7 +408,7 @@ struct Unmap<'a, 's, P, V> {
 
 impl<P: Platform, V> Unmap<'_, '_, P, V> {
     /// A leaf was taken out of an entry.
-    #[inline(always)]
+    #[inline]
     fn taken<F: Format>(&mut self, entry: u64, level: Level, at: u64)
     where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
@@ -496,7 +496,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 /// An entry that another edit has claimed is passed over, but what it said before may still be
 /// remembered: that edit may be in the middle of breaking the very thing that is to go. So it is
 /// invalidated here as well.
-#[inline(always)]
+#[inline]
 fn pass_over(flush: &mut Flush, entry: u64, slice: Slice) {
     if entry != 0 {
         flush.ranges.add(slice, None, true);

@@ -10,7 +10,7 @@ use crate::shootdown::arm64::{Instruction, Op};
 macro_rules! barrier {
     ($(#[$doc:meta])* $name:ident, $text:literal) => {
         $(#[$doc])*
-        #[inline(always)]
+        #[inline]
         pub(super) fn $name() {
             // SAFETY: a barrier orders, and changes nothing.
             unsafe { asm!($text, options(nostack, preserves_flags)) }

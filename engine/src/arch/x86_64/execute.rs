@@ -12,7 +12,7 @@ const GLOBALS: u64 = 1 << 7;
 
 macro_rules! control_register {
     ($name:literal, $read:ident, $write:ident) => {
-        #[inline(always)]
+        #[inline]
         fn $read() -> u64 {
             let value: u64;
             // SAFETY: a register is read. Not `nomem`: it stays where it is among the stores to
@@ -26,7 +26,7 @@ macro_rules! control_register {
         /// # Safety
         /// 1. The processor goes on with this value: everything that is used is translated as it is
         ///    used.
-        #[inline(always)]
+        #[inline]
         unsafe fn $write(value: u64) {
             // SAFETY: (1.).
             unsafe { asm!(concat!("mov ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags)) }
