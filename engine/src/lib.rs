@@ -153,9 +153,7 @@ mod table;
 mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
-pub use edit::{
-    AddressSpace, Change, EditError, Encoded, Gather, Half, Liveness, Mapping, Template,
-};
+pub use edit::{AddressSpace, Change, EditError, Encoded, Gather, Half, Liveness, Mapping};
 pub use entry::{Entry, TableLink, fill, prefetch};
 pub use flush::{Leaf, Progress};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};

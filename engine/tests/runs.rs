@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use tablewright::dirty::marked;
-use tablewright::flush::{Append, Joined, Stretch};
+use tablewright::flush::Held;
 use tablewright::format::{Arm64K4, X86_64};
 use tablewright::hosted::Hosted;
-use tablewright::{AddressSpace, Attrs, Change, Format, Mapping, Pa, Perms, Span, Va};
+use tablewright::{AddressSpace, Attrs, Format, Mapping, Pa, Span, Va};
 
 const PAGE: u64 = 4096;
 
@@ -37,22 +37,26 @@ fn unmap<F: Format<Input = Va>>(
     space: &mut AddressSpace<F, &Hosted>,
     span: Span<Va>,
 ) -> Vec<Span<Pa>> {
-    let (mut held, mut runs) = (Vec::new(), Vec::new());
-    let mut joined = Joined::new(|memory| held.push(memory));
+    let mut held: Vec<Held<Span<Pa>>> = Vec::new();
     let mut gather = space.gather();
     let unmapped = gather.unmap(span, |leaf| {
-        joined.add(leaf.memory());
+        let rest = match held.last_mut() {
+            Some(last) => last.join(leaf.memory()).err(),
+            None => Some(leaf.memory()),
+        };
+        held.extend(rest);
         ControlFlow::Continue(())
     });
-    drop(joined);
     assert!(unmapped.unwrap().is_done());
     let completed = gather.issue().complete();
-    let mut joined = Joined::new(|memory| runs.push(memory));
-    for memory in held {
-        joined.add(completed.release(memory).expect("of this flush"));
-    }
-    completed.finish(|leaf| joined.add(leaf.memory()));
-    drop(joined);
+    let release = |memory| completed.release(memory).expect("of this flush");
+    let mut runs: Vec<Span<Pa>> = held.into_iter().map(release).collect();
+    completed.finish(|leaf| match runs.last_mut() {
+        Some(last) if last.join(leaf.memory()).is_some() => {
+            *last = last.join(leaf.memory()).expect("as before");
+        }
+        _ => runs.push(leaf.memory()),
+    });
     runs
 }
 
@@ -126,83 +130,16 @@ fn memory_of_another_flush_is_not_joined() {
     completed.finish(|_| ());
 }
 
-/// Leaves are joined only if their addresses, their memory and their attributes go on.
-fn stretches<F: Format<Input = Va>>() {
-    let platform = Hosted::new(64, 12);
-    let pages = Mapping::new(Attrs::USER_DATA).pages_only().without_runs();
-    let pieces = [
-        (0x4000, 6, 0x8000_0000),
-        // Memory goes on, addresses do not.
-        (0xb000, 2, 0x8000_6000),
-        // Addresses go on, memory does not.
-        (0xd000, 1, 0x8000_0000),
-    ];
-    let mut space = live::<F>(&platform, &pieces, pages);
-    let mut gather = space.gather();
-    let change = Change::new().perms(Perms::READ | Perms::USER_READ);
-    gather.protect(span(0x5000, 2), change).unwrap();
-    gather.finish(|_| ());
-    let (mut held, mut found) = (Vec::new(), Vec::new());
-    let mut joined = Joined::new(|stretch: Stretch<Va>| found.push(stretch));
-    let walked = space.walk(span(0x4000, 10), |leaf| {
-        joined.add(leaf.stretch());
-        ControlFlow::Continue(())
-    });
-    walked.unwrap();
-    drop(joined);
-    let expected = [
-        (0x4000, 1, 0x8000_0000),
-        (0x5000, 2, 0x8000_1000),
-        (0x7000, 3, 0x8000_3000),
-        (0xb000, 2, 0x8000_6000),
-        (0xd000, 1, 0x8000_0000),
-    ];
-    let said = |all: &[Stretch<Va>]| {
-        let one = |it: &Stretch<Va>| (it.input, it.memory());
-        all.iter().map(one).collect::<Vec<_>>()
-    };
-    let expected = expected.map(|(at, pages, frame)| (span(at, pages), memory(frame, pages)));
-    assert_eq!(said(&found), expected);
-    assert_eq!(found[1].attrs.perms, Perms::READ | Perms::USER_READ);
-    // An unmap gives out the same, held.
-    let mut joined = Joined::new(|stretch| held.push(stretch));
-    let mut gather = space.gather();
-    let unmapped = gather.unmap(span(0x4000, 10), |leaf| {
-        joined.add(leaf.stretch());
-        ControlFlow::Continue(())
-    });
-    drop(joined);
-    assert!(unmapped.unwrap().is_done());
-    let completed = gather.issue().complete();
-    let free = held.into_iter().map(|it| completed.release(it));
-    let free: Vec<_> = free.map(|it| it.expect("of this flush")).collect();
-    assert_eq!(free, found);
-    completed.finish(|_| ());
-}
-
 #[test]
-fn what_differs_in_anything_is_not_joined() {
-    stretches::<Arm64K4>();
-    stretches::<X86_64<4>>();
-}
-
-#[test]
-fn ranges_end_where_addresses_do() {
+fn spans_end_where_addresses_do() {
     let page = |at| Span::new(Va::new(at), PAGE).unwrap();
-    let mut top = page(PAGE.wrapping_neg());
+    let top = page(PAGE.wrapping_neg());
     // What is behind the last address is not the first.
-    assert_eq!(top.append(page(0)), Err(page(0)));
-    assert_eq!(top, page(PAGE.wrapping_neg()));
-    let mut numbers = 3..5;
-    assert_eq!(numbers.append(6..7), Err(6..7));
-    assert_eq!(numbers.append(5..6), Ok(()));
-    assert_eq!(numbers, 3..6);
-    // Of nothing there is nothing to hand on.
-    drop(Joined::new(|_: Span<Va>| panic!("nothing was added")));
+    assert_eq!(top.join(page(0)), None);
 }
 
 #[test]
-fn pages_of_a_log_are_ranges_over_the_borders_of_words() {
+fn marks_of_a_word_are_ranges() {
     for bits in [
         0,
         1,
@@ -218,11 +155,4 @@ fn pages_of_a_log_are_ranges_over_the_borders_of_words() {
             .collect();
         assert_eq!(pages, expected);
     }
-    let mut found = Vec::new();
-    let mut joined = Joined::new(|pages| found.push(pages));
-    for (first, bits) in [(0, 1 << 63 | 1), (64, u64::MAX), (128, 1)] {
-        marked(first, bits).for_each(|pages| joined.add(pages));
-    }
-    drop(joined);
-    assert_eq!(found, [0..1, 63..129]);
 }

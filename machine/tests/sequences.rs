@@ -130,13 +130,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "what is released, without its attributes: `engine/tests/runs.rs`",
     ),
     ("flush::Held::join", "the same, of several"),
-    (
-        "flush::Leaf::stretch",
-        "what is said of every leaf, as one value",
-    ),
-    ("flush::Held::stretch", "the same, held"),
-    ("flush::Stretch::", "a value: `engine/tests/runs.rs`"),
-    ("flush::Joined::", "joins values: `engine/tests/runs.rs`"),
     ("dirty::marked", "a word, as ranges: `engine/tests/runs.rs`"),
     (
         "guest::Gather::begin_modification_log",

@@ -295,18 +295,14 @@ fn each_word(
 /// ```
 /// use core::sync::atomic::AtomicU64;
 /// use tablewright::dirty::{Bitmap, marked};
-/// use tablewright::flush::Joined;
 /// let mut words = [const { AtomicU64::new(0) }; 4];
 /// let bitmap = Bitmap::new(&mut words, 256)?;
 /// bitmap.mark(3);
 /// bitmap.mark_range(50..200);
 ///
-/// // Ranges, over the borders of words.
 /// let mut found = Vec::new();
-/// let mut joined = Joined::new(|pages| found.push(pages));
-/// bitmap.harvest(0..256, |first, bits| marked(first, bits).for_each(|pages| joined.add(pages)));
-/// drop(joined);
-/// assert_eq!(found, [3..4, 50..200]);
+/// bitmap.harvest(0..256, |first, bits| found.extend(marked(first, bits)));
+/// assert_eq!(found, [3..4, 50..64, 64..128, 128..192, 192..200]);
 /// # Ok::<(), tablewright::dirty::LogError>(())
 /// ```
 pub fn marked(first: u64, mut bits: u64) -> impl Iterator<Item = Range<u64>> {

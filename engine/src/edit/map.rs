@@ -22,14 +22,6 @@ use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 /// What leaves are made by: [`Attrs`], a [`Mapping`], or one that is [`Encoded`].
-///
-/// ```
-/// use tablewright::{Attrs, Mapping, Template, format::X86_64};
-/// fn is_global(template: impl Template<X86_64<4>>) -> bool {
-///     template.mapping().attrs().global
-/// }
-/// assert!(is_global(Attrs::KERNEL_DATA) && !is_global(Mapping::new(Attrs::USER_DATA)));
-/// ```
 pub trait Template<F: Format>: sealed::Sealed {
     /// The attributes, and which leaves may be used.
     fn mapping(&self) -> Mapping;

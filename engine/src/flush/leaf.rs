@@ -4,7 +4,6 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::joined::{Append, Stretch};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::format::{Attrs, Format, Perms, address_of};
 
@@ -127,16 +126,6 @@ impl<F: Format> Leaf<F> {
         Span::of_leaf(self.frame(), self.size())
     }
 
-    /// The same with its addresses and attributes, which [others](super::Joined) may go on with.
-    #[inline]
-    pub fn stretch(&self) -> Stretch<F::Input> {
-        Stretch {
-            input: Span::of_leaf(self.input(), self.size()),
-            frame: self.frame(),
-            attrs: self.attrs(),
-        }
-    }
-
     /// The level of its entry.
     #[inline]
     pub fn level(&self) -> Level {
@@ -231,29 +220,7 @@ impl<F: Format> Held<Leaf<F>> {
     }
 }
 
-impl<F: Format> Held<Leaf<F>> {
-    /// The same with its addresses and attributes, for an embedder that has to know what was
-    /// written.
-    #[inline]
-    pub fn stretch(self) -> Held<Stretch<F::Input>> {
-        Held::new(self.value.stretch(), self.serial)
-    }
-}
-
-impl<T: Append> Append for Held<T> {
-    #[inline]
-    fn append(&mut self, next: Self) -> Result<(), Self> {
-        if self.serial != next.serial {
-            return Err(next);
-        }
-        let Held { value, serial } = next;
-        self.value
-            .append(value)
-            .map_err(|value| Held { value, serial })
-    }
-}
-
-impl<T: Append> Held<T> {
+impl Held<Span<Pa>> {
     /// Adds what follows in memory, and is held by the same flush: of a range whose frames are
     /// consecutive one word is kept, or two, and not a leaf for each page.
     ///
@@ -296,7 +263,13 @@ impl<T: Append> Held<T> {
     /// ```
     #[inline]
     pub fn join(&mut self, next: Self) -> Result<(), Self> {
-        self.append(next)
+        match self.value.join(next.value) {
+            Some(joined) if self.serial == next.serial => {
+                self.value = joined;
+                Ok(())
+            }
+            _ => Err(next),
+        }
     }
 }
 
