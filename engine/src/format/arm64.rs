@@ -414,12 +414,12 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const FROZEN: u64 = FROZEN;
     const PRESENT: u64 = VALID;
 
-    #[inline]
+    #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
         level.height() <= Self::LARGEST
     }
 
-    #[inline]
+    #[inline(always)]
     fn contiguous(level: Level) -> u32 {
         if level.height() < Self::RUN_LEVELS {
             run(PAGE_SHIFT, level.height())
@@ -428,7 +428,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
         match (entry & VALID != 0, entry & NOT_BLOCK != 0, level) {
             (true, true, Level::PAGE) => Kind::Leaf,
@@ -441,12 +441,12 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn address_mask(level: Level) -> u64 {
         Self::in_place(Self::shift(level)) | Self::MOVED
     }
 
-    #[inline]
+    #[inline(always)]
     fn put_address(frame: Pa) -> u64 {
         let frame = frame.get();
         let in_place = frame & Self::in_place(PAGE_SHIFT);
@@ -459,7 +459,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
         let low = if Self::kind(entry, level) == Kind::Table {
             PAGE_SHIFT
@@ -539,7 +539,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         Self::decode_meaning(Self::meaning(entry), level)
     }
 
-    #[inline]
+    #[inline(always)]
     fn meaning(leaf: u64) -> u64 {
         match leaf & AP_READ_ONLY {
             0 => leaf | DIRTY_MODIFIER,
@@ -598,7 +598,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         meaning
     }
 
-    #[inline]
+    #[inline(always)]
     fn table(frame: Pa, deny: Perms) -> u64 {
         let mut bits = VALID | NOT_BLOCK | Self::put_address(frame);
         if deny.contains(Perms::EXEC) {
@@ -630,7 +630,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         denied
     }
 
-    #[inline]
+    #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // D8.5.1 and D8.5.2: the access flag where it is clear; AP[2] where DBM says that the page
         // is writable.
@@ -639,12 +639,12 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             || caps.hardware_dirty && leaf & clean == clean
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_single_page(entry: u64) -> bool {
         entry & (VALID | NOT_BLOCK | CONTIGUOUS) == VALID | NOT_BLOCK
     }
 
-    #[inline]
+    #[inline(always)]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
         if Self::MOVED != 0 {
             return (Self::kind(entry, level) == Kind::Table).then(|| Self::address(entry, level));
@@ -655,12 +655,12 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         (frame & both == 0).then_some(Pa::new(frame))
     }
 
-    #[inline]
+    #[inline(always)]
     fn suspend(entry: u64) -> u64 {
         entry & !VALID | SUSPENDED
     }
 
-    #[inline]
+    #[inline(always)]
     fn resume(suspended: u64) -> u64 {
         suspended & !SUSPENDED | VALID
     }

@@ -99,28 +99,28 @@ pub enum Rule {
 impl Rule {
     /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place
     /// (DDI 0487 D8.17.1).
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn breaks(self) -> bool {
         matches!(self, Self::Arm)
     }
 
     /// Whether an invalidation that names a level spares leaves of others (DDI 0487 D8.17, TTL);
     /// otherwise it has whatever translates its addresses forgotten.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn spares_other_levels(self) -> bool {
         matches!(self, Self::Arm)
     }
 
     /// Whether hardware ignores all of an invalid entry, so that it can say whose it is (DDI 0487
     /// D8.3). On x86 an address in it may be read through.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn tags_invalid_entries(self) -> bool {
         matches!(self, Self::Arm)
     }
 
     /// Whether a leaf can be written only while it is marked as written, by software where hardware
     /// does not do it (DDI 0487 D8.5.2).
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn writes_when_dirty(self) -> bool {
         matches!(self, Self::Arm)
     }
@@ -531,7 +531,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// [`decode_meaning`](Format::decode_meaning). Of a [single page](Format::is_single_page) that
     /// this engine has encoded it is the entry itself; other software may say in two ways what the
     /// engine says in one.
-    #[inline]
+    #[inline(always)]
     fn meaning(leaf: u64) -> u64 {
         leaf
     }
@@ -548,7 +548,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert_eq!(Arm64K4::meaning(leaf & !(1 << 51)), leaf);
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     fn decode_meaning(meaning: u64, level: Level) -> Attrs {
         Self::decode(meaning, level)
     }
@@ -606,7 +606,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert_eq!(X86_64::<4>::address(parked, Level::PAGE), Pa::new(0x1000));
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     fn with_address(leaf: u64, frame: Pa) -> u64 {
         leaf ^ Self::put_address(frame)
     }
@@ -620,7 +620,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert!(Arm64K4::decode(parked, Level::PAGE).dirty); // as it was
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     fn is_parked(leaf: u64) -> bool {
         leaf & Self::PRESENT == 0
     }
@@ -637,7 +637,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert!(!Arm64K4::is_single_page(parked) && !Arm64K4::is_single_page(0));
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     fn is_single_page(entry: u64) -> bool {
         Self::kind(entry, Level::PAGE) == Kind::Leaf
             && !Self::is_parked(entry)
@@ -654,7 +654,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert_eq!(X86_64::<4>::frame_of_page(page), Pa::new(0x3000));
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     fn frame_of_page(entry: u64) -> Pa {
         Self::address(entry, Level::PAGE)
     }
@@ -671,7 +671,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert_eq!((Arm64K4::table_below(block, level), Arm64K4::table_below(0, level)), (None, None));
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
         match Self::kind(entry, level) {
             Kind::Table => Some(Self::address(entry, level)),
@@ -681,7 +681,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 
     /// A frozen entry that tells by 44 bits of `tag` whose it is, where hardware ignores all of an
     /// invalid entry. Elsewhere, where none has to be told, there is one kind.
-    #[inline]
+    #[inline(always)]
     fn frozen(tag: u64) -> u64 {
         match Self::RULE.tags_invalid_entries() {
             true => Self::FROZEN | (tag & ((1 << 44) - 1)) << 12,
@@ -699,26 +699,26 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert!(Ept::<4>::is_protected(protected) && Ept::<4>::kind(protected, Level::new(1)) == Kind::Table);
     /// assert_eq!(Ept::<4>::open_table(protected), table);
     /// ```
-    #[inline]
+    #[inline(always)]
     fn protect_table(table: u64) -> u64 {
         table & !(Self::OPEN | Self::OPENING) | Self::PROTECTED
     }
 
     /// Undoes [`protect_table`](Format::protect_table).
-    #[inline]
+    #[inline(always)]
     fn open_table(table: u64) -> u64 {
         table & !(Self::PROTECTED | Self::OPENING) | Self::OPEN
     }
 
     /// Whether a table is write-protected.
-    #[inline]
+    #[inline(always)]
     fn is_protected(table: u64) -> bool {
         table & (Self::OPEN | Self::PROTECTED) == Self::PROTECTED
     }
 
     /// What an invalid entry tells. One without a mark, in a tree that was adopted, is not to be
     /// touched.
-    #[inline]
+    #[inline(always)]
     fn absence(entry: u64) -> Absence {
         if entry == 0 {
             Absence::Hole
@@ -734,13 +734,13 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const INDEX_BITS: u32 = Self::PAGE_SHIFT - 3;
 
     /// The number of tables that are concatenated at the root: 1, or in arm64 stage 2 up to 16.
-    #[inline]
+    #[inline(always)]
     fn root_tables() -> usize {
         (Self::entries(Self::root_level()) >> Self::INDEX_BITS).max(1)
     }
 
     /// The level of the root.
-    #[inline]
+    #[inline(always)]
     fn root_level() -> Level {
         Level::new(Self::LEVELS - 1)
     }
@@ -754,19 +754,19 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// assert_eq!(X86_64::<4>::largest_leaf(&pages_of_1g), Level::new(2));
     /// assert_eq!(Arm64K4::largest_leaf(&Caps::CONSERVATIVE), Level::ANY);
     /// ```
-    #[inline]
+    #[inline(always)]
     fn largest_leaf(caps: &Caps) -> Level {
         Self::SURE_LEAF.max(caps.largest_leaf)
     }
 
     /// The size of what one entry at `level` covers, as a power of two.
-    #[inline]
+    #[inline(always)]
     fn shift(level: Level) -> u32 {
         Self::PAGE_SHIFT + Self::INDEX_BITS * level.height() as u32
     }
 
     /// The number of entries of a table at `level`.
-    #[inline]
+    #[inline(always)]
     fn entries(level: Level) -> usize {
         // Mostly the first table is as large as any other.
         let whole = Self::shift(Self::root_level()) + Self::INDEX_BITS;
@@ -778,7 +778,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Which entry of a table at `level` translates `input`; any, above the root.
-    #[inline]
+    #[inline(always)]
     fn index(input: u64, level: Level) -> usize {
         // What is shifted by more than a word has, above every root, is shifted by less: it costs
         // no more.
@@ -805,19 +805,19 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 }
 
 /// The [kind](Format::kind) of an entry, as a call where code is to be small.
-#[inline]
+#[inline(always)]
 pub(crate) fn kind_of<F: Format>(entry: u64, level: Level) -> Kind {
     F::kind(entry, level)
 }
 
 /// The same of the [address](Format::address).
-#[inline]
+#[inline(always)]
 pub(crate) fn address_of<F: Format>(entry: u64, level: Level) -> Pa {
     F::address(entry, level)
 }
 
 /// The same of what a table [takes away](Format::denied).
-#[inline]
+#[inline(always)]
 pub(crate) fn denied_of<F: Format>(table: u64) -> Perms {
     F::denied(table)
 }
