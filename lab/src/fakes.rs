@@ -1,34 +1,36 @@
 //! Machines for the tests of what is around them: what a run shows follows from what was asked for,
 //! and nothing is run.
 
-use tablewright_experiments::dirty_log::{self, Scale};
-use tablewright_experiments::linear_map::{self, steps::Way};
-use tablewright_experiments::{page_table_test, write_protect};
 use tablewright_linear::Technique;
 use tablewright_machine::Time;
 
+use crate::dirty_log::job as dirty_log;
 use crate::error::Error;
+use crate::map_mem::job as map_mem;
+use crate::map_mem::step::{Ran, Way};
+use crate::page_table_test::job as page_table_test;
+use crate::write_protect::job as write_protect;
 
 /// Time is what the operations of costs.md cost, and nothing else.
-pub fn linear_map(jobs: &[linear_map::Job]) -> Result<Vec<linear_map::Ran>, Error> {
+pub fn linear_map(jobs: &[map_mem::Job]) -> Result<Vec<Ran>, Error> {
     Ok(jobs.iter().map(linear_run).collect())
 }
 
 /// The same of one.
 pub fn linear_run(
-    linear_map::Job {
+    map_mem::Job {
         profile,
         step,
         plan,
-    }: &linear_map::Job,
-) -> linear_map::Ran {
+    }: &map_mem::Job,
+) -> Ran {
     let per_table = plan.format.entries_per_table();
     let entries = plan.bytes() / plan.format.page_bytes();
     let tables = entries / per_table;
-    let mut ran = linear_map::Ran {
+    let mut ran = Ran {
         tables,
         entries,
-        ..linear_map::Ran::default()
+        ..Ran::default()
     };
     match step.way {
         Way::Published(on) => {
@@ -84,8 +86,7 @@ pub fn write_protect(jobs: &[write_protect::Job]) -> Result<Vec<write_protect::R
 /// A way takes a picosecond for each byte, and each table as long as the next.
 pub fn dirty_log(jobs: &[dirty_log::Job]) -> Result<Vec<dirty_log::Ran>, Error> {
     let ran = |job: &dirty_log::Job| {
-        let Scale { smaller, fewer } = job.scale;
-        let bytes = job.region.bytes * smaller * fewer;
+        let bytes = job.region.bytes * job.scale.all();
         dirty_log::Ran {
             disable: Time::ps(bytes),
             zaps: vec![Time::ms(200); 7],

@@ -3,12 +3,11 @@
 
 use std::fs;
 
-use tablewright_experiments::linear_map::iomem::MemoryMap;
-
 use crate::compare::{self, Against};
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
-use crate::map_mem;
+use crate::map_mem::iomem::MemoryMap;
+use crate::map_mem::{input, native};
 use crate::report::{self, print};
 use crate::reproduce::{self, Problem};
 use crate::size::{Size, human};
@@ -68,14 +67,14 @@ What next:
 /// Builds the map of this computer's memory, or of as much, and has every page checked.
 fn works() -> Result<String, Error> {
     let format = Format::new(Architecture::HOST, Granule::K4, 48)?;
-    let own = map_mem::input::read(None, None, format)
+    let own = input::read(None, None, format)
         .ok()
         .filter(|(_, map)| bytes(map) <= MOST);
     let (source, map) = match own {
         Some((source, map)) => (format!("The memory that {source} shows"), map),
         None => {
             let size = Size::of(memory().clamp(1 << 30, MOST) >> 21 << 21);
-            let (_, map) = map_mem::input::read(None, size, format)?;
+            let (_, map) = input::read(None, size, format)?;
             let source = match memory() > MOST {
                 true => "A part of this computer's memory, in one range",
                 false => "As much memory as this computer has, in one range",
@@ -83,7 +82,7 @@ fn works() -> Result<String, Error> {
             (source.to_owned(), map)
         }
     };
-    let built = map_mem::build(&source, &map, format)?;
+    let built = native::build(&source, &map, format)?;
     Ok(format!(
         "  {source}: {}\n  in {} pages for {}, {} tables, built in {}.\n  Every page was looked up by a walker that shares no code \
          with the engine, and\n  is where it should be.\n",

@@ -9,14 +9,15 @@ mod doctor;
 mod fakes;
 mod first;
 mod fit;
+mod guest;
 mod kvm;
 mod litmus;
 mod machine;
 mod map_mem;
 mod migrate;
-mod needs;
 mod page;
 mod page_table_test;
+mod profile;
 mod published;
 mod record;
 mod reproduce;
@@ -27,7 +28,8 @@ use std::process::ExitCode;
 
 use tablewright_compare as compare;
 use tablewright_harness::{
-    arena, bare, error, file, format, judge, platform, plot, progress, report, runs, size, stats,
+    arena, bare, columns, error, file, format, judge, platform, plot, progress, random, report,
+    runs, size, stats,
 };
 
 fn main() -> ExitCode {

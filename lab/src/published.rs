@@ -9,8 +9,13 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use tablewright_machine::{Profile, RowSelector};
+
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
 use crate::file;
+use crate::report::{self, error_percent};
 use crate::size::Size;
 
 /// The columns of a table, in any order.
@@ -21,38 +26,26 @@ const NANOSECOND_MS: f64 = 1e-6;
 const MOST_DAYS: u32 = 100;
 const MOST_MS: f64 = MOST_DAYS as f64 * 86_400e3;
 
+macro_rules! tables {
+    ($($name:literal)*) => {
+        [$(($name, include_str!(concat!("../published/", $name, ".csv")))),*]
+    };
+}
+
 /// The experiments with published results, by name, and their tables.
-pub const EXPERIMENTS: [(&str, &str); 5] = [
-    ("map-mem", include_str!("../published/map-mem.csv")),
-    (
-        "page-table-test",
-        include_str!("../published/page-table-test.csv"),
-    ),
-    ("dirty-log", include_str!("../published/dirty-log.csv")),
-    ("tlb-flush", include_str!("../published/tlb-flush.csv")),
-    (
-        "write-protect",
-        include_str!("../published/write-protect.csv"),
-    ),
-];
+pub const EXPERIMENTS: [(&str, &str); 5] =
+    tables!("map-mem" "page-table-test" "dirty-log" "tlb-flush" "write-protect");
 
 /// One row of a table, as published.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// What it was measured on.
     pub system: String,
-    /// What was measured there.
     pub configuration: String,
-    /// Which figure it is.
     pub metric: String,
-    /// Before the improvement.
     pub before: Option<f64>,
-    /// After it.
     pub after: Option<f64>,
-    /// What both count.
     pub unit: String,
-    /// The improvement, in the words of the publication.
     #[serde(rename = "published improvement", default)]
     pub improvement: String,
 }
@@ -63,44 +56,47 @@ impl From<TableError> for Error {
     }
 }
 
-/// What is wrong with a table.
+/// Why a table, or a row of it, is none that can be compared with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// A line is no row.
     #[error("line {line}: {problem}")]
-    Line {
-        /// Counted from one, the header included.
-        line: u64,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// There are no rows.
+    Line { line: u64, problem: String },
     #[error("no rows; expected the columns {COLUMNS}")]
     Empty,
-    /// A row's system does not say how much RAM it has.
     #[error("system '{0}' does not end with its RAM, as in 'Ampere Altra VM, 64G'")]
     Ram(String),
-    /// A row's configuration is none that this program knows.
     #[error("configuration '{0}': {1}")]
     Configuration(String, String),
-    /// A row has no figure that can be compared.
-    #[error("{system}, {configuration}: {problem}")]
-    Figure {
-        /// The row's system.
-        system: String,
-        /// The row's configuration.
-        configuration: String,
-        /// Why.
-        problem: String,
-    },
+    #[error("{0}, {1}: {2}")]
+    Figure(String, String, String),
 }
 
 impl Row {
+    /// Whether a profile describes its system.
+    pub fn is_of(&self, profile: &Profile) -> bool {
+        profile.system.published_as.contains(&self.system)
+    }
+
+    /// Whether the costs of a profile were fitted on it.
+    pub fn is_fitted(&self, profile: &Profile) -> bool {
+        profile.is_fitted_on_metric(&self.system, &self.configuration, &self.metric)
+    }
+
+    /// What a profile says that it does not explain in it.
+    pub fn unexplained(&self, profile: &Profile) -> Option<String> {
+        let this =
+            |row: &RowSelector| row.selects_metric(&self.system, &self.configuration, &self.metric);
+        let gap = profile
+            .unexplained
+            .iter()
+            .find(|gap| gap.rows.iter().any(this))?;
+        Some(gap.what.trim().to_owned())
+    }
+
     /// The RAM of the system: the size behind the last comma of its name.
     pub fn ram(&self) -> Result<Size, TableError> {
-        self.system
-            .rsplit_once(',')
-            .and_then(|(_, size)| size.trim().parse().ok())
+        let size = self.system.rsplit_once(',');
+        size.and_then(|(_, size)| size.trim().parse().ok())
             .ok_or_else(|| TableError::Ram(self.system.clone()))
     }
 
@@ -113,25 +109,37 @@ impl Row {
         }
     }
 
+    /// A figure with its unit; times in the unit that fits.
+    pub fn shown(&self, value: Option<f64>) -> String {
+        let Some(value) = value else {
+            return "-".to_owned();
+        };
+        let nanoseconds = match self.unit.as_str() {
+            "s" => 1e9,
+            "ms" => 1e6,
+            "us" => 1e3,
+            "ns" => 1.0,
+            "count" => return report::count(value as u64),
+            _ => return report::figure(value),
+        };
+        report::time(value * nanoseconds)
+    }
+
     /// The figure after the improvement, in milliseconds.
     pub fn after_ms(&self) -> Result<f64, TableError> {
-        let wrong = |problem: String| TableError::Figure {
-            system: self.system.clone(),
-            configuration: self.configuration.clone(),
-            problem,
+        let wrong = |problem: String| {
+            TableError::Figure(self.system.clone(), self.configuration.clone(), problem)
         };
-        let after = self
-            .after
-            .ok_or_else(|| wrong("there is no figure in the column 'after'".to_owned()))?;
+        let none = || wrong("there is no figure in the column 'after'".to_owned());
+        let after = self.after.ok_or_else(none)?;
         let scale = match self.unit.as_str() {
             "s" => 1e3,
             "ms" => 1.0,
             "us" => 1e-3,
             "ns" => 1e-6,
             unit => {
-                return Err(wrong(format!(
-                    "'{unit}' is no unit of time: use s, ms, us or ns"
-                )));
+                let problem = format!("'{unit}' is no unit of time: use s, ms, us or ns");
+                return Err(wrong(problem));
             }
         };
         // Relative errors are computed from it, and virtual time is whole picoseconds and has an
@@ -147,11 +155,117 @@ impl Row {
     }
 }
 
-/// The table of an experiment, or `None` if there is no such experiment.
-pub fn built_in(experiment: &str) -> Option<Vec<Row>> {
-    let (_, text) = EXPERIMENTS.iter().find(|(name, _)| *name == experiment)?;
-    // A test reads all of them.
-    Some(parse(text.as_bytes()).unwrap_or_default())
+/// A published row, and what the lab has for it.
+#[derive(Clone, Debug)]
+pub struct Reproduced {
+    pub experiment: &'static str,
+    pub figure: Row,
+    /// The same before the improvement, after it, and in the engine's own way.
+    pub before: Option<f64>,
+    pub after: Option<f64>,
+    pub tablewright: Option<f64>,
+    /// How much more `after` is than what was published.
+    pub error_percent: Option<f64>,
+    pub fitted: bool,
+    /// Fitted to the figure before the change alone, so that the one after it is a test.
+    pub fitted_before: bool,
+    pub note: String,
+}
+
+columns! { row: Reproduced;
+    ["experiment"] [] Cell::text(row.experiment);
+    ["system"] [] Cell::text(&row.figure.system);
+    ["configuration"] [] Cell::text(&row.figure.configuration);
+    ["metric"] [] Cell::text(&row.figure.metric);
+    ["unit"] [] Cell::text(&row.figure.unit);
+    ["published_before"] [] Cell::json(row.figure.before);
+    ["published_after"] [] Cell::json(row.figure.after);
+    ["before"] [] Cell::json(row.before);
+    ["after"] [] Cell::json(row.after);
+    ["tablewright"] [] Cell::json(row.tablewright);
+    ["error_percent"] [] Cell::json(row.error_percent);
+    ["fitted"] [] Cell::json(row.fitted);
+    ["note"] [] Cell::text(&row.note);
+}
+
+impl Reproduced {
+    /// A row that nothing was run for.
+    pub fn not_run(experiment: &'static str, figure: Row, note: &str) -> Self {
+        Self {
+            experiment,
+            figure,
+            before: None,
+            after: None,
+            tablewright: None,
+            error_percent: None,
+            fitted: false,
+            fitted_before: false,
+            note: note.to_owned(),
+        }
+    }
+
+    /// What a machine of this profile makes of a row: before, after, and by the engine. `note` says
+    /// what it ran on.
+    pub fn new(
+        experiment: &'static str,
+        figure: Row,
+        profile: &Profile,
+        ran: [Option<f64>; 3],
+        note: &str,
+    ) -> Self {
+        let [before, after, tablewright] = ran;
+        let error = after.zip(figure.after).map(|(a, b)| error_percent(a, b));
+        let gap = figure.unexplained(profile);
+        let gap = gap.map_or(String::new(), |gap| format!("; not explained: {gap}"));
+        Self {
+            before,
+            after,
+            tablewright,
+            // Of nothing there is no relative error.
+            error_percent: error.filter(|error| error.is_finite()),
+            fitted: figure.is_fitted(profile),
+            ..Self::not_run(
+                experiment,
+                figure,
+                &format!("on {}, virtual time{note}{gap}", profile.name),
+            )
+        }
+    }
+}
+
+impl Reproduced {
+    /// As it is shown: published before and after, here before and after, Tablewright.
+    pub fn figures(&self) -> [String; 5] {
+        let Self {
+            figure,
+            before,
+            after,
+            tablewright,
+            ..
+        } = self;
+        [figure.before, figure.after, *before, *after, *tablewright].map(|it| figure.shown(it))
+    }
+}
+
+/// The note of a row that no profile describes.
+pub const NO_PROFILE: &str = "no profile describes this system";
+/// And what is said of one that was fitted on the figure before the change.
+pub const FITTED_BEFORE: &str =
+    "; fitted on the figure before the change alone, the one after it is a test";
+
+/// The table of an experiment, without rows if there is no such experiment. A test reads all.
+pub fn built_in(experiment: &str) -> Vec<Row> {
+    let table = EXPERIMENTS.iter().find(|(name, _)| *name == experiment);
+    table.map_or(Vec::new(), |(_, text)| {
+        parse(text.as_bytes()).unwrap_or_default()
+    })
+}
+
+/// The rows of it that are of the system that a profile describes.
+pub fn of(experiment: &str, profile: &Profile) -> Vec<Row> {
+    let mut rows = built_in(experiment);
+    rows.retain(|row| row.is_of(profile));
+    rows
 }
 
 /// The table in a file.
@@ -243,13 +357,12 @@ mod tests {
                 ("write-protect", 7),
             ]
         );
-        assert_eq!(built_in("map-mem").unwrap().len(), 30);
-        assert!(built_in("fly").is_none());
+        assert!(built_in("fly").is_empty());
     }
 
     #[test]
     fn each_system_of_the_linear_map_says_its_ram() {
-        for row in built_in("map-mem").unwrap() {
+        for row in built_in("map-mem") {
             let ram = row.ram().unwrap();
             assert!([16 << 30, 36 << 30, 64 << 30, 256 << 30, 512 << 30].contains(&ram.bytes()));
             assert!(row.after_ms().unwrap() > 10.0);

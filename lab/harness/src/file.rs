@@ -56,6 +56,11 @@ impl Target {
         Ok(target)
     }
 
+    /// The picture of `--plot`, if one is asked for.
+    pub fn of_plot(path: Option<&Path>) -> Result<Option<Self>, Error> {
+        path.map(|path| Self::new("--plot", path)).transpose()
+    }
+
     /// The page of that name in the directory of `--report`, which is made if there is none, with
     /// the page and not before.
     pub fn report(directory: &Path, name: &str) -> Result<Self, Error> {

@@ -5,6 +5,7 @@
 
 pub mod arena;
 pub mod bare;
+pub mod columns;
 pub mod error;
 pub mod file;
 pub mod format;

@@ -50,6 +50,14 @@ pub struct Bar {
     pub ours: bool,
 }
 
+impl Bar {
+    /// A bar.
+    pub fn new(name: &str, value: f64, ours: bool) -> Self {
+        let name = name.to_owned();
+        Self { name, value, ours }
+    }
+}
+
 const WIDTH: i32 = 800;
 const MARGIN: i32 = 20;
 /// Where bars begin.

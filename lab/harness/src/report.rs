@@ -243,7 +243,12 @@ pub fn marked(error: f64, fitted: bool) -> String {
 }
 
 /// What the mark means, below a table.
-pub const FITTED: &str = "\n* the machine was fitted on this figure; every other is a test\n";
+const FITTED: &str = "\n* the machine was fitted on this figure; every other is a test\n";
+
+/// The same, if a figure has the mark.
+pub const fn fitted(any: bool) -> &'static str {
+    if any { FITTED } else { "" }
+}
 
 /// A count, with its thousands set apart.
 pub fn count(number: u64) -> String {

@@ -1,34 +1,36 @@
 //! `dirty-log`: logging what a guest writes, phase by phase as in the well-known test, and above
 //! all how the log is disabled.
 
+mod baseline;
+mod engine;
 pub mod figures;
-mod options;
-mod picture;
+pub mod job;
+mod kvm;
+pub mod measured;
+pub mod published;
+pub mod run;
+mod world;
 
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
-use tablewright_experiments::dirty_log::{
-    self as simulate, By, Case, How, Job, MOST_BYTES, Options, Ran,
-};
-use tablewright_experiments::input::{Backing, Guest, Mode};
-use tablewright_experiments::no_violation;
+use serde_json::json;
 use tablewright_machine::{Profile, Time};
 
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
 use crate::file::Target;
-use crate::kvm::{self, On};
-use crate::machine::named::Named;
-use crate::needs::{self, Experiment};
-use crate::page_table_test;
-use crate::published;
+use crate::guest::input::{Backing, Guest, Mode, offset};
+use crate::kvm::{Asked, On, Options as KvmOptions, USUAL_BYTES, only_machine};
+use crate::plot::{Bar, Group, Picture};
+use crate::profile::{Experiment, Named};
 use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
-use figures::{Bucket, Metric};
+use figures::Metric;
+use job::{By, Case, How, Job, Options, Ran, Run};
 
-/// What `dirty-log` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -75,7 +77,7 @@ pub struct Arguments {
     random_seed: u64,
     /// Where the memory starts in the guest's physical addresses, in bytes [default: as far up as
     /// they go]
-    #[arg(short = 'p', long, value_name = "OFFSET", value_parser = page_table_test::offset)]
+    #[arg(short = 'p', long, value_name = "OFFSET", value_parser = offset)]
     offset: Option<u64>,
     /// The profile of a machine, by name or as a file [default: x86-416-vcpus]
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
@@ -102,7 +104,106 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    kvm: kvm::Options,
+    kvm: KvmOptions,
+}
+
+const MACHINE: &str = "x86-416-vcpus";
+const TITLE: &str = "Disabling dirty logging time";
+
+struct Row {
+    job: Job,
+    ran: Ran,
+    longest: Time,
+    p999: Time,
+    stalled_s: f64,
+    published: Option<f64>,
+    fitted: bool,
+}
+
+fn seconds(times: &[Time]) -> Vec<f64> {
+    times.iter().map(|time| time.as_secs_f64()).collect()
+}
+
+fn micros(time: Time) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+columns! { row: Row;
+    ["how"] [1 ""] Cell::text(row.job.how.name());
+    ["populate_s"] [] Cell::s(row.ran.populate.as_secs_f64());
+    ["enable_s"] [] Cell::s(row.ran.enable.as_secs_f64());
+    ["dirty_s"] [] Cell::json(seconds(&row.ran.dirty));
+    ["get_s"] [] Cell::json(seconds(&row.ran.get));
+    ["clear_s"] [] Cell::json(seconds(&row.ran.clear));
+    ["disable_s"] [1 "time"] Cell::TimeIfAny(row.ran.disable.as_secs_f64(), 1e9);
+    ["published_s"] [] Cell::json(row.published);
+    ["error_percent"] [1 "error  "] Cell::or_nothing(row.error(), |it| Cell::Marked(Some(it), row.fitted));
+    ["fitted"] [] Cell::json(row.fitted);
+    ["zaps"] [] Cell::json(figures::histogram(&row.ran.zaps, row.job.scale.fewer));
+    ["stall_longest_us"] [1 "stall\nlongest"] Cell::TimeIfAny(micros(row.longest), 1e3);
+    ["stall_p999_us"] [1 "99.9 %"] Cell::TimeIfAny(micros(row.p999), 1e3);
+    ["stall_total_s"] [1 "in total"] Cell::TimeIfAny(row.stalled_s, 1e9);
+    ["flushes"] [1 "flushes"] Cell::Count(row.ran.flushes);
+    ["kicks"] [] Cell::Count(row.ran.kicks);
+    ["faults"] [1 "faults"] Cell::Count(row.ran.faults);
+    ["retries"] [1 "retries"] Cell::Count(row.ran.retries);
+    ["log_full_exits"] [] Cell::Count(row.ran.log_full);
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    if arguments.on == On::Kvm {
+        return kvm::run(&arguments.on_kvm()?, arguments.json);
+    }
+    // These are of the machine as well.
+    let rest = KvmOptions {
+        all_set: false,
+        overlap: false,
+        nested: false,
+        cpus: Vec::new(),
+        ..arguments.kvm.clone()
+    };
+    rest.unused()?;
+    let name = arguments.machine.as_deref().unwrap_or(MACHINE);
+    let (profile, left_out) = Experiment::DirtyLog.load(name)?;
+    let plot = Target::of_plot(arguments.plot.as_deref())?;
+    let software = runs::software::<Job>(arguments.threads);
+    let rows = arguments.rows(&profile, &software)?;
+    let scale = rows.first().map_or(1, |row| row.job.scale.all());
+    let guest = arguments.guest();
+    let head = format!(
+        "{}, {} of {} for each of {}",
+        profile.name,
+        human(guest.bytes),
+        guest.source.name,
+        report::counted(u64::from(guest.vcpus), "vCPU", "vCPUs"),
+    );
+    let report = Report {
+        experiment: "dirty-log",
+        parameters: json!({
+            "source": guest.source.name,
+            "bytes_per_vcpu": guest.bytes,
+            "vcpus": guest.vcpus,
+            "iterations": arguments.iterations,
+            "slots": arguments.slots,
+            "write_percent": arguments.write_percent,
+            "random_access": arguments.random_access,
+            "manual_protect": !arguments.no_manual_protect,
+            "run_while_disabling": arguments.run_while_disabling,
+            "log": arguments.log.name(),
+            "all_set": arguments.kvm.all_set,
+            "overlap": arguments.kvm.overlap,
+            "nested": arguments.kvm.nested,
+            "machine": profile.name,
+            "scale": scale,
+        }),
+        rows,
+        warnings: left_out.into_iter().collect(),
+    };
+    report.print(arguments.json, |report| text(&head, scale, &report.rows))?;
+    match plot {
+        Some(plot) => plot.fill(&picture(head, &report.rows).svg()?),
+        None => Ok(()),
+    }
 }
 
 impl Arguments {
@@ -114,456 +215,323 @@ impl Arguments {
         };
         Guest::new(self.source, self.bytes, self.vcpus, shown)
     }
-}
 
-/// The machine, if none is named.
-const MACHINE: &str = "x86-416-vcpus";
-
-#[derive(Serialize)]
-struct Parameters {
-    source: &'static str,
-    bytes_per_vcpu: u64,
-    vcpus: u16,
-    iterations: u32,
-    slots: u16,
-    write_percent: u8,
-    random_access: bool,
-    manual_protect: bool,
-    run_while_disabling: bool,
-    log: &'static str,
-    all_set: bool,
-    overlap: bool,
-    nested: bool,
-    machine: String,
-    /// One page of a run stands for so many.
-    scale: u64,
-}
-
-#[derive(Serialize)]
-struct Row {
-    how: &'static str,
-    /// Seconds of virtual time.
-    #[serde(rename = "populate_s")]
-    populate: f64,
-    #[serde(rename = "enable_s")]
-    enable: f64,
-    #[serde(rename = "dirty_s")]
-    dirty: Vec<f64>,
-    #[serde(rename = "get_s")]
-    get: Vec<f64>,
-    #[serde(rename = "clear_s")]
-    clear: Vec<f64>,
-    #[serde(rename = "disable_s")]
-    disable: f64,
-    /// What was published for disabling, and how much more the machine takes.
-    #[serde(rename = "published_s")]
-    published: Option<f64>,
-    error_percent: Option<f64>,
-    /// The machine was fitted on this figure.
-    fitted: bool,
-    /// How long it took to take each table apart.
-    zaps: Vec<Bucket>,
-    /// How long accesses took that did not just go through, from their issue to their completion.
-    stall_longest_us: f64,
-    stall_p999_us: f64,
-    stall_total_s: f64,
-    /// Of disabling.
-    flushes: u64,
-    kicks: u64,
-    faults: u64,
-    retries: u64,
-    /// Times that a vCPU left its guest because hardware's log was full.
-    log_full_exits: u64,
-}
-
-/// Runs it, and prints what it took.
-pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    if arguments.on == On::Kvm {
-        return kvm::dirty_log(&on_kvm(arguments)?, arguments.json);
+    /// The guest on KVM. Where nothing is said it is small: it takes real time.
+    fn on_kvm(&self) -> Result<Asked, Error> {
+        only_machine(
+            "kvm",
+            &[
+                (self.how.is_some(), "--how"),
+                (self.scale.is_some(), "--scale"),
+                (self.machine.is_some(), "--machine"),
+                (self.plot.is_some(), "--plot"),
+                (self.threads.threads.is_some(), "--threads"),
+                (self.log != By::Faults, "--log"),
+            ],
+        )?;
+        if self.no_manual_protect && self.kvm.all_set {
+            let why = "--all-set: only with manual protection, which -g does without";
+            return Err(Error::Usage(why.to_owned()));
+        }
+        let vcpus = self.vcpus.unwrap_or(1);
+        let bytes = job::all_bytes(self.bytes.map_or(USUAL_BYTES, Size::bytes), vcpus)?;
+        let backing = self.source.unwrap_or(Backing::ANONYMOUS);
+        Ok(Asked {
+            bits: self.mode.fixed_bits(),
+            first: self.offset,
+            slots: self.slots.into(),
+            manual: !self.no_manual_protect,
+            iterations: self.iterations,
+            write_percent: self.write_percent,
+            random: self.random_access,
+            seed: self.random_seed,
+            running: self.run_while_disabling,
+            ..Asked::new(backing, bytes, vcpus.into(), self.kvm.clone())
+        })
     }
-    options::only_on_kvm(&arguments.kvm)?;
-    let (profile, left_out) = needs::load(
-        arguments.machine.as_deref().unwrap_or(MACHINE),
-        Experiment::DirtyLog,
-    )?;
-    let plot = arguments.plot.as_deref();
-    let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
-    let mut report = test(
-        arguments,
-        &profile,
-        &runs::software::<simulate::Job>(arguments.threads),
-    )?;
-    report.warnings.extend(left_out);
-    report.print(arguments.json, text)?;
-    match plot {
-        Some(plot) => plot.fill(&picture::of(&report).svg()?),
+
+    fn case(&self) -> Case {
+        let guest = self.guest();
+        Case {
+            backing: guest.source,
+            bytes: guest.bytes,
+            vcpus: guest.vcpus,
+            mode: self.mode,
+            offset: self.offset,
+            scale: self.scale,
+        }
+    }
+
+    /// The ways to disable that a machine has.
+    fn ways(&self, profile: &Profile) -> Result<Vec<How>, Error> {
+        match (self.how, profile.architecture.is_x86()) {
+            (Some(how), false) if how != How::Tablewright => Err(Error::Usage(format!(
+                "--how {}: tables are taken apart so on x86; {} is arm64",
+                how.name(),
+                profile.name
+            ))),
+            (Some(how), _) => Ok(vec![how]),
+            (None, true) => Ok(How::ALL.to_vec()),
+            (None, false) => Ok(vec![How::Tablewright]),
+        }
+    }
+
+    /// What else the well-known test takes, if such a machine can do it.
+    fn options(&self, profile: &Profile, vcpus: u16) -> Result<Options, Error> {
+        let asked = &self.kvm;
+        let usage = |why: &str| Err(Error::Usage(why.to_owned()));
+        let by_hardware = self.log == By::Modification;
+        if !profile.architecture.is_x86() && (by_hardware || asked.nested) {
+            let option = if by_hardware {
+                "--log modification"
+            } else {
+                "-n"
+            };
+            let name = &profile.name;
+            return usage(&format!("{option}: {name} is arm64, and that is x86's"));
+        }
+        if asked.all_set && by_hardware {
+            return usage(
+                "--all-set: not with --log modification: large leaves have to be closed first",
+            );
+        }
+        if asked.all_set && self.no_manual_protect {
+            return usage("--all-set: not with -g: it is clearing the log that protects");
+        }
+        check_pins(&asked.cpus, profile, vcpus)?;
+        Ok(Options {
+            by: self.log,
+            all_set: asked.all_set,
+            overlap: asked.overlap,
+            nested: asked.nested,
+        })
+    }
+
+    fn rows(&self, profile: &Profile, run: Run<'_>) -> Result<Vec<Row>, Error> {
+        let case = self.case();
+        Experiment::DirtyLog.fits(profile, "-v", case.vcpus)?;
+        let hows = self.ways(profile)?;
+        let options = self.options(profile, case.vcpus)?;
+        let mut jobs = Vec::new();
+        for how in hows {
+            let job = case.job(profile, how)?;
+            let page = job.source.bytes();
+            if !(job.region.bytes / page).is_multiple_of(u64::from(self.slots)) {
+                return Err(Error::Usage(format!(
+                    "-x {}: {} of pages of {} cannot be divided so",
+                    self.slots,
+                    human(job.region.bytes),
+                    human(page)
+                )));
+            }
+            jobs.push(Job {
+                iterations: self.iterations,
+                slots: self.slots,
+                write_percent: self.write_percent,
+                random: self.random_access,
+                seed: self.random_seed,
+                manual: !self.no_manual_protect,
+                running: self.run_while_disabling,
+                options,
+                ..job
+            });
+        }
+        let is_usual = options == Options::default();
+        let is_published = case.is_published() && self.run_while_disabling && is_usual;
+        let ran = run(&jobs)?;
+        jobs.into_iter()
+            .zip(ran)
+            .map(|(job, ran)| Row::new(job, ran, is_published))
+            .collect()
+    }
+}
+
+/// A vCPU of the machine has a CPU of its own, and all are alike: it does not matter which.
+fn check_pins(cpus: &[usize], profile: &Profile, vcpus: u16) -> Result<(), Error> {
+    let usage = |why: String| Err(Error::Usage(why));
+    let (given, vcpus) = (cpus.len(), usize::from(vcpus));
+    if ![0, vcpus, vcpus + 1].contains(&given) {
+        return usage(format!(
+            "-c: {} for {}: one for each, and one more for the thread of the host",
+            report::counted(given as u64, "CPU", "CPUs"),
+            report::counted(vcpus as u64, "vCPU", "vCPUs")
+        ));
+    }
+    let most = profile.system.cpus.map_or(usize::MAX, |cpus| cpus as usize);
+    if let Some(cpu) = cpus.iter().find(|cpu| **cpu >= most) {
+        let (name, last) = (&profile.name, most - 1);
+        return usage(format!("-c {cpu}: {name} has CPUs 0 to {last}"));
+    }
+    match (1..given).find(|at| cpus[..*at].contains(&cpus[*at])) {
+        Some(at) => usage(format!(
+            "-c {}: twice, and each CPU of the machine runs one",
+            cpus[at]
+        )),
         None => Ok(()),
     }
 }
 
-/// The guest on KVM. What is not said is small there: it takes real time.
-fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
-    kvm::only_machine(
-        "kvm",
-        &[
-            (arguments.how.is_some(), "--how"),
-            (arguments.scale.is_some(), "--scale"),
-            (arguments.machine.is_some(), "--machine"),
-            (arguments.plot.is_some(), "--plot"),
-            (arguments.threads.threads.is_some(), "--threads"),
-            (arguments.log != By::Faults, "--log"),
-        ],
-    )?;
-    if arguments.no_manual_protect && arguments.kvm.all_set {
-        let why = "--all-set: only with manual protection, which -g does without";
-        return Err(Error::Usage(why.to_owned()));
-    }
-    let vcpus = arguments.vcpus.unwrap_or(1);
-    let each = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
-    let bytes = each
-        .checked_mul(vcpus.into())
-        .filter(|all| *all <= MOST_BYTES);
-    let bytes = bytes.ok_or_else(|| {
-        Error::Usage(format!(
-            "-b {}: at most {} for all vCPUs",
-            human(each),
-            human(MOST_BYTES)
-        ))
-    })?;
-    Ok(kvm::Asked {
-        bits: arguments.mode.fixed_bits(),
-        first: arguments.offset,
-        slots: arguments.slots.into(),
-        manual: !arguments.no_manual_protect,
-        iterations: arguments.iterations,
-        write_percent: arguments.write_percent,
-        random: arguments.random_access,
-        seed: arguments.random_seed,
-        running: arguments.run_while_disabling,
-        ..kvm::Asked::new(
-            arguments.source.unwrap_or(Backing::ANONYMOUS),
-            bytes,
-            vcpus.into(),
-            arguments.kvm.clone(),
-        )
-    })
-}
-
-fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
-    let case = case(arguments);
-    let hows = options::ways(arguments, profile)?;
-    let options = options::of(arguments, profile, case.vcpus)?;
-    let mut jobs = Vec::new();
-    for how in hows {
-        let job = case.job(profile, how)?;
-        let page = job.source.bytes();
-        if !(job.region.bytes / page).is_multiple_of(u64::from(arguments.slots)) {
-            return Err(Error::Usage(format!(
-                "-x {}: {} of pages of {} cannot be divided so",
-                arguments.slots,
-                human(job.region.bytes),
-                human(page)
-            )));
-        }
-        jobs.push(Job {
-            iterations: arguments.iterations,
-            slots: arguments.slots,
-            write_percent: arguments.write_percent,
-            random: arguments.random_access,
-            seed: arguments.random_seed,
-            manual: !arguments.no_manual_protect,
-            running: arguments.run_while_disabling,
-            options,
-            ..job
+impl Row {
+    fn new(job: Job, ran: Ran, is_published: bool) -> Result<Self, Error> {
+        job.sound(&ran)?;
+        let mut figures = crate::published::of("dirty-log", &job.profile).into_iter();
+        let figure =
+            figures.find(|row| is_published && figures::metric(row) == Some(Metric::Disabling));
+        let published = figure.as_ref().and_then(|row| match job.how {
+            How::Before => row.before,
+            How::After => row.after,
+            _ => None,
         });
+        let fitted = figure.is_some_and(|row| row.is_fitted(&job.profile));
+        let (longest, p999, stalled_s) = figures::stalls(&ran.stalls);
+        let fitted = fitted && job.how == How::Before;
+        Ok(Self {
+            job,
+            ran,
+            longest,
+            p999,
+            stalled_s,
+            published,
+            fitted,
+        })
     }
-    Ok(jobs)
-}
 
-fn case(arguments: &Arguments) -> Case {
-    let guest = arguments.guest();
-    Case {
-        backing: guest.source,
-        bytes: guest.bytes,
-        vcpus: guest.vcpus,
-        mode: arguments.mode,
-        offset: arguments.offset,
-        scale: arguments.scale,
+    fn error(&self) -> Option<f64> {
+        let disable = self.ran.disable.as_secs_f64();
+        self.published
+            .map(|published| error_percent(disable, published))
     }
-}
 
-fn test(
-    arguments: &Arguments,
-    profile: &Profile,
-    run: simulate::Run<'_>,
-) -> Result<Report<Parameters, Row>, Error> {
-    let guest = arguments.guest();
-    Experiment::DirtyLog.fits(profile, guest.vcpus)?;
-    let jobs = jobs(arguments, profile)?;
-    let is_usual = jobs.iter().all(|job| job.options == Options::default());
-    let is_published = case(arguments).is_published() && arguments.run_while_disabling && is_usual;
-    let mut rows = Vec::new();
-    for (job, ran) in jobs.iter().zip(run(&jobs)?) {
-        sound(job, &ran)?;
-        rows.push(row(job, &ran, is_published));
-    }
-    Ok(Report {
-        experiment: "dirty-log",
-        parameters: Parameters {
-            source: guest.source.name,
-            bytes_per_vcpu: guest.bytes,
-            vcpus: guest.vcpus,
-            iterations: arguments.iterations,
-            slots: arguments.slots,
-            write_percent: arguments.write_percent,
-            random_access: arguments.random_access,
-            manual_protect: !arguments.no_manual_protect,
-            run_while_disabling: arguments.run_while_disabling,
-            log: arguments.log.name(),
-            all_set: arguments.kvm.all_set,
-            overlap: arguments.kvm.overlap,
-            nested: arguments.kvm.nested,
-            machine: profile.name.clone(),
-            scale: jobs
-                .first()
-                .map_or(1, |job| job.scale.smaller * job.scale.fewer),
-        },
-        rows,
-        warnings: Vec::new(),
-    })
-}
-
-/// That the machine has no complaint.
-pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
-    no_violation(&job.profile, job.how.name(), ran.violation.as_deref())
-}
-
-fn row(job: &Job, ran: &Ran, is_published: bool) -> Row {
-    let figures = published::built_in("dirty-log").unwrap_or_default();
-    let figure = figures.iter().find(|row| {
-        is_published
-            && figures::metric(row) == Some(Metric::Disabling)
-            && job.profile.system.published_as.contains(&row.system)
-    });
-    let published = figure.and_then(|row| match job.how {
-        How::Before => row.before,
-        How::After => row.after,
-        _ => None,
-    });
-    let fitted = figure.is_some_and(|row| {
-        let profile = &job.profile;
-        job.how == How::Before
-            && profile.is_fitted_on_metric(&row.system, &row.configuration, &row.metric)
-    });
-    let seconds = |times: &[Time]| times.iter().map(|time| time.as_secs_f64()).collect();
-    let (longest, p999, total) = figures::stalls(&ran.stalls);
-    let disable = ran.disable.as_secs_f64();
-    Row {
-        how: job.how.name(),
-        populate: ran.populate.as_secs_f64(),
-        enable: ran.enable.as_secs_f64(),
-        dirty: seconds(&ran.dirty),
-        get: seconds(&ran.get),
-        clear: seconds(&ran.clear),
-        disable,
-        published,
-        error_percent: published.map(|it| error_percent(disable, it)),
-        fitted,
-        zaps: figures::histogram(&ran.zaps, job.scale.fewer),
-        stall_longest_us: longest.as_secs_f64() * 1e6,
-        stall_p999_us: p999.as_secs_f64() * 1e6,
-        stall_total_s: total,
-        flushes: ran.flushes,
-        kicks: ran.kicks,
-        faults: ran.faults,
-        retries: ran.retries,
-        log_full_exits: ran.log_full,
-    }
-}
-
-fn head(parameters: &Parameters) -> String {
-    format!(
-        "{}, {} of {} for each of {}",
-        parameters.machine,
-        human(parameters.bytes_per_vcpu),
-        parameters.source,
-        report::counted(u64::from(parameters.vcpus), "vCPU", "vCPUs"),
-    )
-}
-
-/// The phases before the last, in the words of the well-known test.
-fn phases(row: &Row, manual: bool) -> String {
-    let seconds = |name: &str, time: f64| format!("{name}: {}\n", report::time(time * 1e9));
-    let mut text = seconds("Populate memory time", row.populate);
-    text += &seconds("Enabling dirty logging time", row.enable);
-    for (number, dirty) in row.dirty.iter().enumerate() {
-        let of = |what: &str| format!("Iteration {} {what} time", number + 1);
-        text += "\n";
-        text += &seconds(&of("dirty memory"), *dirty);
-        text += &seconds(&of("get dirty log"), row.get[number]);
-        if let Some(clear) = row.clear.get(number) {
-            text += &seconds(&of("clear dirty log"), *clear);
+    /// The phases before the last, in the words of the well-known test.
+    fn phases(&self) -> String {
+        let line = |name: &str, time: Time| {
+            format!("{name}: {}\n", report::time(time.as_secs_f64() * 1e9))
+        };
+        let Ran {
+            populate,
+            enable,
+            dirty,
+            get,
+            clear,
+            ..
+        } = &self.ran;
+        let mut text = line("Populate memory time", *populate);
+        text += &line("Enabling dirty logging time", *enable);
+        for (number, dirty) in dirty.iter().enumerate() {
+            let of = |what: &str| format!("Iteration {} {what} time", number + 1);
+            text += "\n";
+            text += &line(&of("dirty memory"), *dirty);
+            text += &line(&of("get dirty log"), get[number]);
+            if let Some(clear) = clear.get(number) {
+                text += &line(&of("clear dirty log"), *clear);
+            }
         }
+        text += "\n";
+        let over = |what: &str, times: &[Time]| {
+            let total: f64 = seconds(times).iter().sum();
+            format!(
+                "{what} dirty log over {} took {}. (Avg {}/iteration)\n",
+                report::counted(times.len() as u64, "iteration", "iterations"),
+                report::time(total * 1e9),
+                report::time(total / times.len().max(1) as f64 * 1e9)
+            )
+        };
+        text += &over("Get", get);
+        if self.job.manual {
+            text += &over("Clear", clear);
+        }
+        if self.ran.log_full > 0 {
+            let exits = report::counted(self.ran.log_full, "time", "times");
+            text += &format!("Hardware's log was full {exits}\n");
+        }
+        text
     }
-    text += "\n";
-    let over = |what: &str, times: &[f64]| {
-        let total: f64 = times.iter().sum();
-        format!(
-            "{what} dirty log over {} took {}. (Avg {}/iteration)\n",
-            report::counted(times.len() as u64, "iteration", "iterations"),
-            report::time(total * 1e9),
-            report::time(total / times.len().max(1) as f64 * 1e9)
-        )
-    };
-    text += &over("Get", &row.get);
-    if manual {
-        text += &over("Clear", &row.clear);
-    }
-    if row.log_full_exits > 0 {
-        let exits = report::counted(row.log_full_exits, "time", "times");
-        text += &format!("Hardware's log was full {exits}\n");
-    }
-    text
 }
 
-fn text(report: &Report<Parameters, Row>) -> String {
-    let parameters = &report.parameters;
-    let mut text = head(parameters) + "\n";
-    if parameters.scale > 1 {
+fn text(head: &str, scale: u64, rows: &[Row]) -> String {
+    let mut text = format!("{head}\n");
+    if scale > 1 {
         text += &format!(
-            "with 1/{} of the pages; what takes as long as there are pages is multiplied\n",
-            parameters.scale
+            "with 1/{scale} of the pages; what takes as long as there are pages is multiplied\n"
         );
     }
-    if let Some(row) = report.rows.first() {
-        text += "\n";
-        text += &phases(row, parameters.manual_protect);
+    if let Some(row) = rows.first() {
+        text += &format!("\n{}", row.phases());
     }
-    let rows = report.rows.iter().map(|row| {
-        let error = row
-            .error_percent
-            .map_or("-".to_owned(), |error| report::marked(error, row.fitted));
-        [
-            row.how.to_owned(),
-            report::time_if_any(row.disable * 1e9),
-            error,
-            report::time_if_any(row.stall_longest_us * 1e3),
-            report::time_if_any(row.stall_p999_us * 1e3),
-            report::time_if_any(row.stall_total_s * 1e9),
-            report::count(row.flushes),
-            report::count(row.faults),
-            report::count(row.retries),
-        ]
-    });
-    text += &format!("\n{}:\n\n", figures::DISABLING);
-    text += &report::table(
-        [
-            "",
-            "time",
-            "error  ",
-            "stall\nlongest",
-            "99.9 %",
-            "in total",
-            "flushes",
-            "faults",
-            "retries",
-        ],
-        1,
-        rows.collect(),
-    );
-    text += &zaps(report);
-    if report.rows.iter().any(|row| row.fitted) {
-        text += report::FITTED;
-    }
-    text
+    text += &format!("\n{TITLE}:\n\n{}{}", columns::table(1, 1, rows), zaps(rows));
+    text + report::fitted(rows.iter().any(|row| row.fitted))
 }
 
 /// How long the tables took that were taken apart.
-fn zaps(report: &Report<Parameters, Row>) -> String {
-    let ways: Vec<&Row> = report
-        .rows
-        .iter()
-        .filter(|row| !row.zaps.is_empty())
+fn zaps(rows: &[Row]) -> String {
+    let of = |row: &Row| figures::histogram(&row.ran.zaps, row.job.scale.fewer);
+    let ways: Vec<_> = rows.iter().map(|row| (row.job.how, of(row))).collect();
+    let ways: Vec<_> = ways
+        .into_iter()
+        .filter(|(_, buckets)| !buckets.is_empty())
         .collect();
-    let longest = ways.iter().map(|row| row.zaps.len()).max().unwrap_or(0);
+    let longest = ways
+        .iter()
+        .map(|(_, buckets)| buckets.len())
+        .max()
+        .unwrap_or(0);
+    let hows = [How::Before, How::FlushFirst, How::UnfreezeFirst, How::After];
     let count = |how: How, at: usize| {
-        let way = ways.iter().find(|row| row.how == how.name());
-        way.map_or("-".to_owned(), |row| {
-            let count = row.zaps.get(at).map_or(0, |bucket| bucket.count);
-            report::count(count)
+        let way = ways.iter().find(|(of, _)| *of == how);
+        let count = |bucket: &figures::Bucket| bucket.count;
+        way.map_or("-".to_owned(), |(_, buckets)| {
+            report::count(buckets.get(at).map_or(0, count))
         })
     };
-    let rows = (0..longest).filter_map(|at| {
-        let bucket = ways.iter().find_map(|row| row.zaps.get(at))?;
-        let some = |row: &&Row| row.zaps.get(at).is_some_and(|bucket| bucket.count > 0);
-        ways.iter().any(some).then(|| {
+    let row = |at: usize| {
+        let bucket = ways.iter().find_map(|(_, buckets)| buckets.get(at))?;
+        let some = ways
+            .iter()
+            .any(|(_, buckets)| buckets.get(at).is_some_and(|it| it.count > 0));
+        let [a, b, c, d] = hows.map(|how| count(how, at));
+        some.then(|| {
             [
                 format!("{} to {} ms", bucket.from_ms, bucket.to_ms),
-                count(How::Before, at),
-                count(How::FlushFirst, at),
-                count(How::UnfreezeFirst, at),
-                count(How::After, at),
+                a,
+                b,
+                c,
+                d,
             ]
         })
-    });
-    let rows: Vec<_> = rows.collect();
-    if rows.is_empty() {
-        return String::new();
+    };
+    let rows: Vec<_> = (0..longest).filter_map(row).collect();
+    let [a, b, c, d] = hows.map(How::name);
+    match rows.is_empty() {
+        true => String::new(),
+        false => format!("\n{}", report::table(["tables", a, b, c, d], 1, rows)),
     }
-    let header = ["tables", "before", "flush-first", "unfreeze-first", "after"];
-    format!("\n{}", report::table(header, 1, rows))
 }
 
-#[cfg(test)]
-mod tests {
-    use tablewright_machine::Costs;
-
-    use super::*;
-
-    /// A call takes what it takes however many pages there are, and a cost that a profile leaves
-    /// out counts nothing.
-    #[test]
-    fn calls_copies_and_visits_are_where_a_host_has_them() {
-        let neutral = Profile::load("x86-12-vcpus").unwrap();
-        let ran = |profile: &Profile, scale| {
-            let case = Case {
-                backing: Backing::ANONYMOUS,
-                bytes: 4 << 20,
-                vcpus: 1,
-                mode: "P48V48_4K".parse::<Mode>().unwrap(),
-                offset: None,
-                scale: Some(scale),
-            };
-            let job = case.job(profile, How::Before).unwrap();
-            simulate::run(&Job {
-                iterations: 1,
-                slots: 1,
-                manual: true,
-                running: false,
-                ..job
-            })
-            .unwrap()
-        };
-        let with = |change: &dyn Fn(&mut Costs), scale| {
-            let mut profile = neutral.clone();
-            change(&mut profile.costs);
-            (ran(&neutral, scale), ran(&profile, scale))
-        };
-        for scale in [1, 2] {
-            let call = Time::us(3);
-            let (before, after) = with(&|costs| costs.call = call, scale);
-            assert_eq!(after.enable, before.enable + call, "{scale}");
-            assert_eq!(after.get[0], before.get[0] + call, "{scale}");
-            assert_eq!(after.clear[0], before.clear[0] + call, "{scale}");
-            assert_eq!(after.disable, before.disable + call, "{scale}");
-            let passes = |ran: &Ran| (ran.populate, ran.dirty.clone());
-            assert_eq!(passes(&after), passes(&before), "{scale}");
+/// How long disabling takes, and the longest stall, as bars: a group for each way.
+fn picture(subtitle: String, rows: &[Row]) -> Picture {
+    let group = |row: &Row| {
+        let fitted = if row.fitted { " (fitted)" } else { "" };
+        let stall = micros(row.longest) / 1e6;
+        let published = row.published.map(|it| Bar::new("published", it, false));
+        let ours = [
+            Bar::new(
+                &format!("disabling{fitted}"),
+                row.ran.disable.as_secs_f64(),
+                true,
+            ),
+            Bar::new("longest stall", stall, true),
+        ];
+        Group {
+            name: row.job.how.name().to_owned(),
+            bare: None,
+            bars: published.into_iter().chain(ours).collect(),
         }
-        // 1,024 pages: 16 words, two lines.
-        let (before, after) = with(&|costs| costs.copy = Time::ns(50), 1);
-        assert_eq!((before.get[0], after.get[0]), (Time::ns(16), Time::ns(100)));
-        let (before, after) = with(&|costs| costs.visit = Time::ns(7), 1);
-        assert_eq!(after.enable, before.enable + Time::ns(7 * 1024));
-        assert_eq!(after.clear, before.clear);
+    };
+    Picture {
+        title: "Disabling a dirty log".to_owned(),
+        subtitle,
+        unit: "s".to_owned(),
+        groups: rows.iter().map(group).collect(),
+        notes: Vec::new(),
     }
 }

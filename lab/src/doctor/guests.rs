@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tablewright_experiments::input::Backing;
-
+use crate::dirty_log::measured::{self, Measured};
 use crate::error::Error;
-use crate::kvm::measured::Measured;
+use crate::guest::input::Backing;
 use crate::kvm::{self, Asked, HostKind, Options, PhaseRow};
 
 /// Small enough for a minute, large enough to be steady.
@@ -77,7 +76,7 @@ pub fn measure(mut step: impl FnMut(&str)) -> Result<Guests, Error> {
         ..Options::default()
     };
     // An older kernel clears a log when it is read.
-    let manual = kvm::has_manual()?;
+    let manual = kvm::able()?.manual;
     let asked = |backing, bytes, vcpus| Asked {
         manual,
         until: Some(Instant::now() + PATIENCE),
@@ -90,8 +89,8 @@ pub fn measure(mut step: impl FnMut(&str)) -> Result<Guests, Error> {
     let large = asked(huge, HUGE_BYTES, 1);
     let huge_pages = kvm::measure(&large)?;
     let runs = vec![
-        kvm::measured(&plain, &pages)?,
-        kvm::measured(&large, &huge_pages)?,
+        measured::of(&plain, &host, &pages),
+        measured::of(&large, &host, &huge_pages),
     ];
     step("a log with all pages set");
     let mut set = asked(Backing::ANONYMOUS, SMALL, 1);

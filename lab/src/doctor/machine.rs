@@ -1,21 +1,20 @@
 //! What the published changes and the engine would take in the same place: the software machine,
 //! with what was measured here.
 
-use tablewright_experiments::dirty_log::{self as logs, How as Disable};
-use tablewright_experiments::input::{Backing, Mode};
-use tablewright_experiments::linear_map as linear;
-use tablewright_experiments::linear_map::steps::Step;
-use tablewright_experiments::tlb_flush::How as Tell;
-use tablewright_experiments::tlb_flush::{self as flushes};
-use tablewright_experiments::write_protect::leaf_for;
-use tablewright_experiments::write_protect::{self as starts, How as Start, Stage2, Then};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use super::native::Unmap;
+use crate::dirty_log::job::{Case, How as Disable, MOST_BYTES};
+use crate::dirty_log::run as logs;
 use crate::error::Error;
+use crate::guest::input::{Backing, Mode};
+use crate::guest::{Stage2, leaf_for, nanoseconds};
+use crate::map_mem::job as linear;
+use crate::map_mem::step::Step;
 use crate::runs::{self, Threads};
 use crate::size::human;
-use tablewright_experiments::dirty_log::Case;
+use crate::tlb_flush::job::{self as flushes, How as Tell};
+use crate::write_protect::job::{self as starts, How as Start, Then};
 
 /// The guest that a user has in mind.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +29,8 @@ pub struct Size {
 /// It cannot.
 pub fn fits(bytes: u64) -> Result<(), Error> {
     let usage = |why: String| Err(Error::Usage(format!("--guest {}: {why}", human(bytes))));
-    if bytes > logs::MOST_BYTES {
-        return usage(format!("at most {}", human(logs::MOST_BYTES)));
+    if bytes > MOST_BYTES {
+        return usage(format!("at most {}", human(MOST_BYTES)));
     }
     match leaf_for(bytes) {
         Some(_) => Ok(()),
@@ -48,10 +47,6 @@ const HUGE: u64 = 2 << 20;
 /// So many vCPUs end a log on the machine: their waits for each other take this computer time as
 /// their square.
 pub const MOST: u16 = 16;
-
-fn nanoseconds(time: Time) -> f64 {
-    time.as_ps() as f64 / 1e3
-}
 
 /// Another system's, for what only a kernel can measure: to wait until an invalidation is complete.
 pub const KERNELS: &str = "ampere-altra-vm-64g";

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
-use crate::map_mem;
+use crate::map_mem::{input, native};
 use crate::size::{Size, human};
 use crate::stats::Samples;
 
@@ -31,8 +31,8 @@ const FEWEST: usize = 50;
 /// The engine's linear map in pages: nanoseconds for each page.
 pub fn linear_map() -> Result<f64, Error> {
     let format = Format::new(Architecture::HOST, Granule::K4, 48)?;
-    let (source, map) = map_mem::input::read(None, Size::of(MAPPED), format)?;
-    let built = map_mem::build(&format!("{} of {source}", human(MAPPED)), &map, format)?;
+    let (source, map) = input::read(None, Size::of(MAPPED), format)?;
+    let built = native::build(&format!("{} of {source}", human(MAPPED)), &map, format)?;
     Ok(built.nanoseconds / built.entries.max(1) as f64)
 }
 

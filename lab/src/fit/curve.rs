@@ -8,8 +8,6 @@
 //! the machine, and the rows on which nothing was fitted say what is to be had from the choice.
 
 use serde::Serialize;
-use tablewright_experiments::tlb_flush::How;
-use tablewright_experiments::tlb_flush::{Job, Ran};
 use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
@@ -17,8 +15,9 @@ use crate::progress::Progress;
 use crate::published;
 use crate::report;
 use crate::report::{error_percent, percent};
-use crate::reproduce::tlb_flush::{jobs, published_seconds};
 use crate::runs::Run;
+use crate::tlb_flush::job::{How, Job, PUBLISHED_CYCLES, Ran};
+use crate::tlb_flush::published::{jobs, published_seconds};
 
 /// Nanoseconds of an interrupt for which the others are found.
 const INTERRUPTS: [u64; 5] = [0, 1_170, 2_512, 5_000, 10_000];
@@ -56,11 +55,7 @@ fn figures(rows: &[published::Row], metric: &str) -> Option<[f64; 2]> {
 
 /// The solutions for both published figures of the elapsed time.
 pub fn curve(profile: &Profile, run: Run<'_, Job>) -> Result<Vec<Point>, Error> {
-    let rows = published::built_in("tlb-flush").unwrap_or_default();
-    let rows: Vec<_> = rows
-        .into_iter()
-        .filter(|row| profile.system.published_as.contains(&row.system))
-        .collect();
+    let rows = published::of("tlb-flush", profile);
     let Some(wanted) = figures(&rows, "real") else {
         return Err(Error::Usage(format!(
             "{} was published as no system of tlb-flush",
@@ -98,7 +93,7 @@ pub fn curve(profile: &Profile, run: Run<'_, Job>) -> Result<Vec<Point>, Error> 
             }
             // What a cycle lacks after the change is fixed work; what the difference lacks besides
             // is of the wake-up.
-            let each = |seconds: f64| seconds * 1e12 / crate::tlb_flush::PUBLISHED_CYCLES as f64;
+            let each = |seconds: f64| seconds * 1e12 / PUBLISHED_CYCLES as f64;
             let moved = |time: Time, by: f64| Time::ps((time.as_ps() as f64 + by).max(0.0) as u64);
             let wake = each(missing[0] - missing[1]);
             costs.wake = moved(costs.wake, wake);
@@ -112,7 +107,7 @@ pub fn curve(profile: &Profile, run: Run<'_, Job>) -> Result<Vec<Point>, Error> 
 /// Finds the curve, and prints it.
 pub fn print(profile: &Profile, run: Run<'_, Job>, json: bool) -> Result<(), Error> {
     let points = curve(profile, run)?;
-    let rows = published::built_in("tlb-flush").unwrap_or_default();
+    let rows = published::built_in("tlb-flush");
     let report = Report {
         experiment: "fit",
         machine: profile.name.clone(),

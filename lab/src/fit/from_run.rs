@@ -8,13 +8,13 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tablewright_experiments::dirty_log;
 use tablewright_machine::{Cost, Profile, Provenance, RowSelector, Source, Time};
 
 use super::solve::{self, Undetermined};
+use crate::dirty_log::measured::{Compared, Measured, compare, compared, phases, read};
+use crate::dirty_log::run as dirty_log;
 use crate::error::Error;
 use crate::file::Target;
-use crate::kvm::measured::{Compared, Measured, compare, compared, phases, read};
 use crate::report::{self, Report};
 
 /// What is asked for.

@@ -19,17 +19,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use tablewright_experiments::linear_map::plan::Plan;
-use tablewright_experiments::linear_map::steps::Step;
-use tablewright_experiments::linear_map::{self, Job, Run};
 use tablewright_machine::{Cost, Profile, Provenance, RowSelector, Source, Time};
 
 use crate::error::Error;
 use crate::file::Target;
-use crate::machine::named::Named;
-use crate::map_mem::machine;
-use crate::map_mem::steps::step_of;
-use crate::needs::Experiment;
+use crate::map_mem::job::{self as map_mem, Job, Run};
+use crate::map_mem::plan::Plan;
+use crate::map_mem::simulate as machine;
+use crate::map_mem::step::{Step, step_of};
+use crate::profile::{self, Experiment, Named};
 use crate::published;
 use crate::report;
 use crate::report::{error_percent, percent};
@@ -161,7 +159,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         }
         return curve::print(
             &profile,
-            &crate::runs::software::<tablewright_experiments::tlb_flush::Job>(arguments.threads),
+            &runs::software::<crate::tlb_flush::job::Job>(arguments.threads),
             arguments.json,
         );
     }
@@ -173,7 +171,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let (report, fitted) = fit(
         arguments,
         profile,
-        &runs::software::<linear_map::Job>(arguments.threads),
+        &runs::software::<Job>(arguments.threads),
     )?;
     if arguments.json {
         report::print_json(&report)?;
@@ -315,7 +313,7 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
                 arguments.table
             )));
         }
-        published::built_in(&arguments.table).unwrap_or_default()
+        published::built_in(&arguments.table)
     } else {
         published::read(Path::new(&arguments.table))?
     };
@@ -332,10 +330,10 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
         let fitted = is_fitted(&figure);
         // The costs of one core say nothing of another.
         if !fitted
-            && let Some(core) = core_of(&figure.system)?
-            && core != profile.system.core
+            && let Some(other) = profile::of_system(&figure.system)?
+            && other.system.core != profile.system.core
         {
-            let other = format!("{} ({core})", figure.system);
+            let other = format!("{} ({})", figure.system, other.system.core);
             if !others.contains(&other) {
                 others.push(other);
             }
@@ -343,7 +341,7 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
         }
         cases.push(Case {
             step: step_of(&figure)?,
-            plan: linear_map::plan_of(profile, figure.ram()?.bytes())?,
+            plan: map_mem::plan_of(profile, figure.ram()?.bytes())?,
             published_ms: figure.after_ms()?,
             fitted,
             figure,
@@ -355,22 +353,6 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
         vec![format!("left out, as other cores: {}", others.join("; "))]
     };
     Ok((cases, fitted_on, warnings))
-}
-
-/// The core of a published system that a built-in profile describes.
-fn core_of(system: &str) -> Result<Option<String>, Error> {
-    for name in Profile::built_in() {
-        let profile = Profile::load(name)?;
-        if profile
-            .system
-            .published_as
-            .iter()
-            .any(|name| name == system)
-        {
-            return Ok(Some(profile.system.core));
-        }
-    }
-    Ok(None)
 }
 
 /// What selects the fitted rows. Each selects at least one.

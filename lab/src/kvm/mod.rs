@@ -1,47 +1,56 @@
 //! The experiments on the KVM of this computer: what they can be asked, and what is common to their
 //! answers.
 
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
-mod here;
-pub mod measured;
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-)))]
-mod nowhere;
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
-pub mod sequence;
+#[cfg_attr(
+    all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ),
+    path = "here.rs"
+)]
+#[cfg_attr(
+    not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    )),
+    path = "nowhere.rs"
+)]
+mod guests;
 pub mod summary;
 
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use tablewright_experiments::input::Backing;
+use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::guest::input::Backing;
+use crate::progress::Progress;
+use crate::report;
+use crate::size::human;
 
-#[cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
-pub use here::{
-    computer, dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
-};
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-)))]
-pub use nowhere::{
-    computer, dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
-};
-
+pub use guests::{able, computer, free, host, round};
 pub use summary::{HostKind, PhaseRow};
+
+/// Phases of a guest that are run in each round.
+#[derive(Clone, Copy, Debug)]
+pub enum Phases {
+    /// Those of the well-known test of logging, and one more pass at the end.
+    Log,
+    /// The start of a log, and a pass after it that writes or reads; the start alone without.
+    Start(Option<bool>),
+    /// Those of the well-known test of faults on one table.
+    Faults,
+}
+
+/// What KVM can do here.
+#[derive(Clone, Copy, Debug)]
+pub struct Able {
+    /// Reading a log may leave it as it is.
+    pub manual: bool,
+    /// A log may begin with all pages in it.
+    pub all_set: bool,
+}
 
 /// Where an experiment runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,10 +98,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// That nothing of it is asked for where there is no KVM.
-    ///
-    /// # Errors
-    /// Something is.
+    /// Refuses what is asked for where there is no KVM.
     pub fn unused(&self) -> Result<(), Error> {
         let options = [
             (self.rounds.is_some(), "--rounds"),
@@ -116,11 +122,7 @@ impl Options {
     }
 }
 
-/// That nothing is asked for that is the machine's alone, where an experiment runs on something
-/// else.
-///
-/// # Errors
-/// Something is.
+/// Refuses what is the machine's alone, where an experiment runs on something else.
 pub fn only_machine(on: &str, options: &[(bool, &str)]) -> Result<(), Error> {
     match options.iter().find(|(given, _)| *given) {
         Some((_, option)) => Err(Error::Usage(format!("{option}: not with --on {on}"))),
@@ -175,3 +177,109 @@ impl Asked {
 
 /// What a guest has where nothing is said.
 pub const USUAL_BYTES: u64 = 256 << 20;
+
+/// Fewer rounds have no median, however long they take.
+const FEWEST: usize = 2;
+
+/// Rounds of a guest, in one.
+pub fn rounds(
+    asked: &Asked,
+    progress: &mut Progress,
+    phases: Phases,
+) -> Result<Vec<PhaseRow>, Error> {
+    let mut all = Vec::new();
+    for number in 1..=asked.options.rounds() {
+        let is_late = asked.until.is_some_and(|until| Instant::now() >= until);
+        if is_late && all.len() >= FEWEST {
+            break;
+        }
+        progress.step(&format!("round {number}"));
+        all.push(round(asked, phases)?);
+    }
+    Ok(summary::rows(&all))
+}
+
+/// The phases of `dirty-log`, without printing them.
+pub fn measure(asked: &Asked) -> Result<Vec<PhaseRow>, Error> {
+    let mut progress = Progress::new(asked.options.rounds().into());
+    rounds(asked, &mut progress, Phases::Log)
+}
+
+/// Of a phase.
+pub fn seconds(rows: &[PhaseRow], name: &str) -> f64 {
+    let row = rows.iter().find(|row| row.phase == name);
+    row.map_or(0.0, |row| row.wall / 1e9)
+}
+
+/// The guest, for programs.
+pub fn parameters(asked: &Asked, host: &HostKind) -> Value {
+    json!({
+        "on": "kvm",
+        "host": host,
+        "source": asked.backing.name,
+        "bytes": asked.bytes,
+        "bytes_per_vcpu": asked.bytes / u64::from(asked.vcpus.max(1)),
+        "vcpus": asked.vcpus,
+        "iterations": asked.iterations,
+        "slots": asked.slots,
+        "write_percent": asked.write_percent,
+        "random_access": asked.random,
+        "overlap": asked.options.overlap,
+        "nested": asked.options.nested,
+        "manual_protect": asked.manual,
+        "all_set": asked.options.all_set,
+        "ring": asked.options.ring,
+        "run_while_disabling": asked.running,
+        "run_in_all_calls": asked.options.stalls,
+        "rounds": asked.options.rounds(),
+    })
+}
+
+/// The guest, for people.
+pub fn head(asked: &Asked, host: &HostKind) -> String {
+    let options = &asked.options;
+    let log = match (options.ring, asked.manual, options.all_set) {
+        (Some(entries), ..) => format!("rings of {}", report::count(entries.into())),
+        (None, true, true) => "manual protection, all set".to_owned(),
+        (None, true, false) => "manual protection".to_owned(),
+        (None, false, _) => "reading clears".to_owned(),
+    };
+    let line = format!(
+        "{}{}, {} of {} in all, {log}, {}",
+        report::counted(u64::from(asked.vcpus), "vCPU", "vCPUs"),
+        if options.nested {
+            " of a guest's guest"
+        } else {
+            ""
+        },
+        human(asked.bytes),
+        asked.backing.name,
+        report::counted(u64::from(options.rounds()), "round", "rounds"),
+    );
+    let wrapped = |line: &str| report::wrapped(line, 78, "  ");
+    format!("{}\n{}\n\n", wrapped(&host.line), wrapped(&line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ran_fits_a_terminal() {
+        let backing = "anonymous_hugetlb_16gb".parse().expect("a backing");
+        let options = Options {
+            nested: true,
+            all_set: true,
+            rounds: Some(1000),
+            ..Options::default()
+        };
+        let asked = Asked::new(backing, 1000 << 30, 1024, options);
+        let head = head(&asked, &computer().expect("Linux"));
+        assert!(
+            head.contains("1,024 vCPUs of a guest's guest, 1000 GiB"),
+            "{head}"
+        );
+        let longest = head.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(80), "{head}");
+    }
+}

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tablewright_experiments::input::{PAGE, Source};
 use tablewright_kvm::clock::{Took, pace, settle};
 use tablewright_kvm::guest::Orders;
 use tablewright_kvm::host::{Abilities, abilities, open};
@@ -13,9 +12,10 @@ use tablewright_kvm::{
     Backing, Bitmap, Counts, Done, Emptied, Error as KvmError, Protect, Setup, Vm,
 };
 
-use super::Asked;
-use super::summary::Phase;
 use crate::error::Error;
+use crate::guest::input::{PAGE, Source};
+use crate::kvm::Asked;
+use crate::kvm::summary::Phase;
 use crate::report;
 use crate::stats::Samples;
 
@@ -39,9 +39,6 @@ fn backing(asked: &Asked) -> Result<Backing, Error> {
 const DEVICE: &str = "/dev/kvm";
 
 /// What KVM can do here.
-///
-/// # Errors
-/// There is none.
 pub fn able() -> Result<Abilities, Error> {
     open(Path::new(DEVICE))
         .map(|kvm| abilities(&kvm))

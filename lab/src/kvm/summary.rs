@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::columns;
+use crate::columns::Cell;
 use crate::report;
 use crate::stats::Samples;
 
@@ -154,41 +156,14 @@ pub fn rows(rounds: &[Vec<Phase>]) -> Vec<PhaseRow> {
     first.iter().enumerate().map(row).collect()
 }
 
-/// The phases as a table.
-pub fn times(rows: &[PhaseRow]) -> String {
-    let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
-    let cells = rows.iter().map(|row| {
-        [
-            row.phase.clone(),
-            report::time(row.wall),
-            report::time(row.cpu),
-            report::time(row.cpu_a_page),
-            optional(row.stall_longest),
-            optional(row.stall_p999),
-            row.harvested.map_or("-".to_owned(), report::count),
-        ]
-    });
-    let mut table = report::table(
-        [
-            "",
-            "time",
-            "CPU time",
-            "for a\npage",
-            "stall\nlongest",
-            "99.9 %",
-            "pages\nin the log",
-        ],
-        1,
-        cells.collect(),
-    );
-    let first: Samples = rows.iter().filter_map(|row| row.cpu_first).collect();
-    if !first.is_empty() {
-        table += &format!(
-            "get: made again and again; the first call after a pass took {}\n",
-            report::time(first.median())
-        );
-    }
-    table
+columns! { table of row: PhaseRow;
+    [] [1 ""] Cell::text(&row.phase);
+    [] [1 "time"] Cell::ns(row.wall);
+    [] [1 "CPU time"] Cell::ns(row.cpu);
+    [] [1 "for a\npage"] Cell::ns(row.cpu_a_page);
+    [] [1 "stall\nlongest"] Cell::or_nothing(row.stall_longest, Cell::ns);
+    [] [1 "99.9 %"] Cell::or_nothing(row.stall_p999, Cell::ns);
+    [] [1 "pages\nin the log"] Cell::or_nothing(row.harvested, Cell::Count);
 }
 
 /// What is shown of KVM's counts, and by which name KVM has it.
@@ -201,22 +176,31 @@ const SHOWN: [(&str, &str); 6] = [
     ("of 2M", "pages_2m"),
 ];
 
-/// What KVM counted in each phase. Empty if it counts nothing here.
-pub fn counts(rows: &[PhaseRow]) -> String {
-    if rows.iter().all(|row| row.counts.is_empty()) {
-        return String::new();
+/// The phases as tables: what they took, and what KVM counted, if it counts anything here.
+pub fn shown(rows: &[PhaseRow]) -> String {
+    let mut text = columns::table(1, 1, rows);
+    let first: Samples = rows.iter().filter_map(|row| row.cpu_first).collect();
+    if !first.is_empty() {
+        text += &format!(
+            "get: made again and again; the first call after a pass took {}\n",
+            report::time(first.median())
+        );
     }
-    let mut header = vec![String::new()];
-    header.extend(SHOWN.iter().map(|(title, _)| (*title).to_owned()));
+    if rows.iter().all(|row| row.counts.is_empty()) {
+        return text;
+    }
+    let header = [""].into_iter().chain(SHOWN.map(|(title, _)| title));
     let cells = rows.iter().map(|row| {
-        let mut cells = vec![row.phase.clone()];
-        cells.extend(SHOWN.iter().map(|(_, name)| match row.count(name) {
-            count if count < 0 => format!("-{}", report::count(count.unsigned_abs())),
-            count => report::count(count.unsigned_abs()),
-        }));
-        cells
+        let counts = SHOWN.map(|(_, name)| signed(row.count(name)));
+        [row.phase.clone()].into_iter().chain(counts).collect()
     });
-    format!("\n{}", report::table_of(header, 1, cells.collect()))
+    let header = header.map(str::to_owned).collect();
+    text + "\n" + &report::table_of(header, 1, cells.collect())
+}
+
+fn signed(count: i64) -> String {
+    let sign = if count < 0 { "-" } else { "" };
+    format!("{sign}{}", report::count(count.unsigned_abs()))
 }
 
 /// The factor from which CPU time and time part.

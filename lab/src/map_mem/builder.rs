@@ -5,8 +5,8 @@ use tablewright::format::{
 };
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va};
-use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan};
 
+use super::plan::{Contents, Leaves, Plan};
 use crate::arena::Arena;
 use crate::format::{Architecture, Granule};
 use crate::platform::Lean;

@@ -1,8 +1,8 @@
 //! Whether the linear map is what was planned: every page, and nothing else.
 
-use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan};
 use tablewright_walker::{Granule as WalkerGranule, Half, Regime};
 
+use super::plan::{Contents, Leaves, Plan};
 use crate::arena::Arena;
 use crate::format::{Architecture, Format, Granule};
 use crate::judge::{Expected, Found, Tree};
@@ -60,9 +60,9 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     use super::super::builder;
+    use super::super::iomem::{Extent, MemoryMap};
     use super::*;
     use crate::arena::Memory;
-    use tablewright_experiments::linear_map::iomem::{Extent, MemoryMap};
 
     const M: u64 = 1 << 20;
 

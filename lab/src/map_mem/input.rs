@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use tablewright_experiments::linear_map::iomem::{self, Extent, IomemError, MemoryMap};
-
+use super::iomem::{self, Extent, IomemError, MemoryMap};
 use crate::error::Error;
 use crate::file;
 use crate::format::Format;

@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use tablewright_experiments::linear_map::plan::Plan;
-
 use super::builder::Builder;
 use super::check;
+use super::plan::Plan;
 use crate::arena::{Arena, Memory};
 use crate::bare::Tables;
 use crate::error::Error;
@@ -103,10 +102,10 @@ fn failed(subject: &'static str, problem: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::super::builder;
+    use super::super::iomem::{Extent, MemoryMap};
+    use super::super::plan::Leaves;
     use super::*;
     use crate::format::Format;
-    use tablewright_experiments::linear_map::iomem::{Extent, MemoryMap};
-    use tablewright_experiments::linear_map::plan::Leaves;
 
     /// Takes tables, one more each time, and maps nothing.
     struct Fake {

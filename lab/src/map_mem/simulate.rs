@@ -1,171 +1,126 @@
-//! `map-mem --on machine`: the steps one after the other, in virtual time.
+//! `map-mem --on machine`: the steps one after the other, in virtual time, beside what was published
+//! for them.
 
-use serde::Serialize;
-use tablewright_experiments::linear_map::plan::{Leaves, Plan};
-use tablewright_experiments::linear_map::{self, Job, Run};
-use tablewright_machine::Profile;
+use tablewright_linear::Techniques;
+use tablewright_machine::{Profile, Time};
 
-use super::machine::{self, Row};
-use super::steps::{Choice, Order};
-use super::{Arguments, On, input, refuse};
+use super::job::{Job, Run};
+use super::plan::Plan;
+use super::step::{Ran, Step, techniques_of};
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
-use crate::format::{Architecture, Granule};
-use crate::needs::{self, Experiment};
-use crate::report::{self, Report};
-use crate::size::human;
+use crate::published;
+use crate::report::{self, error_percent, percent};
 
-#[derive(Serialize)]
-struct Parameters {
-    source: String,
-    on: On,
-    machine: String,
-    core: String,
-    format: Architecture,
-    granule: Granule,
-    address_bits: u32,
-    virtual_base: String,
-    pages_only: bool,
-    ram_bytes: u64,
-    trimmed_bytes: u64,
-    ranges: usize,
-    entries: u64,
-    step: Option<Choice>,
-    steps: Option<String>,
+/// A step, and what was published for it.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub step: Step,
+    pub ran: Ran,
+    pub published_ms: Option<f64>,
+    pub fitted: bool,
+    /// What the profile says that it does not explain here.
+    pub unexplained: Option<String>,
 }
 
-/// Runs the steps and prints them.
-pub fn run(arguments: &Arguments, run: Run<'_>) -> Result<(), Error> {
-    refuse(
-        &[
-            (arguments.format.is_some(), "--format"),
-            (arguments.granule.is_some(), "--granule"),
-            (arguments.address_bits.is_some(), "--address-bits"),
-            (arguments.rounds.is_some(), "--rounds"),
-        ],
-        "native: a profile says what its machine has, and its time does not vary",
-    )?;
-    let Some(name) = &arguments.machine else {
-        let names: Vec<_> = Profile::built_in().collect();
-        return Err(Error::Usage(format!(
-            "--on machine needs --machine with the path of a profile, or one of {}",
-            names.join(", ")
-        )));
-    };
-    let (profile, left_out) = needs::load(name, Experiment::MapMem)?;
-    let mut report = simulate(arguments, &profile, run)?;
-    report.warnings.extend(left_out);
-    report.print(arguments.json, text)
+columns! { row: Row;
+    ["step"] [0 ""] Cell::text(row.step.name);
+    ["techniques"] [] row.step.techniques().map(Techniques::names).map_or(Cell::Absent, Cell::json);
+    ["virtual_ms"] [1 "virtual time"] Cell::ms(ms(row.ran.time));
+    ["tables"] [] Cell::Count(row.ran.tables);
+    ["entries"] [] Cell::Count(row.ran.entries);
+    ["windows_moved"] [2 "windows moved"] Cell::Count(row.ran.windows);
+    ["invalidations_issued"] [2 "invalidations"] Cell::Count(row.ran.invalidations);
+    ["waits_for_completion"] [2 "waits"] Cell::Count(row.ran.waits);
+    ["barriers"] [2 "barriers"] Cell::Count(row.ran.barriers);
+    ["published_ms"] [1 "published"] Cell::or_nothing(row.published_ms, Cell::ms);
+    ["error_percent"] [] Cell::json(row.error());
+    [] [1 "error"] Cell::or_nothing(row.error(), |error| Cell::text(percent(error)));
+    ["fitted"] [] Cell::json(row.fitted);
+    [] [1 "fitted"] Cell::text(match (row.published_ms, row.fitted) {
+        (None, _) => "-",
+        (Some(_), true) => "yes",
+        (Some(_), false) => "no",
+    });
+    ["unexplained"] [] row.unexplained.as_ref().map_or(Cell::Absent, Cell::text);
 }
 
-fn simulate(
-    arguments: &Arguments,
-    profile: &Profile,
-    run: Run<'_>,
-) -> Result<Report<Parameters, Row>, Error> {
-    let format = linear_map::format_of(profile)?;
-    let own = arguments.iomem.is_none() && arguments.ram.is_none();
-    let (source, plan) = if own {
-        let bytes = profile.system.ram_bytes();
-        (
-            format!("the RAM of {}", profile.name),
-            linear_map::plan_of(profile, bytes)?,
-        )
-    } else {
-        let (source, map) = input::read(arguments.iomem.as_deref(), arguments.ram, format)?;
-        let plan =
-            Plan::new(&map, format, Leaves::Pages).map_err(|error| Error::input(&source, error))?;
-        (source, plan)
-    };
-    // A figure of other memory is none of this.
-    let same = arguments.iomem.is_none() && plan.bytes() == profile.system.ram_bytes();
-    let published = if same {
-        machine::published(profile)
-    } else {
-        Vec::new()
-    };
+/// Picoseconds in a millisecond.
+pub const PS_PER_MS: f64 = 1e9;
 
-    let steps = match &arguments.steps {
-        Some(order) => order.steps(),
-        None => arguments.step.unwrap_or(Choice::All).steps(),
-    };
-    let jobs: Vec<Job> = steps
-        .iter()
-        .map(|&step| Job {
-            profile: profile.clone(),
-            step,
-            plan: plan.clone(),
-        })
-        .collect();
-    let rows = steps
-        .iter()
-        .zip(run(&jobs)?)
-        .map(|(&step, ran)| machine::row(profile, step, ran, &published))
-        .collect::<Result<_, _>>()?;
-    Ok(Report {
-        experiment: "map-mem",
-        parameters: Parameters {
-            source,
-            on: On::Machine,
-            machine: profile.name.clone(),
-            core: profile.system.core.clone(),
-            format: format.architecture(),
-            granule: format.granule(),
-            address_bits: format.address_bits(),
-            virtual_base: format!("{:#x}", format.linear_base()),
-            pages_only: true,
-            ram_bytes: plan.bytes(),
-            trimmed_bytes: plan.trimmed,
-            ranges: plan.spans.len(),
-            entries: plan.bytes() / format.page_bytes(),
-            step: arguments.step,
-            steps: arguments.steps.as_ref().map(Order::to_string),
-        },
-        rows,
-        warnings: Vec::new(),
-    })
+pub fn ms(time: Time) -> f64 {
+    time.as_ps() as f64 / PS_PER_MS
 }
 
-fn text(report: &Report<Parameters, Row>) -> String {
-    let parameters = &report.parameters;
-    let mut text = format!(
-        "{} of RAM in {} ({})\n",
-        human(parameters.ram_bytes),
-        report::counted(parameters.ranges as u64, "range", "ranges"),
-        parameters.source,
-    );
-    if parameters.trimmed_bytes > 0 {
-        text += &format!(
-            "  {} more left out: it fills no page\n",
-            human(parameters.trimmed_bytes)
-        );
+impl Row {
+    pub fn error(&self) -> Option<f64> {
+        self.published_ms
+            .map(|published| error_percent(ms(self.ran.time), published))
     }
-    text += &format!(
-        "mapped at {} on {} ({}):\n{}, {} pages only\n",
-        parameters.virtual_base,
-        parameters.machine,
-        parameters.core,
-        parameters.format.name(),
-        parameters.granule.name(),
-    );
-    text += &format!(
-        "{}\n\n",
-        report::counted(parameters.entries, "entry", "entries")
-    );
-    text += &machine::table(&report.rows);
-    let gaps: Vec<&String> = report
-        .rows
-        .iter()
-        .filter_map(|row| row.unexplained.as_ref())
-        .collect();
-    if !gaps.is_empty() {
-        text += "\nnot explained by the model, says the profile:\n";
-        // A gap may show in several steps.
-        let mut said: Vec<&String> = Vec::new();
-        for gap in gaps {
-            if !said.contains(&gap) {
-                text += &format!("- {}\n", report::wrapped(gap, 78, "  "));
-                said.push(gap);
+
+    /// `published` are figures of the same memory, if there are any.
+    fn new(
+        profile: &Profile,
+        step: Step,
+        ran: Ran,
+        published: &[published::Row],
+    ) -> Result<Self, Error> {
+        let mut row = Self {
+            step,
+            ran,
+            published_ms: None,
+            fitted: false,
+            unexplained: None,
+        };
+        for figure in published {
+            if Some(techniques_of(figure)?) == step.techniques() {
+                row.published_ms = Some(figure.after_ms()?);
+                row.fitted = figure.is_fitted(profile);
+                row.unexplained = figure.unexplained(profile);
             }
+        }
+        Ok(row)
+    }
+}
+
+/// Runs the steps. `is_own` says that the memory is that for which figures were published.
+pub fn rows(
+    profile: &Profile,
+    steps: &[Step],
+    plan: &Plan,
+    is_own: bool,
+    run: Run<'_>,
+) -> Result<Vec<Row>, Error> {
+    let published = match is_own {
+        true => published::of("map-mem", profile),
+        false => Vec::new(),
+    };
+    let job = |&step: &Step| Job {
+        profile: profile.clone(),
+        step,
+        plan: plan.clone(),
+    };
+    let jobs: Vec<Job> = steps.iter().map(job).collect();
+    let ran = steps.iter().zip(run(&jobs)?);
+    ran.map(|(&step, ran)| Row::new(profile, step, ran, &published))
+        .collect()
+}
+
+/// The rows as tables: what they take, why, and what the model does not explain.
+pub fn text(rows: &[Row]) -> String {
+    let mut text = [1, 2]
+        .map(|number| columns::table(number, 1, rows))
+        .join("\n");
+    // A gap may show in several steps.
+    let mut said: Vec<&String> = Vec::new();
+    for gap in rows.iter().filter_map(|row| row.unexplained.as_ref()) {
+        if said.is_empty() {
+            text += "\nnot explained by the model, says the profile:\n";
+        }
+        if !said.contains(&gap) {
+            text += &format!("- {}\n", report::wrapped(gap, 78, "  "));
+            said.push(gap);
         }
     }
     text
@@ -173,64 +128,119 @@ fn text(report: &Report<Parameters, Row>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::job::{format_of, plan_of};
+    use super::super::step::Choice;
     use super::*;
-    use clap::Parser;
+    use crate::fakes;
+    use crate::runs::{Threads, software};
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
-
-    fn simulated(line: &str) -> Result<Report<Parameters, Row>, Error> {
-        simulated_on("ampere-altra-vm-256g", line)
-    }
-
-    fn simulated_on(profile: &str, line: &str) -> Result<Report<Parameters, Row>, Error> {
-        let line = format!("x --on machine --machine m {line}");
-        let arguments = Line::try_parse_from(line.split_whitespace())
-            .map_err(|error| Error::Usage(error.to_string()))?
-            .arguments;
-        let profile = Profile::load(profile).unwrap();
-        simulate(&arguments, &profile, &crate::fakes::linear_map)
-    }
-
-    fn steps(line: &str) -> Vec<(&'static str, Option<f64>)> {
-        let rows = simulated(line).unwrap().rows;
-        rows.iter()
-            .map(|row| (row.step, row.published_ms))
-            .collect()
+    fn rows_of(name: &str, bytes: u64) -> Vec<Row> {
+        let profile = Profile::load(name).unwrap();
+        let plan = plan_of(&profile, bytes).unwrap();
+        rows(
+            &profile,
+            &Choice::All.steps(),
+            &plan,
+            true,
+            &fakes::linear_map,
+        )
+        .unwrap()
     }
 
     #[test]
-    fn figures_are_for_the_memory_that_they_were_published_for() {
-        assert_eq!(steps("--step lazy-unmap"), [("lazy-unmap", Some(1312.0))]);
-        assert_eq!(
-            steps("--step lazy-unmap --ram 256G"),
-            [("lazy-unmap", Some(1312.0))]
+    fn published_figures_stand_beside_their_step() {
+        let rows = rows_of("ampere-altra-vm-64g", 64 << 30);
+        let published: Vec<_> = rows.iter().filter_map(|row| row.published_ms).collect();
+        assert_eq!(published, [2191.0, 429.0, 375.0, 330.0, 61.0]);
+        let fitted: Vec<_> = rows.iter().map(|row| row.fitted).collect();
+        assert_eq!(fitted, [&[true; 2][..], &[false; 6]].concat());
+        assert!(
+            rows.iter()
+                .all(|row| row.error().is_none_or(|error| error.abs() < 15.0))
         );
-        assert_eq!(steps("--step lazy-unmap --ram 1G"), [("lazy-unmap", None)]);
+    }
+
+    #[test]
+    fn what_a_profile_cannot_explain_is_said_at_the_row_and_once_in_the_text() {
+        let rows = rows_of("apple-m2-vm-16g", 16 << 30);
+        let lazy = &rows[3];
+        assert!(!lazy.fitted && lazy.error().unwrap() > 12.0);
+        assert!(
+            lazy.unexplained
+                .as_ref()
+                .unwrap()
+                .starts_with("lazy-unmap: ")
+        );
+        assert!(rows[0].unexplained.is_none());
+        let text = text(&rows);
+        assert!(
+            rows.iter().all(|row| text.contains(row.step.name)),
+            "{text}"
+        );
+        assert_eq!(text.matches("\n- lazy-unmap: ").count(), 1, "{text}");
     }
 
     #[test]
     fn any_order_comes_to_the_same_end() {
-        let published =
-            steps("--steps base,no-cont-remap,no-alloc-remap,lazy-unmap,batch-barriers");
-        let other = steps("--steps batch-barriers,lazy-unmap,no-alloc-remap,no-cont-remap");
-        assert_eq!(published.last(), Some(&("batch-barriers", Some(261.0))));
-        assert_eq!(other.last(), Some(&("no-cont-remap", Some(261.0))));
-        assert!(other[..3].iter().all(|(_, figure)| figure.is_none()));
+        let profile = Profile::load("ampere-altra-vm-256g").unwrap();
+        let plan = plan_of(&profile, profile.system.ram_bytes()).unwrap();
+        let figures = |order: &str| -> Vec<_> {
+            let order: super::super::step::Order = order.parse().unwrap();
+            let rows = rows(&profile, &order.steps(), &plan, true, &fakes::linear_map);
+            rows.unwrap().iter().map(|row| row.published_ms).collect()
+        };
+        let published = figures("base,no-cont-remap,no-alloc-remap,lazy-unmap,batch-barriers");
+        assert_eq!(published.last(), Some(&Some(261.0)));
+        let other = figures("batch-barriers,lazy-unmap,no-alloc-remap,no-cont-remap");
+        assert_eq!(other, [None, None, None, Some(261.0)]);
     }
 
     #[test]
-    fn the_text_names_every_step_and_what_is_not_explained() {
-        let report = simulated_on("apple-m2-vm-16g", "").unwrap();
-        let text = text(&report);
-        for row in &report.rows {
-            assert!(text.contains(row.step), "{text}");
+    fn runs_do_not_depend_on_threads_and_the_first_failure_is_told() {
+        let profile = Profile::load("neutral").unwrap();
+        let plan = plan_of(&profile, 64 << 20).unwrap();
+        let job = |step| Job {
+            profile: profile.clone(),
+            step,
+            plan: plan.clone(),
+        };
+        let steps = Choice::All.steps().into_iter().cycle().take(20);
+        let mut jobs: Vec<Job> = steps.map(job).collect();
+        let with = |threads| {
+            software(Threads {
+                threads: Some(threads),
+            })
+        };
+        let one = with(1)(&jobs).unwrap();
+        assert_eq!(one.len(), jobs.len());
+        for threads in [2, 3, 64] {
+            assert_eq!(with(threads)(&jobs).unwrap(), one);
         }
-        assert_eq!(report.rows.len(), 8);
-        assert_eq!(text.matches("\n- lazy-unmap: ").count(), 1, "{text}");
-        assert!(text.contains("16 GiB of RAM in 1 range"), "{text}");
+        assert_eq!(with(2)(&[]).unwrap(), []);
+
+        let small = plan_of(&profile, 64 << 10).unwrap();
+        for number in [7, 3] {
+            jobs[number].plan = small.clone();
+            jobs[number].plan.spans[0].end -= number as u64 * 4096;
+            let says = software(Threads::default())(&jobs).unwrap_err().to_string();
+            assert!(says.starts_with("no range of RAM"), "{says}");
+        }
+    }
+
+    #[test]
+    fn every_profile_has_a_format() {
+        for name in Profile::built_in() {
+            let profile = Profile::load(name).unwrap();
+            let page = 1 << profile.architecture.regime.page_shift();
+            assert_eq!(format_of(&profile).unwrap().page_bytes(), page);
+            plan_of(&profile, profile.system.ram_bytes()).unwrap();
+        }
+    }
+
+    #[test]
+    fn errors_have_a_sign_and_no_negative_zero() {
+        assert_eq!(percent(error_percent(110.0, 100.0)), "+10.0 %");
+        assert_eq!(percent(error_percent(90.0, 100.0)), "-10.0 %");
+        assert_eq!(percent(-0.04), "+0.0 %");
     }
 }

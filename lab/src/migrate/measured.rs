@@ -6,16 +6,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tablewright_machine::Profile;
 
+use crate::dirty_log::measured::Measured;
 use crate::error::Error;
 use crate::fit::from_run;
-use crate::kvm::measured::Measured;
-
-/// What the guest and the host of a migration are taken to be.
-pub struct Here {
-    /// Fitted as `fit --from` does.
-    pub profile: Profile,
-    pub rates: Rates,
-}
 
 /// How fast a vCPU writes there.
 #[derive(Clone, Debug, Serialize)]
@@ -35,16 +28,11 @@ pub struct Rates {
 /// the pass after it is faults.
 const FAULT_NS: f64 = 500.0;
 
-/// Of runs on KVM in these files.
-///
-/// # Errors
-/// One has no run, or the machine cannot be fitted to it.
-pub fn here(files: &[PathBuf]) -> Result<Here, Error> {
+/// The profile fitted to runs on KVM in these files, as `fit --from` does it, and the rates there.
+pub fn here(files: &[PathBuf]) -> Result<(Profile, Rates), Error> {
     let runs = from_run::read_all(files)?;
-    Ok(Here {
-        rates: rates(&runs)?,
-        profile: from_run::fit(&runs, None, &[])?.profile,
-    })
+    let rates = rates(&runs)?;
+    Ok((from_run::fit(&runs, None, &[])?.profile, rates))
 }
 
 fn rates(runs: &[Measured]) -> Result<Rates, Error> {

@@ -1,31 +1,39 @@
 //! `migrate`: a live migration by pre-copy, under each kind of dirty logging.
 
+mod guest;
+mod host;
+mod image;
+pub mod job;
+mod log;
 mod measured;
-mod picture;
+pub mod run;
+mod state;
+#[cfg(test)]
+mod tests;
+pub mod writes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde_json::{Value, json};
 use tablewright::dirty::LogError;
-use tablewright_experiments::migrate::writes::{Model, Writes};
-use tablewright_experiments::migrate::{
-    self as simulate, BLOCK, HostTimes, Job, Logging, PAGE, PERIOD, Ran, SLICE,
-};
-use tablewright_machine::{MAX_CPUS, Profile, Time};
+use tablewright_machine::{Profile, Time};
+use tablewright_recorder::recording::Interval;
 
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
 use crate::file::Target;
-use crate::machine::named::Named;
-use crate::needs::{self, Experiment};
+use crate::plot::{Bar, Group, Picture};
+use crate::profile::{Experiment, Named};
 use crate::report::{self, Report};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
+use job::{BLOCK, HostTimes, Job, Logging, PAGE, PERIOD, Ran, Round, SLICE};
 use measured::Rates;
-use tablewright_recorder::recording::Interval;
+use writes::{Model, Writes};
 
-/// What `migrate` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -142,132 +150,117 @@ const MOST_MEMORY: u64 = 64 << 30;
 /// Seconds that the memory takes at most on the link.
 const SLOWEST: u64 = 3600;
 
-#[derive(Serialize)]
-struct Parameters {
-    machine: String,
-    memory_bytes: u64,
-    used_bytes: u64,
-    vcpus: u16,
-    #[serde(rename = "page_bytes")]
-    page_size: u64,
-    #[serde(rename = "bandwidth_bytes_per_second")]
-    bandwidth: u64,
-    downtime_limit_ms: u64,
-    timeout_s: u64,
-    chunk_bytes: u64,
-    #[serde(rename = "ring_entries")]
-    ring_size: u32,
-    writes: String,
-    set_bytes: Option<u64>,
-    #[serde(rename = "rate_pages_per_second")]
-    rate: Option<u64>,
-    work_ns: u64,
-    /// What the profile and the work are from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    measured: Option<Rates>,
-    auto_converge: bool,
-    seed: u64,
-}
-
 /// A migration, with the figures of QEMU's `query-migrate` where it has them, and the unit of each
 /// behind its name.
-#[derive(Serialize)]
 struct Row {
     logging: Logging,
-    converged: bool,
-    /// Milliseconds, all four.
-    #[serde(rename = "total_time_ms")]
-    total_time: f64,
-    #[serde(rename = "downtime_ms")]
-    downtime: f64,
-    #[serde(rename = "expected_downtime_ms")]
-    expected_downtime: f64,
-    #[serde(rename = "setup_time_ms")]
-    setup_time: f64,
-    /// Percent.
-    cpu_throttle_percentage: u64,
-    ram: Ram,
-    guest: GuestRow,
-    host: Host,
-    rounds: Vec<RoundRow>,
+    ran: Ran,
+    pages: u64,
 }
 
-#[derive(Serialize)]
-struct Ram {
-    /// Bytes, all three.
-    #[serde(rename = "transferred_bytes")]
-    transferred: u64,
-    #[serde(rename = "remaining_bytes")]
-    remaining: u64,
-    #[serde(rename = "total_bytes")]
-    total: u64,
-    /// Pages.
-    #[serde(rename = "duplicate_pages")]
-    duplicate: u64,
-    #[serde(rename = "normal_pages")]
-    normal: u64,
-    normal_bytes: u64,
-    /// Pages in a second.
-    #[serde(rename = "dirty_pages_per_second")]
-    dirty_pages_rate: u64,
-    pages_per_second: u64,
-    dirty_sync_count: u64,
-    /// Megabits in a second.
-    #[serde(rename = "megabits_per_second")]
-    mbps: f64,
-    #[serde(rename = "page_bytes")]
-    page_size: u64,
+fn ms(time: Time) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
-#[derive(Serialize)]
-struct GuestRow {
-    /// Pages written, and in each second that the guest was not stopped.
-    writes: u64,
-    writes_per_second: u64,
-    faults: u64,
-    stall_longest_us: f64,
-    stall_total_ms: f64,
-    rings_full: u64,
+fn per_second(count: u64, time: Time) -> f64 {
+    match time {
+        Time::ZERO => 0.0,
+        time => count as f64 / time.as_secs_f64(),
+    }
 }
 
-#[derive(Serialize)]
-struct Host {
-    invalidations: u64,
-    waits_for_completion: u64,
-    kicks: u64,
+columns! { row: Row;
+    ["logging"] [0 ""] Cell::text(row.logging.name());
+    ["converged"] [] Cell::json(row.ran.converged);
+    ["total_time_ms"] [1 "total-\ntime"] Cell::ms(ms(row.ran.total));
+    ["downtime_ms"] [1 "down-\ntime"] Cell::ms(ms(row.ran.downtime));
+    ["expected_downtime_ms"] [1 "expected-\ndowntime"] Cell::ms(ms(row.ran.expected_downtime));
+    ["setup_time_ms"] [1 "setup-\ntime"] Cell::ms(ms(row.ran.setup));
+    ["cpu_throttle_percentage"] [] Cell::Count(row.ran.throttle);
+    [] [1 "dirty-sync\n-count"] Cell::Count(row.ran.syncs);
+    [] [1 "dirty-\npages-rate"] Cell::Count(row.ran.dirty_rate.round() as u64);
+    [] [1 "trans-\nferred"] Cell::Bytes(row.ran.transferred);
+    [] [1 "mbps"] Cell::Count(row.mbps().round() as u64);
+    ["ram"] [] Cell::json(row.ram());
+    [] [2 "pages written\neach second"] Cell::Count(row.writes_per_second());
+    [] [2 "faults"] Cell::Count(row.ran.faults);
+    [] [2 "stall\nlongest"] Cell::us(row.ran.stall_longest.as_secs_f64() * 1e6);
+    [] [2 "stall\nin total"] Cell::ms(ms(row.ran.stall_total));
+    [] [2 "throttle"] Cell::text(format!("{} %", row.ran.throttle));
+    [] [2 "invali-\ndations"] Cell::Count(row.ran.invalidations);
+    [] [2 "kicks"] Cell::Count(row.ran.kicks);
+    ["guest"] [] Cell::json(row.guest());
+    ["host"] [] Cell::json(json!({
+        "invalidations": row.ran.invalidations,
+        "waits_for_completion": row.ran.waits,
+        "kicks": row.ran.kicks,
+    }));
+    ["rounds"] [] Cell::json(row.ran.rounds.iter().map(round).collect::<Vec<_>>());
 }
 
-#[derive(Serialize)]
-struct RoundRow {
-    at_ms: f64,
-    dirty_pages: u64,
-    remaining_pages: u64,
-    cpu_throttle_percentage: u64,
+fn round(round: &Round) -> Value {
+    json!({
+        "at_ms": ms(round.at),
+        "dirty_pages": round.dirty,
+        "remaining_pages": round.remaining,
+        "cpu_throttle_percentage": round.throttle,
+    })
 }
 
-/// Migrates, and prints how it went.
+impl Row {
+    fn mbps(&self) -> f64 {
+        per_second(self.ran.transferred * 8, self.ran.total) / 1e6
+    }
+
+    fn writes_per_second(&self) -> u64 {
+        per_second(self.ran.writes, self.ran.running).round() as u64
+    }
+
+    fn ram(&self) -> Value {
+        let ran = &self.ran;
+        let sent = per_second(ran.normal + ran.duplicate, ran.total);
+        json!({
+            "transferred_bytes": ran.transferred,
+            "remaining_bytes": ran.remaining * PAGE,
+            "total_bytes": self.pages * PAGE,
+            "duplicate_pages": ran.duplicate,
+            "normal_pages": ran.normal,
+            "normal_bytes": ran.normal * PAGE,
+            "dirty_pages_per_second": ran.dirty_rate.round() as u64,
+            "pages_per_second": sent.round() as u64,
+            "dirty_sync_count": ran.syncs,
+            "megabits_per_second": self.mbps(),
+            "page_bytes": PAGE,
+        })
+    }
+
+    fn guest(&self) -> Value {
+        json!({
+            "writes": self.ran.writes,
+            "writes_per_second": self.writes_per_second(),
+            "faults": self.ran.faults,
+            "stall_longest_us": self.ran.stall_longest.as_secs_f64() * 1e6,
+            "stall_total_ms": ms(self.ran.stall_total),
+            "rings_full": self.ran.full,
+        })
+    }
+}
+
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     Error::once("--logging", &arguments.logging, |logging| logging.name())?;
     let (mut profile, rates) = match arguments.from.as_slice() {
         [] => (Profile::load(&arguments.profile)?, None),
-        files => {
-            let here = measured::here(files)?;
-            (here.profile, Some(here.rates))
-        }
+        files => measured::here(files).map(|(profile, rates)| (profile, Some(rates)))?,
     };
-    let left_out = needs::complete(&mut profile, Experiment::Migrate);
-    check(&profile, arguments.vcpus)?;
+    let left_out = Experiment::Migrate.complete(&mut profile);
+    Experiment::Migrate.fits(&profile, "--vcpus", arguments.vcpus)?;
     let recording = arguments.recording.as_deref().map(recorded).transpose()?;
-    let (parameters, job) = plan(arguments, profile, rates, recording)?;
-    let plot = arguments
-        .plot
-        .as_deref()
-        .map(|path| Target::new("--plot", path))
-        .transpose()?;
-    let mut kinds = arguments.logging.clone();
-    if kinds.is_empty() {
-        kinds = Logging::USUAL.to_vec();
-    }
+    let job = arguments.job(profile, rates.as_ref(), recording)?;
+    let plot = Target::of_plot(arguments.plot.as_deref())?;
+    let kinds = match arguments.logging.is_empty() {
+        true => &Logging::USUAL[..],
+        false => &arguments.logging,
+    };
     let jobs: Vec<Job> = kinds
         .iter()
         .map(|&logging| Job {
@@ -275,49 +268,39 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             ..job.clone()
         })
         .collect();
-    let ran = runs::software::<simulate::Job>(arguments.threads)(&jobs)?;
+    let ran = runs::software::<Job>(arguments.threads)(&jobs)?;
+    let row = |(&logging, ran)| Row {
+        logging,
+        ran,
+        pages: job.pages,
+    };
+    let rows: Vec<Row> = kinds.iter().zip(ran).map(row).collect();
     let mut warnings = Vec::from_iter(left_out);
-    for (kind, ran) in kinds.iter().zip(&ran) {
-        if !ran.converged {
-            warnings.push(format!(
-                "{}: the guest was stopped after {} s, with more left than fits into the downtime",
-                kind.name(),
-                arguments.timeout
-            ));
-        }
+    for row in rows.iter().filter(|row| !row.ran.converged) {
+        warnings.push(format!(
+            "{}: the guest was stopped after {} s, with more left than fits into the downtime",
+            row.logging.name(),
+            arguments.timeout
+        ));
+    }
+    let head = arguments.head(&job, rates.as_ref());
+    if let Some(plot) = plot {
+        plot.fill(&picture(&head, &rows).svg()?)?;
     }
     let report = Report {
         experiment: "migrate",
-        rows: kinds
-            .into_iter()
-            .zip(ran)
-            .map(|(kind, ran)| row(kind, ran, job.pages))
-            .collect(),
-        parameters,
+        parameters: arguments.parameters(&job, rates.as_ref()),
+        rows,
         warnings,
     };
-    if let Some(plot) = plot {
-        plot.fill(&picture::of(&report).svg()?)?;
-    }
-    report.print(arguments.json, text)
-}
-
-/// Whether a machine can run it.
-fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
-    if let Some(why) = Experiment::Migrate.unsuitable(profile) {
-        return Err(Error::Usage(format!("{}: {why}", profile.name)));
-    }
-    // One CPU is the host's own.
-    let cpus = profile.system.cpus.unwrap_or(u32::MAX);
-    let most = cpus.min(MAX_CPUS as u32).saturating_sub(1);
-    if u32::from(vcpus) > most {
-        return Err(Error::Usage(format!(
-            "--vcpus {vcpus}: {} has {} for them, besides the one of the host's thread",
-            profile.name,
-            report::counted(most.into(), "CPU", "CPUs")
-        )));
-    }
-    Ok(())
+    report.print(arguments.json, |Report { rows, .. }| {
+        let tables = [1, 2]
+            .map(|number| columns::table(number, 1, rows))
+            .join("\n");
+        format!(
+            "{head}\n{tables}\nThe memory at the destination is that of the source, page by page.\n"
+        )
+    })
 }
 
 /// A recording that can be a guest: its pages and its intervals.
@@ -335,280 +318,194 @@ fn recorded(path: &Path) -> Result<(u64, Arc<[Interval]>), Error> {
     Ok((recording.pages(), intervals))
 }
 
-/// What is to be simulated.
-fn plan(
-    arguments: &Arguments,
-    profile: Profile,
-    measured: Option<Rates>,
-    recording: Option<(u64, Arc<[Interval]>)>,
-) -> Result<(Parameters, Job), Error> {
-    let usage = |text: String| Err(Error::Usage(text));
-    let page = arguments.page_size.bytes();
-    let needed = recording.as_ref().map(|(pages, _)| pages * PAGE);
-    let memory = match (arguments.memory, needed) {
-        (Some(memory), _) => memory.bytes(),
-        (None, Some(needed)) => needed.next_multiple_of(BLOCK),
-        (None, None) => 256 << 20,
-    };
-    if memory > MOST_MEMORY {
-        return usage(format!(
-            "--memory {}: at most {} are simulated",
-            human(memory),
-            human(MOST_MEMORY)
-        ));
-    }
-    let bandwidth = arguments.bandwidth.bytes();
-    if memory / bandwidth > SLOWEST {
-        return usage(format!(
-            "--bandwidth {}: the memory alone would take more than {SLOWEST} s",
-            human(bandwidth)
-        ));
-    }
-    if let Some(needed) = needed.filter(|needed| *needed > memory) {
-        return usage(format!(
-            "--memory {}: the recording is of {}",
-            human(memory),
-            human(needed)
-        ));
-    }
-    for (option, size) in [("--memory", memory), ("--chunk", arguments.chunk.bytes())] {
-        if !size.is_multiple_of(page) {
+impl Arguments {
+    /// What is to be simulated, but for the kind of logging.
+    fn job(
+        &self,
+        profile: Profile,
+        rates: Option<&Rates>,
+        recording: Option<(u64, Arc<[Interval]>)>,
+    ) -> Result<Job, Error> {
+        let usage = |text: String| Err(Error::Usage(text));
+        let page = self.page_size.bytes();
+        let needed = recording.as_ref().map(|(pages, _)| pages * PAGE);
+        let memory = match (self.memory, needed) {
+            (Some(memory), _) => memory.bytes(),
+            (None, Some(needed)) => needed.next_multiple_of(BLOCK),
+            (None, None) => 256 << 20,
+        };
+        let shown = human(memory);
+        if memory > MOST_MEMORY {
+            let most = human(MOST_MEMORY);
+            return usage(format!("--memory {shown}: at most {most} are simulated"));
+        }
+        let bandwidth = self.bandwidth.bytes();
+        if memory / bandwidth > SLOWEST {
+            let shown = human(bandwidth);
             return usage(format!(
-                "{option} {}: not a multiple of {}",
-                human(size),
-                human(page)
+                "--bandwidth {shown}: the memory alone would take more than {SLOWEST} s"
             ));
         }
-    }
-    for (option, size) in [("--set", arguments.set), ("--used", arguments.used)] {
-        let Some(size) = size else { continue };
-        if size.bytes() > memory {
-            return usage(format!(
-                "{option} {size}: the guest has {} of memory",
-                human(memory)
-            ));
+        if let Some(needed) = needed.filter(|needed| *needed > memory) {
+            let needed = human(needed);
+            return usage(format!("--memory {shown}: the recording is of {needed}"));
         }
-        if !size.bytes().is_multiple_of(PAGE) {
-            return usage(format!("{option} {size}: not a multiple of 4 KiB"));
+        for (option, size) in [("--memory", memory), ("--chunk", self.chunk.bytes())] {
+            if !size.is_multiple_of(page) {
+                let (size, page) = (human(size), human(page));
+                return usage(format!("{option} {size}: not a multiple of {page}"));
+            }
         }
+        for (option, size) in [("--set", self.set), ("--used", self.used)] {
+            let Some(size) = size else { continue };
+            if size.bytes() > memory {
+                return usage(format!("{option} {size}: the guest has {shown} of memory"));
+            }
+            if !size.bytes().is_multiple_of(PAGE) {
+                return usage(format!("{option} {size}: not a multiple of 4 KiB"));
+            }
+        }
+        if self.writes == Model::Greedy && self.rate.is_some() {
+            return usage("--rate: --writes greedy is as fast as it can".to_owned());
+        }
+        if self.writes == Model::Fixed && self.rate.is_none() {
+            return usage("--writes fixed: needs a --rate".to_owned());
+        }
+        let ring = self.ring_size as usize;
+        if !ring.is_power_of_two() {
+            return usage(format!("--ring-size {ring}: {}", LogError::RingSize(ring)));
+        }
+        let write_ns = rates.and_then(|rates| rates.write_ns);
+        let usual = write_ns.map_or(USUAL_WORK, |ns| (ns.round() as u64).max(1));
+        let writes = match recording {
+            Some((_, intervals)) => Writes::Recorded(intervals),
+            None => Writes::Model {
+                model: self.writes,
+                // An eighth of the memory, and at least a page.
+                set: self
+                    .set
+                    .map_or((memory / 8).next_multiple_of(PAGE), Size::bytes)
+                    / PAGE,
+                rate: self.rate,
+                seed: self.seed,
+            },
+        };
+        Ok(Job {
+            profile,
+            logging: Logging::Manual,
+            pages: memory / PAGE,
+            used: self.used.map_or(memory, Size::bytes) / PAGE,
+            mapped: memory / PAGE,
+            one_lock: false,
+            host: HostTimes::default(),
+            vcpus: self.vcpus,
+            large: self.page_size == PageSize::Large,
+            bandwidth,
+            downtime_limit: Time::ms(self.downtime_limit),
+            timeout: Time::s(self.timeout),
+            slice: SLICE,
+            period: PERIOD,
+            chunk: self.chunk.bytes() / PAGE,
+            ring,
+            writes,
+            work: Time::ns(self.work.unwrap_or(usual)),
+            zeros: Time::ZERO,
+            auto_converge: self.auto_converge,
+            #[cfg(test)]
+            order: job::Order::Right,
+        })
     }
-    if arguments.writes == Model::Greedy && arguments.rate.is_some() {
-        return usage("--rate: --writes greedy is as fast as it can".to_owned());
-    }
-    if arguments.writes == Model::Fixed && arguments.rate.is_none() {
-        return usage("--writes fixed: needs a --rate".to_owned());
-    }
-    let ring = arguments.ring_size as usize;
-    if !ring.is_power_of_two() {
-        return usage(format!("--ring-size {ring}: {}", LogError::RingSize(ring)));
-    }
-    let set = arguments.set.map_or(usual_set(memory), Size::bytes);
-    let used = arguments.used.map_or(memory, Size::bytes);
-    let write_ns = measured.as_ref().and_then(|rates| rates.write_ns);
-    let usual = write_ns.map_or(USUAL_WORK, |ns| (ns.round() as u64).max(1));
-    let work = arguments.work.unwrap_or(usual);
-    let parameters = Parameters {
-        machine: profile.name.clone(),
-        memory_bytes: memory,
-        used_bytes: used,
-        vcpus: arguments.vcpus,
-        page_size: page,
-        bandwidth,
-        downtime_limit_ms: arguments.downtime_limit,
-        timeout_s: arguments.timeout,
-        chunk_bytes: arguments.chunk.bytes(),
-        ring_size: arguments.ring_size,
-        writes: match &arguments.recording {
+
+    /// How the guest writes, in words.
+    fn writes(&self) -> String {
+        match &self.recording {
             Some(path) => path.display().to_string(),
-            None => format!("{:?}", arguments.writes).to_lowercase(),
-        },
-        set_bytes: recording.is_none().then_some(set),
-        rate: arguments.rate,
-        work_ns: work,
-        measured,
-        auto_converge: arguments.auto_converge,
-        seed: arguments.seed,
-    };
-    let writes = match recording {
-        Some((_, intervals)) => Writes::Recorded(intervals),
-        None => Writes::Model {
-            model: arguments.writes,
-            set: set / PAGE,
-            rate: arguments.rate,
-            seed: arguments.seed,
-        },
-    };
-    let job = Job {
-        profile,
-        logging: Logging::Manual,
-        pages: memory / PAGE,
-        used: used / PAGE,
-        mapped: memory / PAGE,
-        one_lock: false,
-        host: HostTimes::default(),
-        vcpus: arguments.vcpus,
-        large: arguments.page_size == PageSize::Large,
-        bandwidth,
-        downtime_limit: Time::ms(arguments.downtime_limit),
-        timeout: Time::s(arguments.timeout),
-        slice: SLICE,
-        period: PERIOD,
-        chunk: arguments.chunk.bytes() / PAGE,
-        ring,
-        writes,
-        work: Time::ns(work),
-        zeros: Time::ZERO,
-        auto_converge: arguments.auto_converge,
-        order: simulate::Order::Right,
-    };
-    Ok((parameters, job))
-}
+            None => format!("{:?}", self.writes).to_lowercase(),
+        }
+    }
 
-/// An eighth of the memory, and at least a page.
-fn usual_set(memory: u64) -> u64 {
-    (memory / 8).next_multiple_of(PAGE)
-}
+    fn parameters(&self, job: &Job, measured: Option<&Rates>) -> Value {
+        let mut parameters = json!({
+            "machine": job.profile.name,
+            "memory_bytes": job.pages * PAGE,
+            "used_bytes": job.used * PAGE,
+            "vcpus": job.vcpus,
+            "page_bytes": self.page_size.bytes(),
+            "bandwidth_bytes_per_second": job.bandwidth,
+            "downtime_limit_ms": self.downtime_limit,
+            "timeout_s": self.timeout,
+            "chunk_bytes": self.chunk.bytes(),
+            "ring_entries": self.ring_size,
+            "writes": self.writes(),
+            "set_bytes": job.writes.set().map(|pages| pages * PAGE),
+            "rate_pages_per_second": self.rate,
+            "work_ns": job.work.as_ps() / 1_000,
+        });
+        if let Some(rates) = measured {
+            parameters["measured"] = json!(rates);
+        }
+        parameters["auto_converge"] = self.auto_converge.into();
+        parameters["seed"] = self.seed.into();
+        parameters
+    }
 
-fn row(logging: Logging, ran: Ran, pages: u64) -> Row {
-    let ms = |time: Time| time.as_secs_f64() * 1e3;
-    let per_second = |count: u64, time: Time| match time {
-        Time::ZERO => 0.0,
-        time => count as f64 / time.as_secs_f64(),
-    };
-    let rounds = ran.rounds.iter().map(|round| RoundRow {
-        at_ms: ms(round.at),
-        dirty_pages: round.dirty,
-        remaining_pages: round.remaining,
-        cpu_throttle_percentage: round.throttle,
-    });
-    Row {
-        logging,
-        converged: ran.converged,
-        total_time: ms(ran.total),
-        downtime: ms(ran.downtime),
-        expected_downtime: ms(ran.expected_downtime),
-        setup_time: ms(ran.setup),
-        cpu_throttle_percentage: ran.throttle,
-        ram: Ram {
-            transferred: ran.transferred,
-            remaining: ran.remaining * PAGE,
-            total: pages * PAGE,
-            duplicate: ran.duplicate,
-            normal: ran.normal,
-            normal_bytes: ran.normal * PAGE,
-            dirty_pages_rate: ran.dirty_rate.round() as u64,
-            pages_per_second: per_second(ran.normal + ran.duplicate, ran.total).round() as u64,
-            dirty_sync_count: ran.syncs,
-            mbps: per_second(ran.transferred * 8, ran.total) / 1e6,
-            page_size: PAGE,
-        },
-        guest: GuestRow {
-            writes: ran.writes,
-            writes_per_second: per_second(ran.writes, ran.running).round() as u64,
-            faults: ran.faults,
-            stall_longest_us: ran.stall_longest.as_secs_f64() * 1e6,
-            stall_total_ms: ms(ran.stall_total),
-            rings_full: ran.full,
-        },
-        host: Host {
-            invalidations: ran.invalidations,
-            waits_for_completion: ran.waits,
-            kicks: ran.kicks,
-        },
-        rounds: rounds.collect(),
+    fn head(&self, job: &Job, measured: Option<&Rates>) -> String {
+        let rate = self
+            .rate
+            .map(|rate| format!(", {} pages/s", report::count(rate)));
+        let set = job
+            .writes
+            .set()
+            .map(|pages| format!(" of {}", human(pages * PAGE)));
+        let measured = measured.map(|rates| {
+            let host = report::wrapped(&format!("here: {}", rates.host), 78, "  ");
+            let write = rates.write_ns.map_or("not told".to_owned(), report::time);
+            format!(
+                "{host}\nmeasured there: a write of a page {write}, of one that is logged {}, {} pages/s\n",
+                report::time(rates.logged_write_ns),
+                report::count(rates.dirty_pages_per_second as u64),
+            )
+        });
+        format!(
+            "{}{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe guest writes: {}{}{}\n",
+            measured.unwrap_or_default(),
+            human(job.pages * PAGE),
+            human(self.page_size.bytes()),
+            report::counted(job.vcpus.into(), "vCPU", "vCPUs"),
+            job.profile.name,
+            human(job.bandwidth),
+            self.downtime_limit,
+            self.writes(),
+            set.unwrap_or_default(),
+            rate.unwrap_or_default(),
+        )
     }
 }
 
-/// What was run.
-fn head(parameters: &Parameters) -> String {
-    let pages = |rate| format!(", {} pages/s", report::count(rate));
-    let set = parameters
-        .set_bytes
-        .map(|bytes| format!(" of {}", human(bytes)))
-        .unwrap_or_default();
-    let measured = parameters.measured.as_ref().map(|rates| {
-        let host = report::wrapped(&format!("here: {}", rates.host), 78, "  ");
-        let write = rates
-            .write_ns
-            .map_or("not told".to_owned(), report::time);
-        format!(
-            "{host}\nmeasured there: a write of a page {write}, of one that is logged {}, {} pages/s\n",
-            report::time(rates.logged_write_ns),
-            report::count(rates.dirty_pages_per_second as u64),
-        )
-    });
-    let measured = measured.unwrap_or_default();
-    format!(
-        "{measured}{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe guest writes: {}{set}{}\n",
-        human(parameters.memory_bytes),
-        human(parameters.page_size),
-        report::counted(parameters.vcpus.into(), "vCPU", "vCPUs"),
-        parameters.machine,
-        human(parameters.bandwidth),
-        parameters.downtime_limit_ms,
-        parameters.writes,
-        parameters.rate.map(pages).unwrap_or_default(),
-    )
-}
+/// So many rounds of each are drawn.
+const MOST_ROUNDS: usize = 8;
 
-fn text(report: &Report<Parameters, Row>) -> String {
-    let ms = |ms: f64| report::time(ms * 1e6);
-    let times = report.rows.iter().map(|row| {
-        [
-            row.logging.name().to_owned(),
-            ms(row.total_time),
-            ms(row.downtime),
-            ms(row.expected_downtime),
-            ms(row.setup_time),
-            report::count(row.ram.dirty_sync_count),
-            report::count(row.ram.dirty_pages_rate),
-            human(row.ram.transferred),
-            report::count(row.ram.mbps.round() as u64),
-        ]
-    });
-    let mut text = head(&report.parameters) + "\n";
-    text += &report::table(
-        [
-            "",
-            "total-\ntime",
-            "down-\ntime",
-            "expected-\ndowntime",
-            "setup-\ntime",
-            "dirty-sync\n-count",
-            "dirty-\npages-rate",
-            "trans-\nferred",
-            "mbps",
-        ],
-        1,
-        times.collect(),
-    );
-    let guest = report.rows.iter().map(|row| {
-        [
-            row.logging.name().to_owned(),
-            report::count(row.guest.writes_per_second),
-            report::count(row.guest.faults),
-            report::time(row.guest.stall_longest_us * 1e3),
-            ms(row.guest.stall_total_ms),
-            format!("{} %", row.cpu_throttle_percentage),
-            report::count(row.host.invalidations),
-            report::count(row.host.kicks),
-        ]
-    });
-    text += "\n";
-    text += &report::table(
-        [
-            "",
-            "pages written\neach second",
-            "faults",
-            "stall\nlongest",
-            "stall\nin total",
-            "throttle",
-            "invali-\ndations",
-            "kicks",
-        ],
-        1,
-        guest.collect(),
-    );
-    text += "\nThe memory at the destination is that of the source, page by page.\n";
-    text
+/// Pages that are to be sent when each round begins, as bars: a group for each kind of logging.
+fn picture(head: &str, rows: &[Row]) -> Picture {
+    let group = |row: &Row| {
+        let bar = |(number, round): (usize, &Round)| {
+            let name = format!("{}: {}", number + 1, report::time(ms(round.at) * 1e6));
+            Bar::new(&name, round.remaining as f64 / 1e3, true)
+        };
+        let rounds = row.ran.rounds.iter().enumerate().take(MOST_ROUNDS);
+        Group {
+            name: row.logging.name().to_owned(),
+            bare: None,
+            bars: rounds.map(bar).collect(),
+        }
+    };
+    let cut = rows.iter().any(|row| row.ran.rounds.len() > MOST_ROUNDS);
+    let cut = cut.then(|| format!("The first {MOST_ROUNDS} rounds of each."));
+    Picture {
+        title: "Thousands of pages to be sent, round by round".to_owned(),
+        subtitle: "Each round: its number, and when it began".to_owned(),
+        unit: "1000 pages".to_owned(),
+        groups: rows.iter().map(group).collect(),
+        notes: head.lines().map(str::to_owned).chain(cut).collect(),
+    }
 }

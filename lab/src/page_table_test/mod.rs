@@ -1,27 +1,34 @@
 //! `page-table-test`: vCPUs fault on one stage-2 table, as in the well-known test of that name.
 
+mod backing;
+mod baseline;
+mod engine;
+pub mod job;
+mod kvm;
+mod native;
 pub mod published;
+pub mod run;
+mod watch;
 
 use std::thread;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
-use tablewright_experiments::input::{Backing, Guest, Mode, PAGE, Region};
-use tablewright_experiments::page_table_test::ways::How;
-use tablewright_experiments::page_table_test::{self as simulate, Job, Ran, native};
+use serde_json::{Value, json};
 use tablewright_machine::Profile;
 
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
-use crate::kvm;
-use crate::machine::named::Named;
-use crate::needs::{self, Experiment};
+use crate::guest::input::{Backing, Guest, Mode, PAGE, Region, offset};
+use crate::kvm::{Asked, Options as KvmOptions, USUAL_BYTES, only_machine};
+use crate::profile::{Experiment, Named};
 use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use crate::stats;
+use job::{How, Job, Ran, Run};
 use published::Figures;
 
-/// What `page-table-test` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -68,18 +75,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    kvm: kvm::Options,
-}
-
-impl Arguments {
-    fn guest(&self) -> Guest {
-        let shown = Guest {
-            source: Backing::HUGETLB_1GB,
-            bytes: 1 << 30,
-            vcpus: 4,
-        };
-        Guest::new(self.source, self.bytes, self.vcpus, shown)
-    }
+    kvm: KvmOptions,
 }
 
 /// Where this experiment runs.
@@ -93,417 +89,306 @@ enum Place {
     Kvm,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum On {
-    /// The software machine, in virtual time
-    Machine,
-    /// Threads of this computer, in real time
-    Native,
-}
-
-/// Bytes, in decimal or hexadecimal, or as a size.
-pub fn offset(text: &str) -> Result<u64, String> {
-    let bytes = match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    };
-    match bytes {
-        Some(bytes) => Ok(bytes),
-        None => text
-            .parse::<Size>()
-            .map(Size::bytes)
-            .map_err(|error| error.to_string()),
-    }
-}
-
-#[derive(Serialize)]
-struct Parameters {
-    mode: &'static str,
-    backing: &'static str,
-    bytes: u64,
-    first: String,
-    vcpus: u16,
-    machine: String,
-    scale: u64,
-    logging_first: bool,
-}
-
-#[derive(Serialize)]
-struct Row {
-    how: &'static str,
-    /// Seconds of virtual time; none where the phase is left out.
-    #[serde(rename = "create_s")]
-    create: Option<f64>,
-    #[serde(rename = "update_s")]
-    update: f64,
-    #[serde(rename = "rebuild_s")]
-    rebuild: f64,
-    /// What was published for them, and how much more the machine takes.
-    #[serde(rename = "published_s")]
-    published: [Option<f64>; 3],
-    error_percent: [Option<f64>; 3],
-    fitted: [bool; 3],
-    faults: u64,
-    retries: u64,
-    cleaned_bytes: u64,
-    invalidations_issued: u64,
-    waits_for_completion: u64,
-    tables_allocated: u64,
-    invalid_longest_us: f64,
-    invalid_total_us: f64,
-    host_splits: u64,
-    /// The rule of the machine that was broken, and how.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    violation: Option<String>,
-}
-
-/// The machine, if none is named.
 const MACHINE: &str = "kunpeng-920";
 /// The tables of more, and what the machine knows of their pages, would not fit into many
 /// computers.
 const MOST_PAGES: u64 = 1 << 24;
 
-/// Runs the test, and prints what it took.
-pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    match arguments.on {
-        Place::Machine => arguments.kvm.unused()?,
-        Place::Native => {
-            arguments.kvm.unused()?;
-            return run_native(arguments);
-        }
-        Place::Kvm => return run_kvm(arguments),
+struct Row {
+    how: How,
+    ran: Ran,
+    /// Seconds of the whole memory; none where the phase is left out.
+    times: [Option<f64>; 3],
+    published: [Option<f64>; 3],
+    fitted: [bool; 3],
+}
+
+impl Row {
+    fn error(&self, phase: usize) -> Option<f64> {
+        let published = self.times[phase].zip(self.published[phase]);
+        published.map(|(took, published)| error_percent(took, published))
     }
-    let (profile, left_out) = needs::load(
-        arguments.machine.as_deref().unwrap_or(MACHINE),
-        Experiment::PageTableTest,
-    )?;
-    let mut report = test(
-        arguments,
-        &profile,
-        &runs::software::<simulate::Job>(arguments.threads),
-    )?;
-    report.warnings.extend(left_out);
-    report.print(arguments.json, text)
+
+    fn time(&self, phase: usize) -> Cell {
+        Cell::or_nothing(self.times[phase], Cell::s)
+    }
+
+    fn marked(&self, phase: usize) -> Cell {
+        Cell::Marked(self.error(phase), self.fitted[phase])
+    }
 }
 
-fn run_kvm(arguments: &Arguments) -> Result<(), Error> {
-    kvm::only_machine(
-        "kvm",
-        &[
-            (arguments.how.is_some(), "--how"),
-            (arguments.scale != 1, "--scale"),
-            (arguments.machine.is_some(), "--machine"),
-            (arguments.logging_first, "--logging-first"),
-            (arguments.kvm.overlap, "-o"),
-            (arguments.kvm.predict.is_some(), "--predict"),
-            (arguments.threads.threads.is_some(), "--threads"),
-        ],
-    )?;
-    let bytes = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
-    let asked = kvm::Asked {
-        bits: arguments.mode.fixed_bits(),
-        first: arguments.offset,
-        ..kvm::Asked::new(
-            arguments.source.unwrap_or(Backing::ANONYMOUS),
-            bytes,
-            arguments.vcpus.unwrap_or(1).into(),
-            arguments.kvm.clone(),
-        )
-    };
-    kvm::page_table_test(&asked, arguments.json)
+columns! { row: Row;
+    ["how"] [0 ""] Cell::text(row.how.name());
+    ["create_s"] [1 "create"] row.time(0);
+    [] [1 "error  "] row.marked(0);
+    ["update_s"] [1 "update"] row.time(1);
+    [] [1 "error  "] row.marked(1);
+    ["rebuild_s"] [1 "rebuild"] row.time(2);
+    [] [1 "error  "] row.marked(2);
+    ["published_s"] [] Cell::json(row.published);
+    ["error_percent"] [] Cell::json([row.error(0), row.error(1), row.error(2)]);
+    ["fitted"] [] Cell::json(row.fitted);
+    ["faults"] [2 "faults"] Cell::Count(row.ran.faults);
+    ["retries"] [2 "retries"] Cell::Count(row.ran.retries);
+    ["cleaned_bytes"] [2 "cleaned"] Cell::Bytes(row.ran.cleaned);
+    ["invalidations_issued"] [2 "invali-\ndations"] Cell::Count(row.ran.invalidations);
+    ["waits_for_completion"] [] Cell::Count(row.ran.waits);
+    ["tables_allocated"] [2 "tables"] Cell::Count(row.ran.tables);
+    ["invalid_longest_us"] [2 "invalid\nlongest"] Cell::us(row.ran.invalid_longest.as_secs_f64() * 1e6);
+    ["invalid_total_us"] [2 "invalid\nin total"] Cell::us(row.ran.invalid_total.as_secs_f64() * 1e6);
+    ["host_splits"] [] Cell::Count(row.ran.splits);
+    ["violation"] [] row.ran.violation.as_ref().map_or(Cell::Absent, Cell::text);
 }
 
-#[derive(Serialize)]
 struct NativeRow {
-    how: &'static str,
-    /// Seconds.
-    #[serde(rename = "create_s")]
-    create: f64,
-    #[serde(rename = "update_s")]
-    update: f64,
-    #[serde(rename = "rebuild_s")]
-    rebuild: f64,
-    faults: u64,
-    tables: u64,
+    seconds: [f64; 3],
+    took: native::Took,
 }
 
-fn run_native(arguments: &Arguments) -> Result<(), Error> {
-    kvm::only_machine(
-        "native",
-        &[
-            (arguments.machine.is_some(), "--machine"),
-            (arguments.threads.threads.is_some(), "--threads"),
-        ],
-    )?;
-    let how = arguments.how.unwrap_or(How::Tablewright);
-    if how != How::Tablewright || arguments.logging_first {
-        let option = if arguments.logging_first {
-            "--logging-first"
-        } else {
-            "--how"
-        };
-        return Err(Error::Usage(format!(
-            "{option}: only tablewright runs natively, with all phases"
-        )));
+columns! { row: NativeRow;
+    ["how"] [1 ""] Cell::text(How::Tablewright.name());
+    ["create_s"] [1 "create"] Cell::s(row.seconds[0]);
+    ["update_s"] [1 "update"] Cell::s(row.seconds[1]);
+    ["rebuild_s"] [1 "rebuild"] Cell::s(row.seconds[2]);
+    ["faults"] [1 "faults"] Cell::Count(row.took.faults);
+    ["tables"] [1 "tables"] Cell::Count(row.took.tables);
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    if arguments.on != Place::Kvm {
+        arguments.kvm.unused()?;
     }
-    let mode = arguments.mode;
-    let Guest {
-        source: backing,
-        bytes,
-        vcpus,
-    } = arguments.guest();
-    let whole = Region::new(mode, backing, bytes, arguments.offset)?;
-    let region = addressable(mode, "the native run")
-        .and_then(|()| whole.scaled(backing, arguments.scale))?;
-    let most = thread::available_parallelism().map_or(1, usize::from) * 8;
-    if usize::from(vcpus) > most {
-        return Err(Error::Usage(format!(
-            "-v {vcpus}: at most {most} threads on this computer"
-        )));
+    match arguments.on {
+        Place::Machine => {}
+        Place::Native => return arguments.run_native(),
+        Place::Kvm => return arguments.run_kvm(),
     }
-    let took = native::run(backing.source, region, vcpus).map_err(|problem| Error::Subject {
-        subject: how.name(),
-        operation: "page-table-test",
-        problem,
-    })?;
-    let seconds = took
-        .times
-        .map(|time| time.as_secs_f64() * arguments.scale as f64);
-    let report = Report {
+    let name = arguments.machine.as_deref().unwrap_or(MACHINE);
+    let (profile, left_out) = Experiment::PageTableTest.load(name)?;
+    let software = runs::software::<Job>(arguments.threads);
+    let mut warnings = Vec::new();
+    let (whole, rows) = arguments.rows(&profile, &software, &mut warnings)?;
+    warnings.extend(left_out);
+    let report: Report<Value, Row> = Report {
         experiment: "page-table-test",
-        parameters: parameters(arguments, whole, "native"),
-        rows: vec![NativeRow {
-            how: how.name(),
-            create: seconds[0],
-            update: seconds[1],
-            rebuild: seconds[2],
-            faults: took.faults,
-            tables: took.tables,
-        }],
-        warnings: stats::build_warning().into_iter().collect(),
+        parameters: arguments.parameters(whole, &profile.name),
+        rows,
+        warnings,
     };
-    report.print(arguments.json, |report| {
-        let time = |seconds: f64| report::time(seconds * 1e9);
-        let rows = report.rows.iter().map(|row| {
-            [
-                row.how.to_owned(),
-                time(row.create),
-                time(row.update),
-                time(row.rebuild),
-                report::count(row.faults),
-                report::count(row.tables),
-            ]
-        });
-        let table = report::table(
-            ["", "create", "update", "rebuild", "faults", "tables"],
-            1,
-            rows.collect(),
-        );
-        format!("{}\n{table}", head(&report.parameters))
+    report.print(arguments.json, |Report { rows, .. }| {
+        let head = arguments.head(whole, &profile.name);
+        let tables = [1, 2]
+            .map(|number| columns::table(number, 1, rows))
+            .join("\n");
+        let fitted = rows.iter().any(|row| row.fitted.contains(&true));
+        format!("{head}\n{tables}{}", report::fitted(fitted))
     })
 }
 
-/// The guest's addresses have to be such that tables can translate them.
+/// Refuses addresses that tables cannot translate.
 fn addressable(mode: Mode, what: &str) -> Result<(), Error> {
-    if mode.bits > 48 {
-        return Err(Error::Usage(format!(
+    match mode.bits {
+        ..=48 => Ok(()),
+        _ => Err(Error::Usage(format!(
             "-m {}: {what} has 48 bits of address",
             mode.name
-        )));
+        ))),
     }
-    Ok(())
 }
 
-fn test(
-    arguments: &Arguments,
-    profile: &Profile,
-    run: simulate::Run<'_>,
-) -> Result<Report<Parameters, Row>, Error> {
-    let mode = arguments.mode;
-    let Guest {
-        source: backing,
-        bytes,
-        vcpus,
-    } = arguments.guest();
-    Experiment::PageTableTest.fits(profile, vcpus)?;
-    let whole = Region::new(mode, backing, bytes, arguments.offset)?;
-    addressable(mode, &profile.name)?;
-    let region = whole.scaled(backing, arguments.scale)?;
-    let pages = region.bytes / PAGE;
-    if pages > MOST_PAGES {
-        return Err(Error::Usage(format!(
-            "-b {}: {} pages are too many to simulate, at most {}: give --scale",
-            human(bytes),
-            report::count(pages),
-            report::count(MOST_PAGES)
-        )));
+impl Arguments {
+    fn guest(&self) -> Guest {
+        let shown = Guest {
+            source: Backing::HUGETLB_1GB,
+            bytes: 1 << 30,
+            vcpus: 4,
+        };
+        Guest::new(self.source, self.bytes, self.vcpus, shown)
     }
-    let hows = arguments.how.map_or(How::EACH.to_vec(), |how| vec![how]);
-    let jobs: Vec<Job> = hows
-        .iter()
-        .map(|how| Job {
+
+    fn parameters(&self, whole: Region, machine: &str) -> Value {
+        let guest = self.guest();
+        json!({
+            "mode": self.mode.name,
+            "backing": guest.source.name,
+            "bytes": whole.bytes,
+            "first": format!("{:#x}", whole.first),
+            "vcpus": guest.vcpus,
+            "machine": machine,
+            "scale": self.scale,
+            "logging_first": self.logging_first,
+        })
+    }
+
+    fn head(&self, whole: Region, machine: &str) -> String {
+        let guest = self.guest();
+        let mut text = format!(
+            "{} of {} at {:#x}, {} on {machine}\n",
+            human(whole.bytes),
+            guest.source.name,
+            whole.first,
+            report::counted(guest.vcpus.into(), "vCPU", "vCPUs"),
+        );
+        if self.scale > 1 {
+            text += &format!(
+                "run with 1/{} of it; times are multiplied, counts are of what was run\n",
+                self.scale
+            );
+        }
+        text
+    }
+
+    fn run_kvm(&self) -> Result<(), Error> {
+        only_machine(
+            "kvm",
+            &[
+                (self.how.is_some(), "--how"),
+                (self.scale != 1, "--scale"),
+                (self.machine.is_some(), "--machine"),
+                (self.logging_first, "--logging-first"),
+                (self.kvm.overlap, "-o"),
+                (self.kvm.predict.is_some(), "--predict"),
+                (self.threads.threads.is_some(), "--threads"),
+            ],
+        )?;
+        let bytes = self.bytes.map_or(USUAL_BYTES, Size::bytes);
+        let backing = self.source.unwrap_or(Backing::ANONYMOUS);
+        let vcpus = self.vcpus.unwrap_or(1).into();
+        let asked = Asked {
+            bits: self.mode.fixed_bits(),
+            first: self.offset,
+            ..Asked::new(backing, bytes, vcpus, self.kvm.clone())
+        };
+        kvm::run(&asked, self.json)
+    }
+
+    fn run_native(&self) -> Result<(), Error> {
+        only_machine(
+            "native",
+            &[
+                (self.machine.is_some(), "--machine"),
+                (self.threads.threads.is_some(), "--threads"),
+            ],
+        )?;
+        let how = self.how.unwrap_or(How::Tablewright);
+        if how != How::Tablewright || self.logging_first {
+            let option = if self.logging_first {
+                "--logging-first"
+            } else {
+                "--how"
+            };
+            return Err(Error::Usage(format!(
+                "{option}: only tablewright runs natively, with all phases"
+            )));
+        }
+        let Guest {
+            source: backing,
+            bytes,
+            vcpus,
+        } = self.guest();
+        let whole = Region::new(self.mode, backing, bytes, self.offset)?;
+        addressable(self.mode, "the native run")?;
+        let region = whole.scaled(backing, self.scale)?;
+        let most = thread::available_parallelism().map_or(1, usize::from) * 8;
+        if usize::from(vcpus) > most {
+            return Err(Error::Usage(format!(
+                "-v {vcpus}: at most {most} threads on this computer"
+            )));
+        }
+        let took =
+            native::run(backing.source, region, vcpus).map_err(|problem| Error::Subject {
+                subject: how.name(),
+                operation: "page-table-test",
+                problem,
+            })?;
+        let seconds = took
+            .times
+            .map(|time| time.as_secs_f64() * self.scale as f64);
+        let report: Report<Value, NativeRow> = Report {
+            experiment: "page-table-test",
+            parameters: self.parameters(whole, "native"),
+            rows: vec![NativeRow { seconds, took }],
+            warnings: stats::build_warning().into_iter().collect(),
+        };
+        report.print(self.json, |report| {
+            format!(
+                "{}\n{}",
+                self.head(whole, "native"),
+                columns::table(1, 1, &report.rows)
+            )
+        })
+    }
+
+    /// The whole memory, of which a part may have been run, and what each way showed.
+    fn rows(
+        &self,
+        profile: &Profile,
+        run: Run<'_>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(Region, Vec<Row>), Error> {
+        let Guest {
+            source: backing,
+            bytes,
+            vcpus,
+        } = self.guest();
+        Experiment::PageTableTest.fits(profile, "-v", vcpus)?;
+        let whole = Region::new(self.mode, backing, bytes, self.offset)?;
+        addressable(self.mode, &profile.name)?;
+        let region = whole.scaled(backing, self.scale)?;
+        let pages = region.bytes / PAGE;
+        if pages > MOST_PAGES {
+            return Err(Error::Usage(format!(
+                "-b {}: {} pages are too many to simulate, at most {}: give --scale",
+                human(bytes),
+                report::count(pages),
+                report::count(MOST_PAGES)
+            )));
+        }
+        let hows = self.how.map_or(How::EACH.to_vec(), |how| vec![how]);
+        let job = |how: &How| Job {
             profile: profile.clone(),
             way: how.way(),
             source: backing.source,
             region,
             vcpus,
             phases: [true; 3],
-            logging_first: arguments.logging_first,
-        })
-        .collect();
-    let figures = Figures::of(profile, mode, backing, bytes, vcpus);
-    let mut warnings = Vec::new();
-    let mut rows = Vec::new();
-    for (how, ran) in hows.into_iter().zip(run(&jobs)?) {
-        match &ran.violation {
-            Some(what) if !how.is_unsafe() => {
-                return Err(Error::Machine {
-                    machine: profile.name.clone(),
-                    step: how.name(),
-                    problem: what.clone(),
-                });
-            }
-            Some(what) => warnings.push(format!("{} breaks a rule of the machine: {what}", how.name())),
-            None if how.is_unsafe() && !profile.architecture.is_x86() => warnings.push(format!(
-                "{} leaves out a cleaning that is needed when not every page was mapped before: see --logging-first",
-                how.name()
-            )),
-            None => {}
-        }
-        rows.push(row(how, ran, arguments, &figures));
-    }
-    Ok(Report {
-        experiment: "page-table-test",
-        parameters: parameters(arguments, whole, &profile.name),
-        rows,
-        warnings,
-    })
-}
-
-fn parameters(arguments: &Arguments, whole: Region, machine: &str) -> Parameters {
-    let guest = arguments.guest();
-    Parameters {
-        mode: arguments.mode.name,
-        backing: guest.source.name,
-        bytes: whole.bytes,
-        first: format!("{:#x}", whole.first),
-        vcpus: guest.vcpus,
-        machine: machine.to_owned(),
-        scale: arguments.scale,
-        logging_first: arguments.logging_first,
-    }
-}
-
-fn row(how: How, ran: Ran, arguments: &Arguments, figures: &Figures) -> Row {
-    let times = ran
-        .times
-        .map(|time| time.as_secs_f64() * arguments.scale as f64);
-    let mut row = Row {
-        how: how.name(),
-        create: (!arguments.logging_first).then_some(times[0]),
-        update: times[1],
-        rebuild: times[2],
-        published: [None; 3],
-        error_percent: [None; 3],
-        fitted: [false; 3],
-        faults: ran.faults,
-        retries: ran.retries,
-        cleaned_bytes: ran.cleaned,
-        invalidations_issued: ran.invalidations,
-        waits_for_completion: ran.waits,
-        tables_allocated: ran.tables,
-        invalid_longest_us: ran.invalid_longest.as_secs_f64() * 1e6,
-        invalid_total_us: ran.invalid_total.as_secs_f64() * 1e6,
-        host_splits: ran.splits,
-        violation: ran.violation,
-    };
-    for (phase, took) in times.into_iter().enumerate() {
-        let Some((published, fitted)) =
-            figures.get(how, phase).filter(|_| !arguments.logging_first)
-        else {
-            continue;
+            logging_first: self.logging_first,
         };
-        row.published[phase] = Some(published);
-        row.error_percent[phase] = Some(error_percent(took, published));
-        row.fitted[phase] = fitted;
-    }
-    row
-}
-
-/// What was run.
-fn head(parameters: &Parameters) -> String {
-    let mut text = format!(
-        "{} of {} at {}, {} on {}\n",
-        human(parameters.bytes),
-        parameters.backing,
-        parameters.first,
-        report::counted(parameters.vcpus.into(), "vCPU", "vCPUs"),
-        parameters.machine,
-    );
-    if parameters.scale > 1 {
-        text += &format!(
-            "run with 1/{} of it; times are multiplied, counts are of what was run\n",
-            parameters.scale
-        );
-    }
-    text
-}
-
-fn text(report: &Report<Parameters, Row>) -> String {
-    let mut text = head(&report.parameters);
-    let time = |seconds: f64| report::time(seconds * 1e9);
-    let times = report.rows.iter().map(|row| {
-        let mut cells = vec![row.how.to_owned()];
-        for (phase, took) in [row.create, Some(row.update), Some(row.rebuild)]
-            .into_iter()
-            .enumerate()
-        {
-            cells.push(took.map_or("-".to_owned(), time));
-            cells.push(match (row.published[phase], row.error_percent[phase]) {
-                (Some(_), Some(error)) => report::marked(error, row.fitted[phase]),
-                _ => "-  ".to_owned(),
-            });
+        let jobs: Vec<Job> = hows.iter().map(job).collect();
+        let figures = Figures::of(profile, self.mode, backing, bytes, vcpus);
+        let mut rows = Vec::new();
+        for (how, ran) in hows.into_iter().zip(run(&jobs)?) {
+            let (name, machine) = (how.name(), profile.name.clone());
+            match &ran.violation {
+                Some(what) if !how.is_unsafe() => {
+                    return Err(Error::Machine { machine, step: name, problem: what.clone() });
+                }
+                Some(what) => {
+                    warnings.push(format!("{name} breaks a rule of the machine: {what}"));
+                }
+                None if how.is_unsafe() && !profile.architecture.is_x86() => warnings.push(format!(
+                    "{name} leaves out a cleaning that is needed when not every page was mapped before: see --logging-first"
+                )),
+                None => {}
+            }
+            rows.push(self.row(how, ran, &figures));
         }
-        cells
-    });
-    let array = |cells: Vec<String>| -> [String; 7] { cells.try_into().unwrap_or_default() };
-    text += "\n";
-    text += &report::table(
-        [
-            "", "create", "error  ", "update", "error  ", "rebuild", "error  ",
-        ],
-        1,
-        times.map(array).collect(),
-    );
-    let counts = report.rows.iter().map(|row| {
-        [
-            row.how.to_owned(),
-            report::count(row.faults),
-            report::count(row.retries),
-            human(row.cleaned_bytes),
-            report::count(row.invalidations_issued),
-            report::count(row.tables_allocated),
-            report::time(row.invalid_longest_us * 1e3),
-            report::time(row.invalid_total_us * 1e3),
-        ]
-    });
-    text += "\n";
-    text += &report::table(
-        [
-            "",
-            "faults",
-            "retries",
-            "cleaned",
-            "invali-\ndations",
-            "tables",
-            "invalid\nlongest",
-            "invalid\nin total",
-        ],
-        1,
-        counts.collect(),
-    );
-    if report.rows.iter().any(|row| row.fitted.contains(&true)) {
-        text += report::FITTED;
+        Ok((whole, rows))
     }
-    text
+
+    fn row(&self, how: How, ran: Ran, figures: &Figures) -> Row {
+        let time = |phase: usize| {
+            let is_run = phase > 0 || !self.logging_first;
+            is_run.then(|| ran.times[phase].as_secs_f64() * self.scale as f64)
+        };
+        let figure = |phase| figures.get(how, phase).filter(|_| !self.logging_first);
+        Row {
+            how,
+            times: [0, 1, 2].map(time),
+            published: [0, 1, 2].map(|phase| figure(phase).map(|(figure, _)| figure)),
+            fitted: [0, 1, 2].map(|phase| figure(phase).is_some_and(|(_, fitted)| fitted)),
+            ran,
+        }
+    }
 }

@@ -8,7 +8,7 @@
 
 use serde::Serialize;
 
-use super::Row;
+use crate::published::Reproduced as Row;
 use crate::report::{percent, wrapped};
 use crate::stats::Samples;
 
@@ -133,18 +133,20 @@ impl Tally {
 
 /// Whether a row is a bin of a histogram.
 fn is_bin(row: &Row) -> bool {
-    row.unit == "count"
+    row.figure.unit == "count"
+}
+
+fn place_of(row: &Row) -> String {
+    format!("{}, {}", row.figure.system, row.figure.configuration)
 }
 
 fn tested(rows: &[Row]) -> Vec<Tested> {
     let mut tested = Vec::new();
-    let together = |a: &Row, b: &Row| {
-        is_bin(a) && is_bin(b) && (&a.system, &a.configuration) == (&b.system, &b.configuration)
-    };
+    let together = |a: &Row, b: &Row| is_bin(a) && is_bin(b) && place_of(a) == place_of(b);
     for rows in rows.chunk_by(together) {
         if let Some(error) = wrong_bins(rows) {
             tested.push(Tested {
-                name: format!("{}, {}", rows[0].system, rows[0].configuration),
+                name: place_of(&rows[0]),
                 error,
                 of: Of::Histogram,
             });
@@ -161,7 +163,7 @@ fn tested(rows: &[Row]) -> Vec<Tested> {
                 (false, true, false) => continue,
             };
             tested.push(Tested {
-                name: format!("{}, {}, {}", row.system, row.configuration, row.metric),
+                name: format!("{}, {}", place_of(row), row.figure.metric),
                 error,
                 of,
             });
@@ -177,7 +179,7 @@ fn wrong_bins(rows: &[Row]) -> Option<f64> {
     for row in rows.iter().filter(|row| is_bin(row)) {
         let ours = row.after?;
         // A bin that is not given had nothing in it: the others have all there is.
-        right += ours.min(row.published_after.unwrap_or(0.0));
+        right += ours.min(row.figure.after.unwrap_or(0.0));
         all += ours;
     }
     (all > 0.0).then(|| (all - right) / all * 100.0)
@@ -189,14 +191,16 @@ mod tests {
     use crate::published;
 
     fn row(metric: &str, unit: &str, published: f64, after: f64) -> Row {
-        let figure = published::built_in("dirty-log").unwrap().remove(0);
-        Row {
+        let figure = published::Row {
             metric: metric.to_owned(),
             unit: unit.to_owned(),
-            published_after: Some(published),
+            after: Some(published),
+            ..published::built_in("dirty-log").remove(0)
+        };
+        Row {
             after: Some(after),
             error_percent: (published > 0.0).then(|| (after / published - 1.0) * 100.0),
-            ..Row::of("dirty-log", figure)
+            ..Row::not_run("dirty-log", figure, "")
         }
     }
 

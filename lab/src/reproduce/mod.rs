@@ -4,35 +4,28 @@
 //! missing is part of the result.
 
 mod count;
-mod dirty_log;
-mod map_mem;
-mod migrate;
-pub mod page;
-mod page_table_test;
-pub mod tlb_flush;
-mod write_protect;
+mod page;
 
 use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use serde::Serialize;
-use tablewright_experiments::dirty_log as disabling;
-use tablewright_experiments::linear_map;
-use tablewright_experiments::migrate as migrations;
-use tablewright_experiments::page_table_test as faulting;
-use tablewright_experiments::tlb_flush as flushes;
-use tablewright_experiments::write_protect as starts;
+use serde_json::{Value, json};
 
-use count::Summary;
-
+use crate::dirty_log::job as dirty_log;
 use crate::error::Error;
 use crate::file::Target;
-use crate::published;
+use crate::map_mem::job as map_mem;
+use crate::migrate::job as migrate;
+use crate::page_table_test::job as page_table_test;
+use crate::published::{self, Reproduced as Row};
 use crate::report::{self, Report};
-use crate::runs::{self, Threads};
+use crate::runs::{Threads, software};
+use crate::tlb_flush::job as tlb_flush;
+use crate::write_protect::job as write_protect;
+use count::Summary;
 
-/// What `reproduce` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -59,58 +52,6 @@ pub struct Arguments {
     report: Option<PathBuf>,
 }
 
-#[derive(Serialize)]
-struct Parameters {
-    experiments: Vec<&'static str>,
-}
-
-/// A published row, and what was measured for it.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
-    system: String,
-    configuration: String,
-    metric: String,
-    unit: String,
-    published_before: Option<f64>,
-    published_after: Option<f64>,
-    /// The same before the improvement, here.
-    before: Option<f64>,
-    /// And after it.
-    after: Option<f64>,
-    /// The engine's own way to do the same.
-    tablewright: Option<f64>,
-    /// How much more `after` is than what was published.
-    error_percent: Option<f64>,
-    /// Whether what it was measured on was fitted to this row.
-    fitted: bool,
-    /// And to the figure before the change alone, so that the one after it is a test.
-    #[serde(skip)]
-    fitted_before: bool,
-    note: String,
-}
-
-impl Row {
-    fn of(experiment: &'static str, published: published::Row) -> Self {
-        Self {
-            experiment,
-            system: published.system,
-            configuration: published.configuration,
-            metric: published.metric,
-            unit: published.unit,
-            published_before: published.before,
-            published_after: published.after,
-            before: None,
-            after: None,
-            tablewright: None,
-            error_percent: None,
-            fitted: false,
-            fitted_before: false,
-            note: "not implemented yet".to_owned(),
-        }
-    }
-}
-
 /// Runs what can be run, and prints all of it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     // Before anything is run: a page that has nowhere to go is known at once.
@@ -118,26 +59,33 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let target = target
         .map(|directory| Target::report(directory, "index.html"))
         .transpose()?;
-    let report = reproduce(
+    let threads = arguments.threads;
+    let rows = reproduce(
         &arguments.only,
         Runs {
-            map_mem: &runs::software::<linear_map::Job>(arguments.threads),
-            page_table_test: &runs::software::<faulting::Job>(arguments.threads),
-            dirty_log: &runs::software::<disabling::Job>(arguments.threads),
-            write_protect: &runs::software::<starts::Job>(arguments.threads),
-            migrate: &runs::software::<migrations::Job>(arguments.threads),
-            tlb_flush: &runs::software::<flushes::Job>(arguments.threads),
+            map_mem: &software::<map_mem::Job>(threads),
+            page_table_test: &software::<page_table_test::Job>(threads),
+            dirty_log: &software::<dirty_log::Job>(threads),
+            write_protect: &software::<write_protect::Job>(threads),
+            migrate: &software::<migrate::Job>(threads),
+            tlb_flush: &software::<tlb_flush::Job>(threads),
         },
     )?;
+    let report = Report {
+        experiment: "reproduce",
+        parameters: json!({"experiments": experiments(&arguments.only).collect::<Vec<_>>()}),
+        rows,
+        warnings: Vec::new(),
+    };
     match arguments.json {
         true => report::print_json(&Counted {
             summary: Summary::of(&report.rows),
             report: &report,
         })?,
-        false => report.print(false, text)?,
+        false => report.print(false, |report| text(&report.rows))?,
     }
     match target {
-        Some(target) => target.fill(&page::of(&report)),
+        Some(target) => target.fill(&page::of(&report.rows)),
         None => Ok(()),
     }
 }
@@ -146,27 +94,25 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 #[derive(Serialize)]
 struct Counted<'r> {
     #[serde(flatten)]
-    report: &'r Report<Parameters, Row>,
+    report: &'r Report<Value, Row>,
     summary: Summary,
 }
 
 /// What makes the runs of each experiment.
 #[derive(Clone, Copy)]
 struct Runs<'r> {
-    map_mem: linear_map::Run<'r>,
-    page_table_test: faulting::Run<'r>,
-    dirty_log: disabling::Run<'r>,
-    write_protect: starts::Run<'r>,
-    migrate: migrations::Run<'r>,
-    tlb_flush: flushes::Run<'r>,
+    map_mem: map_mem::Run<'r>,
+    page_table_test: page_table_test::Run<'r>,
+    dirty_log: dirty_log::Run<'r>,
+    write_protect: write_protect::Run<'r>,
+    migrate: migrate::Run<'r>,
+    tlb_flush: tlb_flush::Run<'r>,
 }
 
 /// A published problem: before and after what was published for it, here, and by the engine.
 pub struct Problem {
-    /// What takes so long.
     pub what: &'static str,
-    /// As they are shown, in this order: published before and after, here before and after,
-    /// Tablewright.
+    /// As [`Row::figures`].
     pub figures: [String; 5],
 }
 
@@ -174,7 +120,7 @@ pub struct Problem {
 pub fn problems() -> Result<Vec<Problem>, Error> {
     let threads = Threads::default();
     let rows = |experiment, system: &str, configuration: &str, metric: &str| {
-        let mut rows = published::built_in(experiment).unwrap_or_default();
+        let mut rows = published::built_in(experiment);
         rows.retain(|row| {
             row.system.starts_with(system)
                 && row.configuration.contains(configuration)
@@ -188,89 +134,64 @@ pub fn problems() -> Result<Vec<Problem>, Error> {
     let found = [
         (
             "a kernel maps 64 GiB at boot",
-            map_mem::rows(boot, &runs::software::<linear_map::Job>(threads))?,
+            crate::map_mem::published::rows(boot, &software::<map_mem::Job>(threads))?,
         ),
         (
             "80 vCPUs fault on 1 GiB",
-            page_table_test::rows(faults, &runs::software::<faulting::Job>(threads))?,
+            crate::page_table_test::published::rows(
+                faults,
+                &software::<page_table_test::Job>(threads),
+            )?,
         ),
         (
             "a dirty log of 3 GiB starts",
-            write_protect::rows(
+            crate::write_protect::published::rows(
                 starts,
-                &runs::software::<starts::Job>(threads),
-                &runs::software::<migrations::Job>(threads),
+                &software::<write_protect::Job>(threads),
+                &software::<migrate::Job>(threads),
             )?,
         ),
     ];
     let problem = |(what, rows): (&'static str, Vec<Row>)| {
-        let row = rows.into_iter().next()?;
-        let figures = [
-            row.published_before,
-            row.published_after,
-            row.before,
-            row.after,
-            row.tablewright,
-        ];
-        Some(Problem {
-            what,
-            figures: figures.map(|value| figure(value, &row.unit)),
-        })
+        let figures = rows.first()?.figures();
+        Some(Problem { what, figures })
     };
     Ok(found.into_iter().filter_map(problem).collect())
 }
 
-fn reproduce(only: &[String], runs: Runs<'_>) -> Result<Report<Parameters, Row>, Error> {
-    let experiments: Vec<&'static str> = published::EXPERIMENTS
-        .iter()
-        .map(|(name, _)| *name)
-        .filter(|name| only.is_empty() || only.iter().any(|only| only == name))
-        .collect();
-    let mut rows = Vec::new();
-    for &experiment in &experiments {
-        let published = published::built_in(experiment).unwrap_or_default();
-        rows.extend(match experiment {
-            "map-mem" => map_mem::rows(published, runs.map_mem)?,
-            "page-table-test" => page_table_test::rows(published, runs.page_table_test)?,
-            "dirty-log" => dirty_log::rows(published, runs.dirty_log)?,
-            "write-protect" => write_protect::rows(published, runs.write_protect, runs.migrate)?,
-            "tlb-flush" => tlb_flush::rows(published, runs.tlb_flush)?,
-            _ => published
-                .into_iter()
-                .map(|row| Row::of(experiment, row))
-                .collect(),
-        });
-    }
-    Ok(Report {
-        experiment: "reproduce",
-        parameters: Parameters { experiments },
-        rows,
-        warnings: Vec::new(),
-    })
+/// Those that are asked for, in the order of the tables.
+fn experiments(only: &[String]) -> impl Iterator<Item = &'static str> {
+    let all = published::EXPERIMENTS.iter().map(|(name, _)| *name);
+    all.filter(|name| only.is_empty() || only.iter().any(|only| only == name))
 }
 
-/// A figure with its unit; times in the unit that fits.
-fn figure(value: Option<f64>, unit: &str) -> String {
-    let Some(value) = value else {
-        return "-".to_owned();
-    };
-    let nanoseconds = match unit {
-        "s" => 1e9,
-        "ms" => 1e6,
-        "us" => 1e3,
-        "ns" => 1.0,
-        "count" => return report::count(value as u64),
-        _ => return report::figure(value),
-    };
-    report::time(value * nanoseconds)
+fn reproduce(only: &[String], runs: Runs<'_>) -> Result<Vec<Row>, Error> {
+    let mut rows = Vec::new();
+    for experiment in experiments(only) {
+        let table = published::built_in(experiment);
+        rows.extend(match experiment {
+            "map-mem" => crate::map_mem::published::rows(table, runs.map_mem)?,
+            "page-table-test" => {
+                crate::page_table_test::published::rows(table, runs.page_table_test)?
+            }
+            "dirty-log" => crate::dirty_log::published::rows(table, runs.dirty_log)?,
+            "write-protect" => {
+                crate::write_protect::published::rows(table, runs.write_protect, runs.migrate)?
+            }
+            "tlb-flush" => crate::tlb_flush::published::rows(table, runs.tlb_flush)?,
+            _ => unreachable!("{experiment} has a table and no way to run it"),
+        });
+    }
+    Ok(rows)
 }
 
 /// The words with which all configurations of a group begin, if it has more than one.
 fn common_words(rows: &[Row]) -> &str {
-    let first = rows[0].configuration.as_str();
+    let first = rows[0].figure.configuration.as_str();
     let begins = |words: &str| {
         rows.iter().all(|row| {
-            row.configuration
+            row.figure
+                .configuration
                 .strip_prefix(words)
                 .is_some_and(|rest| !rest.is_empty())
         })
@@ -282,17 +203,22 @@ fn common_words(rows: &[Row]) -> &str {
     }
 }
 
-fn text(report: &Report<Parameters, Row>) -> String {
+fn text(rows: &[Row]) -> String {
     let mut text = String::new();
-    for rows in report.rows.chunk_by(|a, b| a.experiment == b.experiment) {
+    for rows in rows.chunk_by(|a, b| a.experiment == b.experiment) {
         text += &format!("{}\n", rows[0].experiment);
-        for system in rows.chunk_by(|a, b| a.system == b.system) {
+        for system in rows.chunk_by(|a, b| a.figure.system == b.figure.system) {
             // Steps to one figure in one table; figures of several kinds in one for each
             // configuration.
-            if system.iter().all(|row| row.metric == system[0].metric) {
+            if system
+                .iter()
+                .all(|row| row.figure.metric == system[0].figure.metric)
+            {
                 text += &steps_text(system);
             } else {
-                for group in system.chunk_by(|a, b| a.configuration == b.configuration) {
+                for group in
+                    system.chunk_by(|a, b| a.figure.configuration == b.figure.configuration)
+                {
                     text += &metrics_text(group);
                 }
             }
@@ -309,27 +235,32 @@ fn text(report: &Report<Parameters, Row>) -> String {
         text.push('\n');
     }
     text += "* the machine was fitted on this row; every other is a test\n";
-    text + &Summary::of(&report.rows).text()
+    text + &Summary::of(rows).text()
 }
 
 /// The rows of one system that are steps to one figure. What they have in common stands above them.
 fn steps_text(rows: &[Row]) -> String {
     let common = common_words(rows);
-    let mut head = rows[0].system.clone();
-    for what in [&rows[0].metric, common.trim_end()] {
+    let first = &rows[0].figure;
+    let mut head = first.system.clone();
+    for what in [&first.metric, common.trim_end()] {
         if !what.is_empty() {
             head += &format!("; {what}");
         }
     }
-    group_text(&head, rows, |row| &row.configuration[common.len()..])
+    group_text(&head, rows, |row| &row.figure.configuration[common.len()..])
 }
 
 /// The rows of one configuration.
 fn metrics_text(rows: &[Row]) -> String {
-    let head = format!("{}; {}", rows[0].system, rows[0].configuration);
+    let head = format!(
+        "{}; {}",
+        rows[0].figure.system, rows[0].figure.configuration
+    );
     // What they all begin with says nothing, and takes room.
     group_text(&head, rows, |row| {
-        row.metric.strip_prefix("KVM_").unwrap_or(&row.metric)
+        let metric = &row.figure.metric;
+        metric.strip_prefix("KVM_").unwrap_or(metric)
     })
 }
 
@@ -338,15 +269,8 @@ fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
         let error = row
             .error_percent
             .map_or("-".to_owned(), |error| report::marked(error, row.fitted));
-        [
-            report::wrapped(name(row), 17, "  "),
-            figure(row.published_before, &row.unit),
-            figure(row.published_after, &row.unit),
-            figure(row.before, &row.unit),
-            figure(row.after, &row.unit),
-            figure(row.tablewright, &row.unit),
-            error,
-        ]
+        let [a, b, c, d, e] = row.figures();
+        [report::wrapped(name(row), 17, "  "), a, b, c, d, e, error]
     };
     let table = report::table(
         [
@@ -373,8 +297,8 @@ fn quick() -> Runs<'static> {
         page_table_test: &fakes::page_table_test,
         dirty_log: &fakes::dirty_log,
         write_protect: &fakes::write_protect,
-        migrate: &|jobs| Ok(vec![migrations::Ran::default(); jobs.len()]),
-        tlb_flush: &|jobs| Ok(vec![flushes::Ran::default(); jobs.len()]),
+        migrate: &|jobs| Ok(vec![migrate::Ran::default(); jobs.len()]),
+        tlb_flush: &|jobs| Ok(vec![tlb_flush::Ran::default(); jobs.len()]),
     }
 }
 
@@ -382,34 +306,34 @@ fn quick() -> Runs<'static> {
 mod tests {
     use super::*;
 
-    fn all() -> Report<Parameters, Row> {
+    fn all() -> Vec<Row> {
         reproduce(&[], quick()).unwrap()
     }
 
     #[test]
     fn every_published_row_is_listed() {
-        let report = all();
+        let rows = all();
         let published: usize = published::EXPERIMENTS
             .iter()
-            .map(|(name, _)| published::built_in(name).unwrap().len())
+            .map(|(name, _)| published::built_in(name).len())
             .sum();
-        assert_eq!(report.rows.len(), published);
-        for row in &report.rows {
+        assert_eq!(rows.len(), published);
+        for row in &rows {
             let ran = match row.experiment {
                 "map-mem" | "page-table-test" | "dirty-log" | "write-protect" => true,
-                "tlb-flush" => row.metric != "user",
+                "tlb-flush" => row.figure.metric != "user",
                 _ => false,
             };
             assert_eq!(row.after.is_some(), ran);
-            assert_ne!(row.note, "not implemented yet");
+            assert_ne!(row.note, published::NO_PROFILE);
         }
         let only = reproduce(&["tlb-flush".to_owned()], quick()).unwrap();
-        assert!(only.rows.len() == 3 && only.rows.iter().all(|row| row.experiment == "tlb-flush"));
+        assert!(only.len() == 3 && only.iter().all(|row| row.experiment == "tlb-flush"));
     }
 
     #[test]
     fn the_keys_are_those_that_others_read() {
-        let json = serde_json::to_value(&all().rows[0]).unwrap();
+        let json = serde_json::to_value(&all()[0]).unwrap();
         let mut keys: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
         keys.sort();
         let mut expected = [
@@ -433,8 +357,8 @@ mod tests {
 
     #[test]
     fn the_text_has_every_system_and_every_note_once() {
-        let report = all();
-        let text = text(&report);
+        let rows = all();
+        let text = text(&rows);
         for (name, _) in published::EXPERIMENTS {
             assert!(text.contains(name), "{name}");
         }
@@ -447,26 +371,35 @@ mod tests {
 
     #[test]
     fn tables_fit_a_terminal_and_no_configuration_is_lost() {
-        let report = all();
-        for line in text(&report).lines() {
+        let rows = all();
+        for line in text(&rows).lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        let rows = &report.rows[..5];
+        let rows = &rows[..5];
         assert_eq!(common_words(rows), "cumulative up to ");
         assert_eq!(common_words(&rows[..1]), "");
         let mut other = rows.to_vec();
-        other[4].configuration = "cumulative".to_owned();
+        other[4].figure.configuration = "cumulative".to_owned();
         assert_eq!(common_words(&other), "");
         let mut equal = rows[..2].to_vec();
-        equal[1].configuration = equal[0].configuration.clone();
+        equal[1].figure.configuration = equal[0].figure.configuration.clone();
         assert_eq!(common_words(&equal), "cumulative up to ");
     }
 
     #[test]
     fn figures_have_their_unit() {
-        assert_eq!(figure(Some(2191.0), "ms"), "2.19 s");
-        assert_eq!(figure(Some(497266.0), "pages"), "497266");
-        assert_eq!(figure(Some(8.0), "count"), "8");
-        assert_eq!(figure(None, "ms"), "-");
+        for (value, unit, shown) in [
+            (Some(2191.0), "ms", "2.19 s"),
+            (Some(497266.0), "pages", "497266"),
+            (Some(8.0), "count", "8"),
+            (None, "ms", "-"),
+        ] {
+            let unit = unit.to_owned();
+            let row = published::Row {
+                unit,
+                ..published::built_in("map-mem").remove(0)
+            };
+            assert_eq!(row.shown(value), shown);
+        }
     }
 }

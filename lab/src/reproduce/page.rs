@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Parameters, Row, figure};
 use crate::page::{self, Bar, Group, Of, Table, escaped};
-use crate::report::Report;
+use crate::published::Reproduced as Row;
 use crate::report::percent;
 
 /// Of a table; the second is left out where all rows have the same figure, which the picture above
@@ -22,13 +21,13 @@ const COLUMNS: [&str; 9] = [
 ];
 
 /// The page as a text.
-pub(super) fn of(report: &Report<Parameters, Row>) -> String {
+pub fn of(rows: &[Row]) -> String {
     let mut body = format!(
         "<p>Each published figure, and beside it what tablewright {version} measures for the same row. <em>fitted</em> \
          says whether the costs of the machine were fitted on that row; every other row is a test of the model.</p>\n",
         version = env!("CARGO_PKG_VERSION"),
     );
-    for rows in report.rows.chunk_by(|a, b| a.experiment == b.experiment) {
+    for rows in rows.chunk_by(|a, b| a.experiment == b.experiment) {
         section(&mut body, rows);
     }
     page::around("Published and measured", &body)
@@ -38,14 +37,14 @@ fn section(page: &mut String, rows: &[Row]) {
     let name = escaped(rows[0].experiment);
     // Writing to a string cannot fail.
     let _ = writeln!(page, "<section id=\"{name}\">\n<h2>{name}</h2>");
-    for column in rows.chunk_by(|a, b| a.system == b.system) {
-        let _ = writeln!(page, "<h3>{}</h3>", escaped(&column[0].system));
+    for column in rows.chunk_by(|a, b| a.figure.system == b.figure.system) {
+        let _ = writeln!(page, "<h3>{}</h3>", escaped(&column[0].figure.system));
         // What is not counted alike has no axis in common.
-        for rows in column.chunk_by(|a, b| a.unit == b.unit) {
+        for rows in column.chunk_by(|a, b| a.figure.unit == b.figure.unit) {
             let (caption, groups) = groups(rows);
             if !groups.is_empty() {
                 page.push_str(&page::bars(&caption, &groups, |value| {
-                    figure(Some(value), &rows[0].unit)
+                    rows[0].figure.shown(Some(value))
                 }));
             }
         }
@@ -54,23 +53,22 @@ fn section(page: &mut String, rows: &[Row]) {
             let _ = writeln!(page, "<p class=\"about\">{}</p>", escaped(same));
         }
         let has_picture = column.iter().any(|row| row.after.is_some());
-        let is_one_figure = has_picture && column.iter().all(|row| row.metric == column[0].metric);
+        let is_one_figure = has_picture
+            && column
+                .iter()
+                .all(|row| row.figure.metric == column[0].figure.metric);
         let columns: Vec<&str> = COLUMNS
             .into_iter()
             .filter(|&name| name != "figure" || !is_one_figure)
             .collect();
         let mut table = Table::new(&columns);
         for row in column {
-            let mut cells = vec![row.configuration.clone()];
+            let mut cells = vec![row.figure.configuration.clone()];
             if !is_one_figure {
-                cells.push(row.metric.clone());
+                cells.push(row.figure.metric.clone());
             }
+            cells.extend(row.figures());
             cells.extend([
-                figure(row.published_before, &row.unit),
-                figure(row.published_after, &row.unit),
-                figure(row.before, &row.unit),
-                figure(row.after, &row.unit),
-                figure(row.tablewright, &row.unit),
                 row.error_percent.map_or("-".to_owned(), percent),
                 match (row.error_percent, row.fitted) {
                     (None, _) => "-",
@@ -108,14 +106,19 @@ fn groups(rows: &[Row]) -> (String, Vec<Group>) {
         of,
     };
     let first = &rows[0];
-    let one_metric = rows.iter().all(|row| row.metric == first.metric);
+    let one_metric = rows
+        .iter()
+        .all(|row| row.figure.metric == first.figure.metric);
     let mut groups: Vec<Group> = rows
         .iter()
         .filter_map(|row| {
             let fitted = if row.fitted { " (fitted)" } else { "" };
-            let configuration = row.configuration.trim_start_matches("cumulative up to ");
+            let configuration = row
+                .figure
+                .configuration
+                .trim_start_matches("cumulative up to ");
             let mut bars = vec![
-                bar("published", row.published_after?, Of::Others),
+                bar("published", row.figure.after?, Of::Others),
                 bar(&format!("machine{fitted}"), row.after?, Of::Machine),
             ];
             if !one_metric {
@@ -126,7 +129,7 @@ fn groups(rows: &[Row]) -> (String, Vec<Group>) {
                 name: if one_metric {
                     configuration.to_owned()
                 } else {
-                    format!("{}: {configuration}", row.metric)
+                    format!("{}: {configuration}", row.figure.metric)
                 },
                 bars,
             })
@@ -144,12 +147,12 @@ fn groups(rows: &[Row]) -> (String, Vec<Group>) {
         });
     }
     // In brackets is what the table says as well.
-    let unit = first.unit.split(" (").next().unwrap_or_default();
+    let unit = first.figure.unit.split(" (").next().unwrap_or_default();
     let better = match unit {
         "s" | "ms" | "us" | "ns" => Some("shorter is better"),
         _ => None,
     };
-    let metric = Some(first.metric.as_str()).filter(|_| one_metric);
+    let metric = Some(first.figure.metric.as_str()).filter(|_| one_metric);
     let caption: Vec<&str> = metric.into_iter().chain(better.or(Some(unit))).collect();
     (caption.join("; "), groups)
 }
@@ -161,10 +164,10 @@ mod tests {
 
     #[test]
     fn the_page_is_well_formed_and_fetches_nothing() {
-        let mut report = reproduce(&[], quick()).unwrap();
-        report.rows[0].note = "<b> & \"quoted\"".to_owned();
-        report.rows[0].system = "a <b> & c".to_owned();
-        let page = of(&report);
+        let mut rows = reproduce(&[], quick()).unwrap();
+        rows[0].note = "<b> & \"quoted\"".to_owned();
+        rows[0].figure.system = "a <b> & c".to_owned();
+        let page = of(&rows);
         let document = roxmltree::ParsingOptions {
             allow_dtd: true,
             ..Default::default()
@@ -187,9 +190,9 @@ mod tests {
         // one for flushes, one for the end of a log, and one for each of the three units of its
         // start.
         assert_eq!(named("figure").count(), 16);
-        let rows = named("tr").filter(|row| row.attribute("class") != Some("about"));
-        let rows = rows.count() - named("table").count();
-        assert_eq!(rows, report.rows.len());
+        let lines = named("tr").filter(|row| row.attribute("class") != Some("about"));
+        let lines = lines.count() - named("table").count();
+        assert_eq!(lines, rows.len());
         assert_eq!(
             named("script").count() + named("link").count() + named("img").count(),
             0
@@ -205,10 +208,10 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_has_no_picture() {
-        let mut report = reproduce(&["tlb-flush".to_owned()], quick()).unwrap();
-        for row in &mut report.rows {
+        let mut rows = reproduce(&["tlb-flush".to_owned()], quick()).unwrap();
+        for row in &mut rows {
             row.after = None;
         }
-        assert!(!of(&report).contains("<figure"));
+        assert!(!of(&rows).contains("<figure"));
     }
 }

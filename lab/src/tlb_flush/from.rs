@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use tablewright_experiments::tlb_flush::{self as simulate, Job, Ran, Run};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
-use super::{How, Parameters};
+use super::job::{self, How, Job, Ran, Run};
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
 use crate::file;
 use crate::report::{self, Report};
@@ -53,15 +54,33 @@ struct Counts {
     later: u64,
 }
 
-/// One run.
-#[derive(Serialize)]
-pub struct Row {
+struct Row {
     flush: Way,
     vcpus: u16,
     cpus: u16,
     cycles: u64,
     measured: Counts,
     machine: Counts,
+}
+
+columns! { row: Row;
+    ["flush"] [] Cell::json(row.flush);
+    [] [1 ""] Cell::text(format!("{:?}", row.flush).to_lowercase());
+    ["vcpus"] [] Cell::json(row.vcpus);
+    [] [1 "vCPUs"] Cell::text(row.vcpus);
+    ["cpus"] [] Cell::json(row.cpus);
+    [] [1 "CPUs"] Cell::text(row.cpus);
+    ["cycles"] [1 "cycles"] Cell::Count(row.cycles);
+    ["measured"] [] Cell::json(row.measured);
+    ["machine"] [] Cell::json(row.machine);
+    [] [1 "calls"] Cell::Count(row.measured.hypercalls);
+    [] [1 "machine"] Cell::Count(row.machine.hypercalls);
+    [] [1 "ranges"] Cell::Count(row.measured.ranges);
+    [] [1 "machine"] Cell::Count(row.machine.ranges);
+    [] [1 "told"] Cell::Count(row.measured.told);
+    [] [1 "machine"] Cell::Count(row.machine.told);
+    [] [1 "later"] Cell::Count(row.measured.later);
+    [] [1 "machine"] Cell::Count(row.machine.later);
 }
 
 impl Line {
@@ -113,7 +132,7 @@ impl Line {
         if usize::from(self.vcpus) > MAX_CPUS {
             return Err(format!("vCPUs are at most {MAX_CPUS}"));
         }
-        if !simulate::fits(threads, pages) {
+        if !job::fits(threads, pages) {
             return Err("threads and pages: together more than an address space has".into());
         }
         Ok(Job {
@@ -154,12 +173,14 @@ fn predicted(job: &Job, ran: &Ran) -> Counts {
     }
 }
 
-/// Reads a file, and makes its runs on the machine.
-pub fn compare(
+/// Reads a file, makes its runs on the machine, and prints both.
+pub fn run(
     path: &Path,
     profile: &Profile,
     run: Run<'_>,
-) -> Result<Report<Parameters, Row>, Error> {
+    warnings: Vec<String>,
+    json: bool,
+) -> Result<(), Error> {
     let wrong = |number: usize, why: String| {
         Error::Usage(format!("{}: line {}: {why}", path.display(), number + 1))
     };
@@ -171,41 +192,39 @@ pub fn compare(
         .enumerate()
         .filter(|(_, line)| !line.is_empty())
     {
-        let line: Line =
-            serde_json::from_str(text).map_err(|error| wrong(number, error.to_string()))?;
+        let line: Result<Line, _> = serde_json::from_str(text);
+        let line = line.map_err(|error| wrong(number, error.to_string()))?;
         jobs.push(line.job(profile).map_err(|why| wrong(number, why))?);
         lines.push(line);
     }
-    let Some(first) = lines.first() else {
+    let Some(first) = jobs.first() else {
         return Err(Error::Usage(format!("{}: no measurement", path.display())));
     };
-    let parameters = Parameters {
-        machine: profile.name.clone(),
-        tasks: first.measured.threads,
-        cycles: lines.iter().map(|line| line.measured.cycles).sum(),
-        pages: first.measured.pages,
-        vcpus: first.vcpus,
-        cpus: first.processors,
-        work_us: 0,
-        spin_us: 0,
-        stays: false,
-        slice_us: 4000,
+    let cycles = lines.iter().map(|line| line.measured.cycles).sum();
+    let row = |((line, job), ran): ((&Line, &Job), Ran)| Row {
+        flush: line.flush,
+        vcpus: line.vcpus,
+        cpus: line.processors,
+        cycles: job.cycles(),
+        measured: line.counts(),
+        machine: predicted(job, &ran),
     };
-    let rows = lines.iter().zip(&jobs).zip(run(&jobs)?);
-    Ok(Report {
+    let report = Report {
         experiment: "tlb-flush",
-        parameters,
-        rows: rows
-            .map(|((line, job), ran)| Row {
-                flush: line.flush,
-                vcpus: line.vcpus,
-                cpus: line.processors,
-                cycles: job.cycles(),
-                measured: line.counts(),
-                machine: predicted(job, &ran),
-            })
-            .collect(),
-        warnings: Vec::new(),
+        parameters: first.parameters(cycles),
+        rows: lines.iter().zip(&jobs).zip(run(&jobs)?).map(row).collect(),
+        warnings,
+    };
+    report.print(json, |report| {
+        let (machine, table) = (&profile.name, columns::table(1, 1, &report.rows));
+        let mut text = format!("what a guest has counted, and what {machine} predicts\n\n{table}");
+        for (count, why) in WHY {
+            let differs = |row: &Row| count(&row.measured) != count(&row.machine);
+            if report.rows.iter().any(differs) {
+                text += &format!("\n{}", report::wrapped(why, 100, "  "));
+            }
+        }
+        text + "\n"
     })
 }
 
@@ -234,54 +253,3 @@ const WHY: [(Pick, &str); 4] = [
          for all that it was told meanwhile",
     ),
 ];
-
-/// A table, and why the two differ.
-pub fn text(report: &Report<Parameters, Row>) -> String {
-    let mut text = format!(
-        "what a guest has counted, and what {} predicts\n\n",
-        report.parameters.machine
-    );
-    let rows = report.rows.iter().map(|row| {
-        let way = match row.flush {
-            Way::Interrupt => "interrupt",
-            Way::Hypercall => "hypercall",
-            Way::Extended => "extended",
-        };
-        let both = |count: Pick| {
-            let (measured, machine) = (count(&row.measured), count(&row.machine));
-            [report::count(measured), report::count(machine)]
-        };
-        let [[a, b], [c, d], [e, f], [g, h]] = WHY.map(|(count, _)| both(count));
-        let (vcpus, cpus) = (row.vcpus.to_string(), row.cpus.to_string());
-        [
-            way.to_owned(),
-            vcpus,
-            cpus,
-            report::count(row.cycles),
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-        ]
-    });
-    text += &report::table(
-        [
-            "", "vCPUs", "CPUs", "cycles", "calls", "machine", "ranges", "machine", "told",
-            "machine", "later", "machine",
-        ],
-        1,
-        rows.collect(),
-    );
-    for (count, why) in WHY {
-        let differs = |row: &Row| count(&row.measured) != count(&row.machine);
-        if report.rows.iter().any(differs) {
-            text += "\n";
-            text += &report::wrapped(why, 100, "  ");
-        }
-    }
-    text + "\n"
-}

@@ -1,27 +1,29 @@
 //! `tlb-flush`: remote TLB flushes by each messenger, in a guest whose vCPUs may not all run.
 
 mod from;
-pub mod native;
+mod host;
+pub mod job;
+mod messenger;
+mod native;
+pub mod published;
+pub mod run;
+mod tables;
 
 use std::path::PathBuf;
 
-use clap::Args;
-use serde::Serialize;
-use tablewright_experiments::tlb_flush::{self as simulate, How, Job, Ran};
+use clap::{Args, ValueEnum};
 use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
-use crate::kvm;
-use crate::machine::named::Named;
-use crate::needs::{self, Experiment};
-use crate::page_table_test::On;
-use crate::published;
-use crate::report::error_percent;
-use crate::report::{self, Report};
+use crate::guest::nanoseconds;
+use crate::kvm::only_machine;
+use crate::profile::{Experiment, Named};
+use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
-use crate::write_protect::nanoseconds;
+use job::{How, Job, PUBLISHED_CYCLES, Ran};
 
-/// What `tlb-flush` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -91,188 +93,173 @@ pub struct Arguments {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct Parameters {
-    machine: String,
-    tasks: u16,
-    cycles: u64,
-    pages: u64,
-    vcpus: u16,
-    cpus: u16,
-    work_us: u64,
-    spin_us: u64,
-    stays: bool,
-    slice_us: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum On {
+    /// The software machine, in virtual time
+    Machine,
+    /// Threads of this computer, in real time
+    Native,
 }
 
-/// Times are in nanoseconds.
-#[derive(Serialize)]
-struct Row {
-    how: &'static str,
-    #[serde(rename = "time_ns")]
-    time: f64,
-    /// Of one map, touch and unmap.
-    #[serde(rename = "cycle_ns")]
-    cycle: f64,
-    #[serde(rename = "cpu_time_ns")]
-    cpu_time: f64,
-    interrupts: u64,
-    hypercalls: u64,
-    broadcasts: u64,
-    list_bytes: u64,
-    wake_ups: u64,
-    /// vCPUs that were left to forget when they are entered next.
-    told_later: u64,
-    #[serde(rename = "waiting_ns")]
-    waiting: f64,
-    #[serde(rename = "longest_wait_ns")]
-    longest_wait: f64,
-    /// What was published for a cycle, and how much more it takes here.
-    #[serde(rename = "published_cycle_ns")]
-    published_cycle: Option<f64>,
-    error_percent: Option<f64>,
-    fitted: bool,
-}
-
-/// The machine, if none is named.
 const MACHINE: &str = "hyperv-16-vcpus";
-/// What is run, if nothing is said: the vCPUs of the published guest, and Linux's time slice and
-/// list.
+/// The vCPUs of the published guest, and Linux's time slice and list.
 const VCPUS: u16 = 16;
 const SLICE_US: u64 = 4000;
 const RANGES: u16 = 16;
 /// Each thread has a stack, and runs the cycle of the published program.
 const MOST_TASKS: u16 = 4096;
 
-/// Runs it, and prints what it took.
+struct Row {
+    job: Job,
+    ran: Ran,
+    /// Of a cycle.
+    published: Option<f64>,
+}
+
+columns! { row: Row;
+    ["how"] [0 ""] Cell::text(row.job.how.name());
+    ["time_ns"] [1 "time"] Cell::ns(nanoseconds(row.ran.time));
+    ["cycle_ns"] [1 "cycle"] Cell::ns(row.cycle());
+    [] [1 "published"] Cell::or_nothing(row.published, Cell::ns);
+    [] [1 "error  "] Cell::Marked(row.error(), true);
+    ["cpu_time_ns"] [1 "CPU time"] Cell::ns(nanoseconds(row.ran.tally.cpu_time));
+    ["interrupts"] [2 "inter-\nrupts"] Cell::Count(row.ran.tally.interrupts);
+    [] [2 "wake-ups"] Cell::Count(row.ran.tally.wake_ups);
+    ["hypercalls"] [2 "hyper-\ncalls"] Cell::Count(row.ran.tally.hypercalls);
+    ["broadcasts"] [] Cell::Count(row.ran.tally.broadcasts);
+    ["list_bytes"] [2 "bytes of\nlists"] Cell::Count(row.ran.tally.list_bytes);
+    ["wake_ups"] [] Cell::Count(row.ran.tally.wake_ups);
+    ["told_later"] [2 "told\nlater"] Cell::Count(row.ran.tally.later);
+    [] [2 "broad-\ncasts"] Cell::Count(row.ran.tally.broadcasts);
+    ["waiting_ns"] [1 "waiting"] Cell::ns(nanoseconds(row.ran.tally.waiting));
+    ["longest_wait_ns"] [1 "longest"] Cell::ns(nanoseconds(row.ran.tally.longest));
+    ["published_cycle_ns"] [] Cell::json(row.published);
+    ["error_percent"] [] Cell::json(row.error());
+    ["fitted"] [] Cell::json(row.published.is_some());
+}
+
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Native {
-        kvm::only_machine(
-            "native",
-            &[
-                (!arguments.how.is_empty(), "--how"),
-                (arguments.machine.is_some(), "--machine"),
-                (arguments.vcpus.is_some(), "--vcpus"),
-                (arguments.cpus.is_some(), "--cpus"),
-                (arguments.slice.is_some(), "--slice"),
-                (arguments.ranges.is_some(), "--ranges"),
-                (arguments.threads.threads.is_some(), "--threads"),
-                (arguments.work != 0, "--work"),
-                (arguments.spin != 0, "--spin"),
-                (arguments.stays, "--stays"),
-            ],
-        )?;
-        return native::run(&native::Program {
-            threads: arguments.tasks,
-            rounds: arguments.rounds,
-            chunks: arguments.chunks,
-            pages: arguments.pages,
-            file: arguments.file.clone(),
-            json: arguments.json,
-        });
+        return arguments.run_native();
     }
     if arguments.file.is_some() {
         return Err(Error::Usage("--file: only with --on native".to_owned()));
     }
-    let (profile, left_out) = needs::load(
-        arguments.machine.as_deref().unwrap_or(MACHINE),
-        Experiment::TlbFlush,
-    )?;
-    let software = runs::software::<simulate::Job>(arguments.threads);
+    let name = arguments.machine.as_deref().unwrap_or(MACHINE);
+    let (profile, left_out) = Experiment::TlbFlush.load(name)?;
+    let software = runs::software::<Job>(arguments.threads);
+    let warnings = left_out.into_iter().collect();
     if let Some(path) = &arguments.from {
-        let mut report = from::compare(path, &profile, &software)?;
-        report.warnings.extend(left_out);
-        return report.print(arguments.json, from::text);
+        return from::run(path, &profile, &software, warnings, arguments.json);
     }
-    let mut report = test(arguments, &profile, &software)?;
-    report.warnings.extend(left_out);
-    report.print(arguments.json, text)
-}
-
-fn test(
-    arguments: &Arguments,
-    profile: &Profile,
-    run: simulate::Run<'_>,
-) -> Result<Report<Parameters, Row>, Error> {
-    // A virtual machine's profile says how many CPUs it has, and not on how many they run.
-    let most = match profile.system.kind {
-        Kind::Vm => None,
-        Kind::Metal | Kind::Imagined => profile.system.cpus,
-    };
-    let most = most.map_or(u16::MAX, |cpus| u16::try_from(cpus).unwrap_or(u16::MAX));
-    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
-    let slice = arguments.slice.unwrap_or(SLICE_US);
-    let cpus = arguments.cpus.unwrap_or(vcpus.min(most));
-    if cpus > most {
-        return Err(Error::Usage(format!(
-            "--cpus {cpus}: {} has {most}",
-            profile.name
-        )));
-    }
-    if usize::from(vcpus) > MAX_CPUS {
-        return Err(Error::Usage(format!("-v {}: at most {MAX_CPUS}", vcpus)));
-    }
-    if arguments.tasks > MOST_TASKS {
-        return Err(Error::Usage(format!(
-            "-t {}: at most {MOST_TASKS} threads on the machine",
-            arguments.tasks
-        )));
-    }
-    Error::once("--how", &arguments.how, |how| how.name())?;
-    if !simulate::fits(arguments.tasks, arguments.pages) {
-        return Err(Error::Usage(format!(
-            "-t {} -p {}: together more than an address space of 128 TiB has",
-            arguments.tasks, arguments.pages
-        )));
-    }
-    if cpus > vcpus {
-        return Err(Error::Usage(format!(
-            "--cpus {cpus}: {} vCPUs run on no more than as many",
-            vcpus
-        )));
-    }
-    let hows = match arguments.how.is_empty() {
-        true => How::ALL.to_vec(),
-        false => arguments.how.clone(),
-    };
-    let job = |&how: &How| Job {
-        profile: profile.clone(),
-        how,
-        threads: arguments.tasks,
-        rounds: arguments.rounds,
-        chunks: arguments.chunks,
-        pages: arguments.pages,
-        vcpus,
-        physical: cpus,
-        slice: Time::us(slice),
-        work: Time::us(arguments.work),
-        spin: Time::us(arguments.spin),
-        stays: arguments.stays,
-        ranges: arguments.ranges.unwrap_or(RANGES).into(),
-    };
-    let jobs: Vec<Job> = hows.iter().map(job).collect();
-    let rows = jobs.iter().zip(run(&jobs)?);
-    Ok(Report {
+    let jobs = arguments.jobs(&profile)?;
+    let ran = software(&jobs)?;
+    let report = Report {
         experiment: "tlb-flush",
-        parameters: Parameters {
-            machine: profile.name.clone(),
-            tasks: arguments.tasks,
-            cycles: jobs[0].cycles(),
-            pages: arguments.pages,
-            vcpus,
-            cpus,
-            work_us: arguments.work,
-            spin_us: arguments.spin,
-            stays: arguments.stays,
-            slice_us: slice,
-        },
-        rows: rows.map(|(job, ran)| row(job, &ran)).collect(),
-        warnings: Vec::new(),
+        parameters: jobs[0].parameters(jobs[0].cycles()),
+        rows: jobs.into_iter().zip(ran).map(Row::new).collect(),
+        warnings,
+    };
+    report.print(arguments.json, |Report { rows, .. }| {
+        let job = &rows[0].job;
+        let head = format!(
+            "{} on {}, {}, {}",
+            job.described(),
+            profile.name,
+            report::counted(job.vcpus.into(), "vCPU", "vCPUs"),
+            report::counted(job.physical.into(), "physical CPU", "physical CPUs"),
+        );
+        let tables = [1, 2]
+            .map(|number| columns::table(number, 1, rows))
+            .join("\n");
+        let fitted = rows.iter().any(|row| row.published.is_some());
+        format!("{head}\n\n{tables}{}", report::fitted(fitted))
     })
 }
 
-/// Cycles of the published run.
-pub const PUBLISHED_CYCLES: u64 = 32 * 10_000 * 10;
+impl Arguments {
+    fn run_native(&self) -> Result<(), Error> {
+        only_machine(
+            "native",
+            &[
+                (!self.how.is_empty(), "--how"),
+                (self.machine.is_some(), "--machine"),
+                (self.vcpus.is_some(), "--vcpus"),
+                (self.cpus.is_some(), "--cpus"),
+                (self.slice.is_some(), "--slice"),
+                (self.ranges.is_some(), "--ranges"),
+                (self.threads.threads.is_some(), "--threads"),
+                (self.work != 0, "--work"),
+                (self.spin != 0, "--spin"),
+                (self.stays, "--stays"),
+            ],
+        )?;
+        native::run(&native::Program {
+            threads: self.tasks,
+            rounds: self.rounds,
+            chunks: self.chunks,
+            pages: self.pages,
+            file: self.file.clone(),
+            json: self.json,
+        })
+    }
+
+    fn jobs(&self, profile: &Profile) -> Result<Vec<Job>, Error> {
+        // A virtual machine's profile says how many CPUs it has, and not on how many they run.
+        let most = match profile.system.kind {
+            Kind::Vm => None,
+            Kind::Metal | Kind::Imagined => profile.system.cpus,
+        };
+        let most = most.map_or(u16::MAX, |cpus| u16::try_from(cpus).unwrap_or(u16::MAX));
+        let (tasks, pages) = (self.tasks, self.pages);
+        let vcpus = self.vcpus.unwrap_or(VCPUS);
+        let cpus = self.cpus.unwrap_or(vcpus.min(most));
+        let usage = |why: String| Err(Error::Usage(why));
+        if cpus > most {
+            return usage(format!("--cpus {cpus}: {} has {most}", profile.name));
+        }
+        if usize::from(vcpus) > MAX_CPUS {
+            return usage(format!("-v {vcpus}: at most {MAX_CPUS}"));
+        }
+        if tasks > MOST_TASKS {
+            return usage(format!(
+                "-t {tasks}: at most {MOST_TASKS} threads on the machine"
+            ));
+        }
+        Error::once("--how", &self.how, |how| how.name())?;
+        if !job::fits(tasks, pages) {
+            return usage(format!(
+                "-t {tasks} -p {pages}: together more than an address space of 128 TiB has"
+            ));
+        }
+        if cpus > vcpus {
+            return usage(format!(
+                "--cpus {cpus}: {vcpus} vCPUs run on no more than as many"
+            ));
+        }
+        let job = |&how: &How| Job {
+            profile: profile.clone(),
+            how,
+            threads: tasks,
+            rounds: self.rounds,
+            chunks: self.chunks,
+            pages,
+            vcpus,
+            physical: cpus,
+            slice: Time::us(self.slice.unwrap_or(SLICE_US)),
+            work: Time::us(self.work),
+            spin: Time::us(self.spin),
+            stays: self.stays,
+            ranges: self.ranges.unwrap_or(RANGES).into(),
+        };
+        let hows = if self.how.is_empty() {
+            &How::ALL[..]
+        } else {
+            &self.how
+        };
+        Ok(hows.iter().map(job).collect())
+    }
+}
 
 /// Whether a run is of the published program, but for how often it does the same.
 fn is_published(job: &Job) -> bool {
@@ -282,109 +269,29 @@ fn is_published(job: &Job) -> bool {
         && !job.stays
 }
 
-fn row(job: &Job, ran: &Ran) -> Row {
-    let cycle = nanoseconds(ran.time) / job.cycles() as f64;
-    let rows = published::built_in("tlb-flush").unwrap_or_default();
-    let mut figures = rows.iter().filter(|row| {
-        is_published(job)
-            && row.metric == "real"
-            && job.profile.system.published_as.contains(&row.system)
-    });
-    let figure = figures.next();
-    let published_cycle = figure
-        .and_then(|figure| match job.how {
+impl Row {
+    fn new((job, ran): (Job, Ran)) -> Self {
+        let mut figures = crate::published::of("tlb-flush", &job.profile).into_iter();
+        let figure = figures.find(|row| is_published(&job) && row.metric == "real");
+        let seconds = figure.and_then(|figure| match job.how {
             How::Interrupt => figure.before,
             How::List | How::Space => figure.after,
             _ => None,
-        })
-        .map(|seconds| seconds * 1e9 / PUBLISHED_CYCLES as f64);
-    let tally = &ran.tally;
-    Row {
-        how: job.how.name(),
-        time: nanoseconds(ran.time),
-        cycle,
-        cpu_time: nanoseconds(tally.cpu_time),
-        interrupts: tally.interrupts,
-        hypercalls: tally.hypercalls,
-        broadcasts: tally.broadcasts,
-        list_bytes: tally.list_bytes,
-        wake_ups: tally.wake_ups,
-        told_later: tally.later,
-        waiting: nanoseconds(tally.waiting),
-        longest_wait: nanoseconds(tally.longest),
-        published_cycle,
-        error_percent: published_cycle.map(|published| error_percent(cycle, published)),
-        fitted: published_cycle.is_some(),
+        });
+        let published = seconds.map(|seconds| seconds * 1e9 / PUBLISHED_CYCLES as f64);
+        Self {
+            job,
+            ran,
+            published,
+        }
     }
-}
 
-fn text(report: &Report<Parameters, Row>) -> String {
-    let parameters = &report.parameters;
-    let mut text = format!(
-        "{} of map, touch and unmap of {} by {} on {}, {}, {}\n\n",
-        report::counted(parameters.cycles, "cycle", "cycles"),
-        report::counted(parameters.pages, "page", "pages"),
-        report::counted(parameters.tasks.into(), "thread", "threads"),
-        parameters.machine,
-        report::counted(parameters.vcpus.into(), "vCPU", "vCPUs"),
-        report::counted(parameters.cpus.into(), "physical CPU", "physical CPUs"),
-    );
-    let times = report.rows.iter().map(|row| {
-        let error = row
-            .error_percent
-            .map_or("-  ".to_owned(), |error| report::marked(error, row.fitted));
-        [
-            row.how.to_owned(),
-            report::time(row.time),
-            report::time(row.cycle),
-            row.published_cycle.map_or("-".to_owned(), report::time),
-            error,
-            report::time(row.cpu_time),
-            report::time(row.waiting),
-            report::time(row.longest_wait),
-        ]
-    });
-    text += &report::table(
-        [
-            "",
-            "time",
-            "cycle",
-            "published",
-            "error  ",
-            "CPU time",
-            "waiting",
-            "longest",
-        ],
-        1,
-        times.collect(),
-    );
-    let counts = report.rows.iter().map(|row| {
-        [
-            row.how.to_owned(),
-            report::count(row.interrupts),
-            report::count(row.wake_ups),
-            report::count(row.hypercalls),
-            report::count(row.list_bytes),
-            report::count(row.told_later),
-            report::count(row.broadcasts),
-        ]
-    });
-    text += "\n";
-    text += &report::table(
-        [
-            "",
-            "inter-\nrupts",
-            "wake-ups",
-            "hyper-\ncalls",
-            "bytes of\nlists",
-            "told\nlater",
-            "broad-\ncasts",
-        ],
-        1,
-        counts.collect(),
-    );
-    if report.rows.iter().any(|row| row.fitted) {
-        text += report::FITTED;
+    fn cycle(&self) -> f64 {
+        nanoseconds(self.ran.time) / self.job.cycles() as f64
     }
-    text
+
+    fn error(&self) -> Option<f64> {
+        self.published
+            .map(|published| error_percent(self.cycle(), published))
+    }
 }

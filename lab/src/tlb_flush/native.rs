@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapOptions;
 use serde::Serialize;
+use serde_json::json;
 
+use super::job::described;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::report::{self, Report};
@@ -34,14 +36,6 @@ pub struct Program {
     pub pages: u64,
     pub file: Option<PathBuf>,
     pub json: bool,
-}
-
-#[derive(Serialize)]
-struct Parameters {
-    on: &'static str,
-    tasks: u16,
-    cycles: u64,
-    pages: u64,
 }
 
 /// As `time` prints them, and what one map, touch and unmap takes.
@@ -89,12 +83,12 @@ pub fn run(program: &Program) -> Result<(), Error> {
     let cycles = u64::from(program.threads) * u64::from(program.rounds) * u64::from(program.chunks);
     let report = Report {
         experiment: "tlb-flush",
-        parameters: Parameters {
-            on: "native",
-            tasks: program.threads,
-            cycles,
-            pages: program.pages,
-        },
+        parameters: json!({
+            "on": "native",
+            "tasks": program.threads,
+            "cycles": cycles,
+            "pages": program.pages,
+        }),
         rows: vec![Took {
             real_s: real.as_secs_f64(),
             user_s: (after.0 - before.0).as_secs_f64(),
@@ -104,20 +98,17 @@ pub fn run(program: &Program) -> Result<(), Error> {
         warnings: Vec::new(),
     };
     report.print(program.json, |report| {
-        let [took] = &report.rows[..] else {
-            return String::new();
-        };
-        format!(
-            "{} of map, touch and unmap of {} by {} on this computer\n\n\
-             real {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\n",
-            report::counted(cycles, "cycle", "cycles"),
-            report::counted(program.pages, "page", "pages"),
-            report::counted(program.threads.into(), "thread", "threads"),
-            took.real_s,
-            took.user_s,
-            took.sys_s,
-            report::time(took.cycle_ns),
-        )
+        let head = described(cycles, program.pages, program.threads);
+        let shown = report.rows.iter().map(|took| {
+            format!(
+                "real {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\n",
+                took.real_s,
+                took.user_s,
+                took.sys_s,
+                report::time(took.cycle_ns),
+            )
+        });
+        format!("{head} on this computer\n\n{}", shown.collect::<String>())
     })
 }
 

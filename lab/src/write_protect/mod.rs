@@ -1,27 +1,32 @@
 //! `write-protect`: starting a dirty log, the published ways and the engine's.
 
+mod baseline;
+mod engine;
+pub mod job;
+mod kvm;
+mod migration;
+pub mod published;
+pub mod run;
 mod tables;
+mod writable;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 use tablewright::Level;
-use tablewright_experiments::input::Backing;
-use tablewright_experiments::no_violation;
-use tablewright_experiments::write_protect::{
-    self as simulate, How, Job, MOST_LEAVES, Ran, Stage2, Then, leaf_bytes, leaf_for,
-};
 use tablewright_machine::{Profile, Time};
 
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
-use crate::kvm::{self, On};
-use crate::machine::named::Named;
-use crate::needs::{self, Experiment};
-use crate::published;
+use crate::guest::input::Backing;
+use crate::guest::{MOST_LEAVES, Stage2, leaf_bytes, leaf_for, nanoseconds};
+use crate::kvm::{Asked, On, Options as KvmOptions, free, only_machine};
+use crate::profile::{Experiment, Named};
 use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
+use job::{How, Job, Ran, Run, Then};
 
-/// What `write-protect` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -77,13 +82,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    kvm: kvm::Options,
-}
-
-impl Arguments {
-    fn format(&self) -> Stage2 {
-        self.format.unwrap_or(Stage2::Ept)
-    }
+    kvm: KvmOptions,
 }
 
 /// The published case.
@@ -101,7 +100,7 @@ impl Room {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
-            free: kvm::free(),
+            free: free(),
         }
     }
 }
@@ -142,83 +141,47 @@ const PART_PAGES: u64 = WHOLE_PAGES / 4;
 /// No memory is larger: the host's lies beside it.
 const MOST_BYTES: u64 = 1 << 45;
 
-#[derive(Serialize)]
-struct Parameters {
-    vcpus: u16,
-    format: &'static str,
-    machine: String,
-    /// One such part of the memory was written and read, and two.
-    scale: u64,
-}
-
-#[derive(Serialize)]
 struct Row {
-    how: &'static str,
-    bytes: u64,
-    leaf_bytes: u64,
-    /// Nanoseconds of virtual time.
-    #[serde(rename = "start_ns")]
-    start: f64,
-    #[serde(rename = "write_ns")]
-    write: Option<f64>,
-    #[serde(rename = "read_ns")]
-    read: Option<f64>,
-    /// What was published for the start and for the writes, and how much more the machine takes.
-    #[serde(rename = "published_ns")]
-    published: [Option<f64>; 2],
-    error_percent: [Option<f64>; 2],
-    /// The machine was fitted on these figures.
-    fitted: bool,
-    entries_written_by_start: u64,
-    kicks: u64,
-    invalidations: u64,
-    faults_of_writes: Option<u64>,
-    faults_of_reads: Option<u64>,
+    job: Job,
+    ran: Ran,
+    /// The time of all writes, and their faults; of all reads.
+    write: Option<(f64, u64)>,
+    read: Option<(f64, u64)>,
     retries: u64,
-    /// Supplied zeroed.
-    bitmap_bytes: u64,
+    /// Of the start, and of the writes.
+    published: [Option<f64>; 2],
+    fitted: bool,
 }
 
-/// Runs it, and prints what it took.
+columns! { row: Row;
+    ["how"] [0 ""] Cell::text(row.job.how.name());
+    ["bytes"] [0 "memory"] Cell::Bytes(row.job.bytes);
+    ["leaf_bytes"] [1 "leaves"] Cell::Bytes(leaf_bytes(row.job.leaf));
+    ["start_ns"] [1 "start"] Cell::ns(nanoseconds(row.ran.start));
+    [] [1 "error  "] Cell::Marked(row.errors()[0], row.fitted);
+    ["write_ns"] [1 "write"] Cell::or_nothing(row.write, |(time, _)| Cell::ns(time));
+    [] [1 "error  "] Cell::Marked(row.errors()[1], row.fitted);
+    ["read_ns"] [1 "read"] Cell::or_nothing(row.read, |(time, _)| Cell::ns(time));
+    ["published_ns"] [] Cell::json(row.published);
+    ["error_percent"] [] Cell::json(row.errors());
+    ["fitted"] [] Cell::json(row.fitted);
+    ["entries_written_by_start"] [2 "entries\nwritten"] Cell::Count(row.ran.entries);
+    ["kicks"] [2 "kicks"] Cell::Count(row.ran.kicks);
+    ["invalidations"] [2 "invali-\ndations"] Cell::Count(row.ran.invalidations);
+    ["faults_of_writes"] [2 "faults of\nwrites"] Cell::or_nothing(row.write, |(_, faults)| Cell::Count(faults));
+    ["faults_of_reads"] [2 "faults of\nreads"] Cell::or_nothing(row.read, |(_, faults)| Cell::Count(faults));
+    ["retries"] [2 "retries"] Cell::Count(row.retries);
+    ["bitmap_bytes"] [2 "bitmap"] Cell::Bytes(row.ran.bitmap_bytes);
+}
+
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Kvm {
-        kvm::only_machine(
-            "kvm",
-            &[
-                (arguments.how.is_some(), "--how"),
-                (arguments.machine.is_some(), "--machine"),
-                (arguments.format.is_some(), "--format"),
-                (arguments.tables.is_some(), "--tables"),
-                (arguments.scale.is_some(), "--scale"),
-                (arguments.kvm.all_set, "--all-set"),
-                (arguments.kvm.ring.is_some(), "--ring"),
-                (arguments.kvm.predict.is_some(), "--predict"),
-                (arguments.threads.threads.is_some(), "--threads"),
-            ],
-        )?;
-        let backing = arguments.source.unwrap_or(Backing::ANONYMOUS);
-        let bytes = arguments.bytes.map(Size::bytes);
-        let (bytes, vcpus) = fitting(bytes, arguments.vcpus, backing, &Room::here());
-        let asked = kvm::Asked::new(backing, bytes, vcpus.into(), arguments.kvm.clone());
-        let sizes = arguments
-            .sizes
-            .as_deref()
-            .map(|sizes| match sizes.is_empty() {
-                true => vec![256 << 20, 512 << 20, 1 << 30, 2 << 30],
-                false => sizes.iter().map(|size| size.bytes()).collect(),
-            });
-        let is_published = (asked.bytes, asked.vcpus) == (BYTES, VCPUS.into());
-        let is_own = arguments.bytes.is_none() || arguments.vcpus.is_none();
-        let note = (is_own && !is_published && sizes.is_none()).then(|| {
-            format!(
-                "the published guest has {} and {VCPUS} vCPUs, this one what fits this computer: -b and -v choose",
-                human(BYTES)
-            )
-        });
-        return kvm::write_protect(&asked, sizes.as_deref(), note, arguments.json);
+        return arguments.run_kvm();
     }
-    kvm::Options {
-        rounds: arguments.kvm.rounds.filter(|_| arguments.tables.is_none()),
+    let tables = arguments.tables.as_deref();
+    let rounds = arguments.kvm.rounds.filter(|_| tables.is_none());
+    KvmOptions {
+        rounds,
         ..arguments.kvm.clone()
     }
     .unused()?;
@@ -226,51 +189,211 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         return Err(Error::Usage("-s: only with --on kvm".to_owned()));
     }
     let format = arguments.format();
-    let usual = match format.is_x86() {
-        true => "x86-12-vcpus",
-        false => "kunpeng-920",
+    let usual = if format.is_x86() {
+        "x86-12-vcpus"
+    } else {
+        "kunpeng-920"
     };
-    let (profile, left_out) = needs::load(
-        arguments.machine.as_deref().unwrap_or(usual),
-        Experiment::WriteProtect,
-    )?;
-    if let Some(writable) = &arguments.tables {
+    let name = arguments.machine.as_deref().unwrap_or(usual);
+    let (profile, left_out) = Experiment::WriteProtect.load(name)?;
+    if let Some(writable) = tables {
         if arguments.threads.threads.is_some() {
             return Err(Error::Usage("--threads: not with --tables".to_owned()));
         }
         check(&profile, format, 1)?;
-        needs::warn(left_out.as_ref());
+        if let Some(left_out) = &left_out {
+            report::complain("warning", left_out);
+        }
         let rounds = arguments.kvm.rounds.unwrap_or(tables::ROUNDS);
         return tables::run(&profile, format, (writable, rounds), arguments.json);
     }
-    let mut report = test(
-        arguments,
-        &profile,
-        &runs::software::<simulate::Job>(arguments.threads),
-    )?;
-    report.warnings.extend(left_out);
-    report.print(arguments.json, text)
+    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
+    check(&profile, format, vcpus)?;
+    let software = runs::software::<Job>(arguments.threads);
+    let (rows, scale) = arguments.rows(&profile, vcpus, &software)?;
+    let (format, machine) = (format.name(), &profile.name);
+    let report: Report<Value, Row> = Report {
+        experiment: "write-protect",
+        parameters: json!({
+            "vcpus": vcpus,
+            "format": format,
+            "machine": machine,
+            "scale": scale,
+        }),
+        rows,
+        warnings: left_out.into_iter().collect(),
+    };
+    report.print(arguments.json, |Report { rows, .. }| {
+        let vcpus = report::counted(vcpus.into(), "vCPU", "vCPUs");
+        let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
+        let parts = match scale {
+            1 => String::new(),
+            _ => format!(
+                "\nwritten and read: 1/{scale} of the memory, and 2/{scale}; each further part takes as long as the second\n"
+            ),
+        };
+        let fitted = report::fitted(rows.iter().any(|row| row.fitted));
+        format!("{vcpus} on {machine}, tables of {format}\n\n{tables}{parts}{fitted}")
+    })
 }
 
-/// Whether a machine can run it.
+/// Refuses a machine that cannot run it.
 fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
     if profile.architecture.is_x86() != format.is_x86() {
         let why = format!("--format {}: it is of another architecture", format.name());
         return Err(Error::input(&profile.name, why));
     }
-    Experiment::WriteProtect.fits(profile, vcpus)
+    Experiment::WriteProtect.fits(profile, "-v", vcpus)
 }
 
-/// The ways that a format has.
-fn ways(arguments: &Arguments) -> Result<Vec<How>, Error> {
-    match (arguments.how, arguments.format().is_x86()) {
-        (Some(How::Fast | How::FastScan), false) => Err(Error::Usage(
-            "--how fast: tables of arm64 carry no permissions, so that way is x86's alone"
-                .to_owned(),
-        )),
-        (Some(how), _) => Ok(vec![how]),
-        (None, true) => Ok(vec![How::Slow, How::Fast, How::FastScan, How::Tablewright]),
-        (None, false) => Ok(vec![How::Slow, How::Tablewright]),
+impl Arguments {
+    fn format(&self) -> Stage2 {
+        self.format.unwrap_or(Stage2::Ept)
+    }
+
+    /// The sizes that are asked for, if any are; `usual` where none is named.
+    fn sizes(&self, usual: &[u64]) -> Option<Vec<u64>> {
+        self.sizes.as_deref().map(|sizes| match sizes.is_empty() {
+            true => usual.to_vec(),
+            false => sizes.iter().map(|size| size.bytes()).collect(),
+        })
+    }
+
+    fn run_kvm(&self) -> Result<(), Error> {
+        only_machine(
+            "kvm",
+            &[
+                (self.how.is_some(), "--how"),
+                (self.machine.is_some(), "--machine"),
+                (self.format.is_some(), "--format"),
+                (self.tables.is_some(), "--tables"),
+                (self.scale.is_some(), "--scale"),
+                (self.kvm.all_set, "--all-set"),
+                (self.kvm.ring.is_some(), "--ring"),
+                (self.kvm.predict.is_some(), "--predict"),
+                (self.threads.threads.is_some(), "--threads"),
+            ],
+        )?;
+        let backing = self.source.unwrap_or(Backing::ANONYMOUS);
+        let bytes = self.bytes.map(Size::bytes);
+        let (bytes, vcpus) = fitting(bytes, self.vcpus, backing, &Room::here());
+        let asked = Asked::new(backing, bytes, vcpus.into(), self.kvm.clone());
+        let sizes = self.sizes(&[256 << 20, 512 << 20, 1 << 30, 2 << 30]);
+        let is_published = (bytes, vcpus) == (BYTES, VCPUS);
+        let is_own = self.bytes.is_none() || self.vcpus.is_none();
+        let note = (is_own && !is_published && sizes.is_none()).then(|| {
+            let published = human(BYTES);
+            format!(
+                "the published guest has {published} and {VCPUS} vCPUs, this one what fits this computer: -b and -v choose"
+            )
+        });
+        kvm::run(&asked, sizes.as_deref(), note, self.json)
+    }
+
+    /// The ways that a format has.
+    fn ways(&self) -> Result<Vec<How>, Error> {
+        match (self.how, self.format().is_x86()) {
+            (Some(How::Fast | How::FastScan), false) => Err(Error::Usage(
+                "--how fast: tables of arm64 carry no permissions, so that way is x86's alone"
+                    .to_owned(),
+            )),
+            (Some(how), _) => Ok(vec![how]),
+            (None, true) => Ok(vec![How::Slow, How::Fast, How::FastScan, How::Tablewright]),
+            (None, false) => Ok(vec![How::Slow, How::Tablewright]),
+        }
+    }
+
+    /// What is to be run, in the order of the rows, how many runs are for one, and into how many
+    /// parts memory is divided: the start with the writes, and with the reads; or the start, and
+    /// the writes and the reads of one part and of two; or the start alone.
+    fn jobs(&self, profile: &Profile, vcpus: u16) -> Result<(Vec<Job>, usize, u64), Error> {
+        let of = |how, bytes, leaf, then| Job {
+            profile: profile.clone(),
+            format: self.format(),
+            how,
+            bytes,
+            leaf,
+            vcpus,
+            then,
+            before: 0,
+        };
+        let hows = self.ways()?;
+        let usage = |text| Err(Error::Usage(text));
+        if let Some(sizes) = self.sizes(&SIZES) {
+            let mut jobs = Vec::new();
+            for bytes in sizes {
+                let Some(leaf) = leaf_for(bytes).filter(|_| bytes <= MOST_BYTES) else {
+                    return usage(format!(
+                        "--sizes {}: at most {}, and a multiple of 4 KiB, above {} of 2 MiB, above {} of 1 GiB",
+                        human(bytes),
+                        human(MOST_BYTES),
+                        human(MOST_LEAVES << 12),
+                        human(MOST_LEAVES << 21),
+                    ));
+                };
+                jobs.extend(hows.iter().map(|&how| of(how, bytes, leaf, Then::Nothing)));
+            }
+            return Ok((jobs, 1, 1));
+        }
+        let bytes = self.bytes.map_or(BYTES, Size::bytes);
+        let (pages, shown) = (bytes / 4096, human(bytes));
+        if !bytes.is_multiple_of(4096) {
+            return usage(format!("-b {bytes}: not a multiple of 4 KiB"));
+        }
+        if pages > MOST_PAGES {
+            let most = human(MOST_PAGES * 4096);
+            return usage(format!(
+                "-b {shown}: at most {most} in pages of 4 KiB; --sizes takes more"
+            ));
+        }
+        if pages < u64::from(vcpus) {
+            return usage(format!("-b {shown}: fewer pages than there are vCPUs"));
+        }
+        let scale = scale(self.scale, pages, vcpus)?;
+        let part = bytes / scale;
+        let runs = match scale {
+            1 => vec![(bytes, Then::Write), (bytes, Then::Read)],
+            _ => vec![
+                (bytes, Then::Nothing),
+                (part, Then::Write),
+                (2 * part, Then::Write),
+                (part, Then::Read),
+                (2 * part, Then::Read),
+            ],
+        };
+        let of_row = |&how: &How| {
+            let job = move |&(bytes, then): &(u64, Then)| of(how, bytes, Level::PAGE, then);
+            runs.iter().map(job).collect::<Vec<_>>()
+        };
+        Ok((hows.iter().flat_map(of_row).collect(), runs.len(), scale))
+    }
+
+    fn rows(&self, profile: &Profile, vcpus: u16, run: Run<'_>) -> Result<(Vec<Row>, u64), Error> {
+        let (jobs, runs, scale) = self.jobs(profile, vcpus)?;
+        let ran = run(&jobs)?;
+        for (job, ran) in jobs.iter().zip(&ran) {
+            job.sound(ran)?;
+        }
+        let took = |ran: &Ran| Some((nanoseconds(ran.then), ran.faults));
+        let mut rows = Vec::new();
+        for (jobs, ran) in jobs.chunks(runs).zip(ran.chunks(runs)) {
+            let job = jobs[0].clone();
+            rows.push(match ran {
+                // The start of the second run is that of the first.
+                [write, read] => {
+                    let retries = write.retries + read.retries;
+                    Row::new(job, write.clone(), [took(write), took(read)], retries)
+                }
+                [start, write_one, write_two, read_one, read_two] => {
+                    let write = whole(write_one, write_two, scale);
+                    let read = whole(read_one, read_two, scale);
+                    let retries = write.retries + read.retries;
+                    Row::new(job, start.clone(), [took(&write), took(&read)], retries)
+                }
+                ran => Row::new(job, ran[0].clone(), [None; 2], ran[0].retries),
+            });
+        }
+        Ok((rows, scale))
     }
 }
 
@@ -295,82 +418,8 @@ fn scale(asked: Option<u64>, pages: u64, vcpus: u16) -> Result<u64, Error> {
     }
 }
 
-/// What is to be run, in the order of the rows, and how many runs are for one: the start with the
-/// writes, and with the reads; or the start, and the writes and the reads of one part and of two;
-/// or the start alone.
-fn jobs(arguments: &Arguments, profile: &Profile) -> Result<(Vec<Job>, usize, u64), Error> {
-    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
-    let of = |how, bytes, leaf, then| Job {
-        profile: profile.clone(),
-        format: arguments.format(),
-        how,
-        bytes,
-        leaf,
-        vcpus,
-        then,
-        before: 0,
-    };
-    let hows = ways(arguments)?;
-    let usage = |text| Err(Error::Usage(text));
-    let Some(sizes) = &arguments.sizes else {
-        let bytes = arguments.bytes.map_or(BYTES, Size::bytes);
-        if !bytes.is_multiple_of(4096) {
-            return usage(format!("-b {bytes}: not a multiple of 4 KiB"));
-        }
-        if bytes / 4096 > MOST_PAGES {
-            return usage(format!(
-                "-b {}: at most {} in pages of 4 KiB; --sizes takes more",
-                human(bytes),
-                human(MOST_PAGES * 4096)
-            ));
-        }
-        if bytes / 4096 < u64::from(vcpus) {
-            return usage(format!(
-                "-b {}: fewer pages than there are vCPUs",
-                human(bytes)
-            ));
-        }
-        let scale = scale(arguments.scale, bytes / 4096, vcpus)?;
-        let part = bytes / scale;
-        let runs = match scale {
-            1 => vec![(bytes, Then::Write), (bytes, Then::Read)],
-            _ => vec![
-                (bytes, Then::Nothing),
-                (part, Then::Write),
-                (2 * part, Then::Write),
-                (part, Then::Read),
-                (2 * part, Then::Read),
-            ],
-        };
-        let of_row = |&how: &How| {
-            let job = move |&(bytes, then): &(u64, Then)| of(how, bytes, Level::PAGE, then);
-            runs.iter().map(job).collect::<Vec<_>>()
-        };
-        return Ok((hows.iter().flat_map(of_row).collect(), runs.len(), scale));
-    };
-    let sizes: Vec<u64> = match sizes.is_empty() {
-        true => SIZES.to_vec(),
-        false => sizes.iter().map(|size| size.bytes()).collect(),
-    };
-    let mut jobs = Vec::new();
-    for bytes in sizes {
-        let leaf = leaf_for(bytes).filter(|_| bytes <= MOST_BYTES);
-        let Some(leaf) = leaf else {
-            return usage(format!(
-                "--sizes {}: at most {}, and a multiple of 4 KiB, above {} of 2 MiB, above {} of 1 GiB",
-                human(bytes),
-                human(MOST_BYTES),
-                human(MOST_LEAVES << 12),
-                human(MOST_LEAVES << 21),
-            ));
-        };
-        jobs.extend(hows.iter().map(|&how| of(how, bytes, leaf, Then::Nothing)));
-    }
-    Ok((jobs, 1, 1))
-}
-
-/// What the whole takes, by one part of it and by two: the first part has what is at the beginning,
-/// and each further part takes as long as the second.
+/// The accesses to all memory, by one part of it and by two: the first part has what is at the
+/// beginning, and each further part takes as long as the second.
 fn whole(one: &Ran, two: &Ran, scale: u64) -> Ran {
     let more = |one: u64, two: u64| one + two.saturating_sub(one) * (scale - 1);
     let retries = more(one.retries, two.retries);
@@ -383,205 +432,42 @@ fn whole(one: &Ran, two: &Ran, scale: u64) -> Ran {
     }
 }
 
-fn test(
-    arguments: &Arguments,
-    profile: &Profile,
-    run: simulate::Run<'_>,
-) -> Result<Report<Parameters, Row>, Error> {
-    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
-    check(profile, arguments.format(), vcpus)?;
-    let (jobs, runs, scale) = jobs(arguments, profile)?;
-    let ran = run(&jobs)?;
-    for (job, ran) in jobs.iter().zip(&ran) {
-        sound(job, ran)?;
-    }
-    let mut rows: Vec<Row> = Vec::new();
-    for (jobs, ran) in jobs.chunks(runs).zip(ran.chunks(runs)) {
-        match ran {
-            [write, read] => {
-                // The start of the second run is that of the first.
-                rows.push(with_reads(row(&jobs[0], write), read));
-            }
-            [start, write_one, write_two, read_one, read_two] => {
-                let written = whole(write_one, write_two, scale);
-                let written = Ran {
-                    then: written.then,
-                    faults: written.faults,
-                    retries: written.retries,
-                    ..start.clone()
-                };
-                let all = Job {
-                    then: Then::Write,
-                    ..jobs[0].clone()
-                };
-                let row = row(&all, &written);
-                rows.push(with_reads(row, &whole(read_one, read_two, scale)));
-            }
-            _ => rows.extend(jobs.iter().zip(ran).map(|(job, ran)| row(job, ran))),
+impl Row {
+    fn new(job: Job, ran: Ran, [write, read]: [Option<(f64, u64)>; 2], retries: u64) -> Self {
+        let mut row = Self {
+            job,
+            ran,
+            write,
+            read,
+            retries,
+            published: [None; 2],
+            fitted: false,
+        };
+        let (job, profile) = (&row.job, &row.job.profile);
+        let is_case = (job.bytes, job.vcpus) == (BYTES, VCPUS) && write.is_some();
+        let figures = crate::published::of("write-protect", profile).into_iter();
+        for figure in figures.filter(|_| is_case) {
+            let Some(metric) = published::metric(&figure) else {
+                continue;
+            };
+            row.published[metric] = match job.how {
+                How::Slow => figure.before,
+                How::Fast => figure.after,
+                _ => None,
+            };
+            row.fitted |= job.how == How::Slow && figure.is_fitted(profile);
         }
+        row
     }
-    Ok(Report {
-        experiment: "write-protect",
-        parameters: Parameters {
-            vcpus,
-            format: arguments.format().name(),
-            machine: profile.name.clone(),
-            scale,
-        },
-        rows,
-        warnings: Vec::new(),
-    })
-}
 
-/// That the machine has no complaint.
-pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
-    no_violation(&job.profile, job.how.name(), ran.violation.as_deref())
-}
-
-/// A time as the published table has it.
-pub fn nanoseconds(time: tablewright_machine::Time) -> f64 {
-    time.as_ps() as f64 / 1e3
-}
-
-fn with_reads(row: Row, ran: &Ran) -> Row {
-    Row {
-        read: Some(nanoseconds(ran.then)),
-        faults_of_reads: Some(ran.faults),
-        retries: row.retries + ran.retries,
-        ..row
+    /// How much more the machine takes for the start, and for the writes.
+    fn errors(&self) -> [Option<f64>; 2] {
+        let took = [
+            nanoseconds(self.ran.start),
+            self.write.map_or(0.0, |(time, _)| time),
+        ];
+        [0, 1].map(|at| self.published[at].map(|it| error_percent(took[at], it)))
     }
-}
-
-fn row(job: &Job, ran: &Ran) -> Row {
-    let took = [nanoseconds(ran.start), nanoseconds(ran.then)];
-    let mut row = Row {
-        how: job.how.name(),
-        bytes: job.bytes,
-        leaf_bytes: leaf_bytes(job.leaf),
-        start: took[0],
-        write: (job.then == Then::Write).then_some(took[1]),
-        read: None,
-        published: [None; 2],
-        error_percent: [None; 2],
-        fitted: false,
-        entries_written_by_start: ran.entries,
-        kicks: ran.kicks,
-        invalidations: ran.invalidations,
-        faults_of_writes: (job.then == Then::Write).then_some(ran.faults),
-        faults_of_reads: None,
-        retries: ran.retries,
-        bitmap_bytes: ran.bitmap_bytes,
-    };
-    let is_case = (job.bytes, job.vcpus, job.then) == (BYTES, VCPUS, Then::Write);
-    let rows = published::built_in("write-protect").unwrap_or_default();
-    let case = rows
-        .iter()
-        .filter(|row| is_case && job.profile.system.published_as.contains(&row.system));
-    for figure in case {
-        let Some(metric) = metric(figure) else {
-            continue;
-        };
-        let published = match job.how {
-            How::Slow => figure.before,
-            How::Fast => figure.after,
-            _ => None,
-        };
-        row.published[metric] = published;
-        row.error_percent[metric] = published.map(|it| error_percent(took[metric], it));
-        row.fitted |= job.how == How::Slow
-            && job.profile.is_fitted_on_metric(
-                &figure.system,
-                &figure.configuration,
-                &figure.metric,
-            );
-    }
-    row
-}
-
-/// Which of the two figures of this experiment a published row is, if it is one.
-pub fn metric(row: &published::Row) -> Option<usize> {
-    let case = row.configuration.starts_with("Case 1:") && row.unit == "ns";
-    match row.metric.get(..3) {
-        Some("(a)") if case => Some(0),
-        Some("(b)") if case => Some(1),
-        _ => None,
-    }
-}
-
-fn text(report: &Report<Parameters, Row>) -> String {
-    let Parameters {
-        vcpus,
-        format,
-        machine,
-        scale,
-    } = &report.parameters;
-    let mut text = format!(
-        "{} on {machine}, tables of {format}\n\n",
-        report::counted((*vcpus).into(), "vCPU", "vCPUs")
-    );
-    let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
-    let error = |row: &Row, metric: usize| match row.error_percent[metric] {
-        Some(error) => report::marked(error, row.fitted),
-        None => "-  ".to_owned(),
-    };
-    let times = report.rows.iter().map(|row| {
-        [
-            row.how.to_owned(),
-            human(row.bytes),
-            human(row.leaf_bytes),
-            report::time(row.start),
-            error(row, 0),
-            optional(row.write),
-            error(row, 1),
-            optional(row.read),
-        ]
-    });
-    text += &report::table(
-        [
-            "", "memory", "leaves", "start", "error  ", "write", "error  ", "read",
-        ],
-        1,
-        times.collect(),
-    );
-    let optional = |count: Option<u64>| count.map_or("-".to_owned(), report::count);
-    let counts = report.rows.iter().map(|row| {
-        [
-            row.how.to_owned(),
-            human(row.bytes),
-            report::count(row.entries_written_by_start),
-            report::count(row.kicks),
-            report::count(row.invalidations),
-            optional(row.faults_of_writes),
-            optional(row.faults_of_reads),
-            report::count(row.retries),
-            human(row.bitmap_bytes),
-        ]
-    });
-    text += "\n";
-    text += &report::table(
-        [
-            "",
-            "memory",
-            "entries\nwritten",
-            "kicks",
-            "invali-\ndations",
-            "faults of\nwrites",
-            "faults of\nreads",
-            "retries",
-            "bitmap",
-        ],
-        1,
-        counts.collect(),
-    );
-    if *scale > 1 {
-        text += &format!(
-            "\nwritten and read: 1/{scale} of the memory, and 2/{scale}; each further part takes as long as the second\n"
-        );
-    }
-    if report.rows.iter().any(|row| row.fitted) {
-        text += report::FITTED;
-    }
-    text
 }
 
 #[cfg(test)]

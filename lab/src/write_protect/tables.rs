@@ -7,19 +7,18 @@
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use serde::Serialize;
+use serde_json::json;
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4};
 use tablewright::{Attrs, Entry, Format, Ipa, Level, Pa, Platform};
-use tablewright_experiments::write_protect::writable::{
-    Host, Side, protect_by_bitmap, protect_by_scan, protect_leaf,
-};
-use tablewright_experiments::write_protect::{PAGE_SHIFT, Stage2, architecture};
 use tablewright_machine::{Machine, Memory, Profile, Setup};
 
-use super::nanoseconds;
+use super::writable::{Host, Side, protect_by_bitmap, protect_by_scan, protect_leaf};
+use crate::columns;
+use crate::columns::Cell;
 use crate::error::Error;
+use crate::guest::{PAGE_SHIFT, Stage2, architecture, failed, nanoseconds};
 use crate::progress::Progress;
-use crate::report::{self, Report};
+use crate::report::Report;
 use crate::stats::{Samples, build_warning, noise_warning};
 
 const ENTRIES: usize = 512;
@@ -29,92 +28,92 @@ pub const ROUNDS: u32 = 21;
 const IN_CACHE: usize = 64;
 const IN_MEMORY: usize = 1 << 15;
 
-#[derive(Serialize)]
-struct Parameters {
-    format: &'static str,
-    machine: String,
-    rounds: u32,
-}
-
 /// Nanoseconds for a table.
-#[derive(Serialize)]
 struct Row {
     writable: u16,
-    machine_scan_ns: f64,
-    machine_bitmap_ns: f64,
-    /// To say of one entry that it may be writable.
-    machine_mark_ns: f64,
-    in_cache_scan_ns: f64,
-    in_cache_bitmap_ns: f64,
-    /// Of the two, in each round.
-    in_cache_ratio: Samples,
-    in_memory_scan_ns: f64,
-    in_memory_bitmap_ns: f64,
-    in_memory_ratio: Samples,
+    scan: f64,
+    /// By the bitmap, and to say of one entry that it may be writable.
+    bitmap: f64,
+    mark: f64,
+    near: Native,
+    far: Native,
+}
+
+columns! { row: Row;
+    ["writable"] [1 "writable"] Cell::text(row.writable);
+    ["machine_scan_ns"] [1 "machine\nscan"] Cell::ns(row.scan);
+    ["machine_bitmap_ns"] [1 "\nbitmap"] Cell::ns(row.bitmap);
+    ["machine_mark_ns"] [1 "\nto mark"] Cell::ns(row.mark);
+    ["in_cache_scan_ns"] [1 "in cache\nscan"] Cell::ns(row.near.scan.median());
+    ["in_cache_bitmap_ns"] [1 "\nbitmap"] Cell::ns(row.near.bitmap.median());
+    ["in_cache_ratio"] [] Cell::json(&row.near.ratio);
+    [] [1 "\nratio"] Cell::text(format!("{:.2}", row.near.ratio.median()));
+    ["in_memory_scan_ns"] [1 "in memory\nscan"] Cell::ns(row.far.scan.median());
+    ["in_memory_bitmap_ns"] [1 "\nbitmap"] Cell::ns(row.far.bitmap.median());
+    ["in_memory_ratio"] [] Cell::json(&row.far.ratio);
+    [] [1 "\nratio"] Cell::text(format!("{:.2}", row.far.ratio.median()));
 }
 
 /// Runs it, and prints what it took.
 pub fn run(
     profile: &Profile,
     format: Stage2,
-    asked: (&[u16], u32),
+    (writable, rounds): (&[u16], u32),
     json: bool,
 ) -> Result<(), Error> {
-    let report = match format {
-        Stage2::Ept => compare::<Ept<4>>(profile, format, asked),
-        Stage2::Npt => compare::<Npt<4>>(profile, format, asked),
-        Stage2::Arm64 => compare::<Stage2K4<48, FORCED_WRITE_BACK>>(profile, format, asked),
-    }?;
-    report.print(json, text)
-}
-
-fn compare<F: Format<Input = Ipa>>(
-    profile: &Profile,
-    format: Stage2,
-    (asked, rounds): (&[u16], u32),
-) -> Result<Report<Parameters, Row>, Error> {
-    let asked = match asked {
-        [] => &WRITABLE,
-        asked => asked,
+    let writable = if writable.is_empty() {
+        &WRITABLE
+    } else {
+        writable
     };
-    let mut progress = Progress::new(asked.len() as u64 * 2 * u64::from(rounds));
-    let mut rows = Vec::new();
-    for &writable in asked {
-        let scan = machine::<F>(profile, format, writable, false)?;
-        let bitmap = machine::<F>(profile, format, writable, true)?;
-        let near = native::<F>(writable, IN_CACHE, rounds, &mut progress);
-        let far = native::<F>(writable, IN_MEMORY, rounds, &mut progress);
-        rows.push(Row {
-            writable,
-            machine_scan_ns: scan.0,
-            machine_bitmap_ns: bitmap.0,
-            machine_mark_ns: bitmap.1,
-            in_cache_scan_ns: near.scan.median(),
-            in_cache_bitmap_ns: near.bitmap.median(),
-            in_cache_ratio: near.ratio,
-            in_memory_scan_ns: far.scan.median(),
-            in_memory_bitmap_ns: far.bitmap.median(),
-            in_memory_ratio: far.ratio,
-        });
-    }
+    let rows = match format {
+        Stage2::Ept => rows::<Ept<4>>,
+        Stage2::Npt => rows::<Npt<4>>,
+        Stage2::Arm64 => rows::<Stage2K4<48, FORCED_WRITE_BACK>>,
+    }(profile, format, writable, rounds)?;
     let noisy = |row: &Row| {
         let what = format!("{} writable, in memory", row.writable);
-        noise_warning(&what, &row.in_memory_ratio)
+        noise_warning(&what, &row.far.ratio)
     };
-    Ok(Report {
+    let (format, machine) = (format.name(), &profile.name);
+    let report = Report {
         experiment: "write-protect --tables",
-        parameters: Parameters {
-            format: format.name(),
-            machine: profile.name.clone(),
-            rounds,
-        },
+        parameters: json!({"format": format, "machine": machine, "rounds": rounds}),
         warnings: rows
             .iter()
             .filter_map(noisy)
             .chain(build_warning())
             .collect(),
         rows,
+    };
+    report.print(json, |report| {
+        let table = columns::table(1, 0, &report.rows);
+        format!(
+            "a table of 512 pages, {format}; virtual time on {machine}, and {rounds} rounds here\n\n{table}"
+        )
     })
+}
+
+fn rows<F: Format<Input = Ipa>>(
+    profile: &Profile,
+    format: Stage2,
+    asked: &[u16],
+    rounds: u32,
+) -> Result<Vec<Row>, Error> {
+    let mut progress = Progress::new(asked.len() as u64 * 2 * u64::from(rounds));
+    let mut row = |&writable: &u16| {
+        let (scan, _) = machine::<F>(profile, format, writable, false)?;
+        let (bitmap, mark) = machine::<F>(profile, format, writable, true)?;
+        Ok(Row {
+            writable,
+            scan,
+            bitmap,
+            mark,
+            near: native::<F>(writable, IN_CACHE, rounds, &mut progress),
+            far: native::<F>(writable, IN_MEMORY, rounds, &mut progress),
+        })
+    };
+    asked.iter().map(&mut row).collect()
 }
 
 /// The places of so many writable entries, spread over a table.
@@ -176,11 +175,7 @@ fn machine<F: Format<Input = Ipa>>(
         let marked = cpu.now().saturating_sub(marking);
         took.set(Some((end.saturating_sub(begin), marked)));
     });
-    let failed = |problem: String| Error::Machine {
-        machine: profile.name.clone(),
-        step: "write-protect",
-        problem,
-    };
+    let failed = failed(profile, "write-protect");
     done.map_err(|error| failed(error.to_string()))?;
     if let Some(violation) = machine.finish().first() {
         return Err(failed(violation.to_string()));
@@ -217,6 +212,7 @@ fn is_protected<F: Format<Input = Ipa>>(table: NonNull<Entry>) -> bool {
     })
 }
 
+#[derive(Default)]
 struct Native {
     scan: Samples,
     bitmap: Samples,
@@ -258,11 +254,7 @@ fn native<F: Format<Input = Ipa>>(
         }
         begin.elapsed().as_secs_f64() * 1e9 / tables as f64
     };
-    let mut native = Native {
-        scan: Samples::default(),
-        bitmap: Samples::default(),
-        ratio: Samples::default(),
-    };
+    let mut native = Native::default();
     for _ in 0..rounds {
         progress.step(&format!("{writable} writable"));
         let (scan, bitmap) = (of(false), of(true));
@@ -280,43 +272,4 @@ fn whole(table: &[Entry], beside: &[Entry]) -> (NonNull<Entry>, NonNull<Entry>) 
         None => unreachable!("a slice is not at null"),
     };
     (first(table), first(beside))
-}
-
-fn text(report: &Report<Parameters, Row>) -> String {
-    let Parameters {
-        format,
-        machine,
-        rounds,
-    } = &report.parameters;
-    let head = format!(
-        "a table of 512 pages, {format}; virtual time on {machine}, and {rounds} rounds here\n\n"
-    );
-    let rows = report.rows.iter().map(|row| {
-        let ratio = |ratio: &Samples| format!("{:.2}", ratio.median());
-        [
-            row.writable.to_string(),
-            report::time(row.machine_scan_ns),
-            report::time(row.machine_bitmap_ns),
-            report::time(row.machine_mark_ns),
-            report::time(row.in_cache_scan_ns),
-            report::time(row.in_cache_bitmap_ns),
-            ratio(&row.in_cache_ratio),
-            report::time(row.in_memory_scan_ns),
-            report::time(row.in_memory_bitmap_ns),
-            ratio(&row.in_memory_ratio),
-        ]
-    });
-    let header = [
-        "writable",
-        "machine\nscan",
-        "\nbitmap",
-        "\nto mark",
-        "in cache\nscan",
-        "\nbitmap",
-        "\nratio",
-        "in memory\nscan",
-        "\nbitmap",
-        "\nratio",
-    ];
-    head + &report::table(header, 0, rows.collect())
 }

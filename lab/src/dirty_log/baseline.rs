@@ -1,0 +1,291 @@
+//! Disabling as published: under the lock for reading, one table after the other is detached, and
+//! the next fault maps its memory in a large leaf.
+//!
+//! What stands for a table that is being taken away is *frozen*: a fault that finds it leaves the
+//! lock, and the guest faults again. Everything below is *processed*: each entry is frozen by an
+//! exchange, for good, and what it was is accounted for. All vCPUs *flush*: they forget. Then the
+//! entry is *unfrozen*: it is a hole, and the next fault may fill it. The change is about the
+//! order:
+//!
+//! | | |
+//! |---|---|
+//! | before | freeze, process, flush, unfreeze |
+//! | flush first | freeze, flush, process, unfreeze |
+//! | unfreeze first | freeze, unfreeze, process, flush |
+//! | after | freeze, flush, unfreeze, process |
+//! | in place | put the large leaf in the place of the table, process; flush when the thread gives way |
+//!
+//! *In place* is of a later change (Linux 6.13): nothing is frozen, no fault has to map anything
+//! again, and one flush is for all tables between two points at which the thread is asked to give
+//! its processor to another, because it may not keep what has not been flushed beyond that.
+//!
+//! Unfreezing before the flush is right only because the same memory comes back. A page that is
+//! merely protected is made writable by a fault without the lock. Tables are freed later, and not
+//! measured.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use tablewright::guest::HOST_WRITES;
+use tablewright::{
+    Attrs, Barrier, Entry, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform,
+    Stale, What,
+};
+
+use tablewright::shared::SharedPlatform;
+use tablewright_machine::Time;
+
+use super::job::Way;
+use super::world::World;
+use crate::guest::input::Region;
+use crate::guest::{Handled, leaf_bytes};
+
+/// In which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Before,
+    FlushFirst,
+    UnfreezeFirst,
+    After,
+    InPlace,
+}
+
+/// How long the thread works before it is asked to give way: by the 76 flushes that were published
+/// for 4.79 s.
+const GIVES_WAY: Time = Time::ms(63);
+
+pub struct Baseline<'w, 'm, F> {
+    world: &'w World<'m>,
+    order: Order,
+    /// The CPU that had the line of the lock and the counts last.
+    owner: Cell<usize>,
+    /// In place: when the thread has to give way.
+    until: Cell<Time>,
+    format: PhantomData<F>,
+}
+
+impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
+    pub fn new(world: &'w World<'m>, order: Order) -> Self {
+        Self {
+            world,
+            order,
+            owner: Cell::new(usize::MAX),
+            until: Cell::new(Time::ZERO),
+            format: PhantomData,
+        }
+    }
+
+    /// An atomic operation on the lock, or on a count beside it.
+    fn count(&self) {
+        let cpu = self.world.cpu();
+        cpu.order();
+        if self.owner.replace(cpu.id()) != cpu.id() {
+            self.world.fetch();
+        }
+    }
+
+    fn zap(&self, at: u64) {
+        let (entry, bits, level) = self.world.find::<F>(at, self.world.leaf);
+        let (Kind::Table, Some(below)) = (F::kind(bits, level), level.down()) else {
+            return;
+        };
+        if self.order == Order::InPlace {
+            return self.in_place(at, (entry, bits, level), below);
+        }
+        let mapper = &self.world.mapper;
+        let begin = (self.world.cpu().now(), self.world.worked());
+        // SAFETY: an entry of a table of ours.
+        let frozen = unsafe { mapper.compare_exchange(entry, bits, F::FROZEN) };
+        if frozen.is_err() {
+            return;
+        }
+        let process = || {
+            self.world
+                .work(|| self.process(F::address(bits, level), below));
+        };
+        let flush = || self.flush(at, at + (leaf_bytes(level) - 1));
+        // SAFETY: an entry of a table of ours.
+        let unfreeze = || unsafe { mapper.link(entry, 0) };
+        match self.order {
+            Order::Before => {
+                process();
+                flush();
+                unfreeze();
+            }
+            Order::FlushFirst => {
+                flush();
+                process();
+                unfreeze();
+            }
+            Order::UnfreezeFirst => {
+                unfreeze();
+                process();
+                flush();
+            }
+            Order::After | Order::InPlace => {
+                flush();
+                unfreeze();
+                process();
+            }
+        }
+        let took = self.world.cpu().now().saturating_sub(begin.0);
+        let worked = self.world.worked().saturating_sub(begin.1);
+        self.world.zaps.borrow_mut().push((took, worked));
+    }
+
+    /// The large leaf in the place of a table, and the table taken apart.
+    fn in_place(&self, at: u64, entry: (NonNull<Entry>, u64, Level), below: Level) {
+        let (entry, bits, level) = entry;
+        // SAFETY: an entry of a table of ours.
+        let put = unsafe {
+            self.world
+                .mapper
+                .compare_exchange(entry, bits, self.leaf(at))
+        };
+        if put.is_err() {
+            return;
+        }
+        self.world.set_large(at, true);
+        self.world
+            .work(|| self.process(F::address(bits, level), below));
+        let now = self.world.cpu().now();
+        if now >= self.until.get() {
+            let all = self.world.region;
+            self.flush(all.first, at + (leaf_bytes(level) - 1));
+            let slice = Time::ps(GIVES_WAY.as_ps() / self.world.smaller);
+            self.until.set(self.world.cpu().now() + slice);
+        }
+    }
+
+    /// All vCPUs forget.
+    fn flush(&self, first: u64, last: u64) {
+        let mapper = &self.world.mapper;
+        let stale = Stale {
+            first,
+            last,
+            level: None,
+            tables: true,
+        };
+        mapper.barrier(Barrier::Publish);
+        mapper.invalidate(&Invalidation {
+            root: self.world.root,
+            id: 0,
+            global: false,
+            what: What::Ranges(&[stale]),
+        });
+        mapper.barrier(Barrier::Complete);
+        self.world.flushes.update(|flushes| flushes + 1);
+    }
+
+    /// The vCPU forgets what has led to a fault: processors with EPT do by themselves (Intel SDM
+    /// vol. 3, 30.4.3.1).
+    fn forget_here(&self, at: u64) {
+        let first = at & !(leaf_bytes(self.world.leaf) - 1);
+        let stale = Stale {
+            first,
+            last: first + (leaf_bytes(self.world.leaf) - 1),
+            level: None,
+            tables: true,
+        };
+        self.world.mapper.invalidate_here(&Invalidation {
+            root: self.world.root,
+            id: 0,
+            global: false,
+            what: What::Ranges(&[stale]),
+        });
+    }
+
+    /// Takes every entry of a table away that was detached.
+    fn process(&self, table: Pa, level: Level) {
+        let machine = self.world.mapper.machine();
+        self.world.fetch_table();
+        for index in 0..F::entries(level) {
+            let entry = self.world.entry(table, level, index);
+            // Hardware may still set its flags, and a vCPU may be on its way to make it writable.
+            // SAFETY: an entry of a table of ours.
+            let old = unsafe { self.world.mapper.exchange(entry, F::FROZEN) };
+            match (F::kind(old, level), level.down()) {
+                (Kind::Table, Some(below)) => self.process(F::address(old, level), below),
+                (Kind::Leaf, _) => {
+                    machine.cpu().spend(machine.costs().entry);
+                    // The records of the page and of the huge page that it is part of.
+                    self.world.fetch();
+                    self.world.fetch();
+                    self.count();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn leaf(&self, at: u64) -> u64 {
+        let level = self.world.leaf;
+        let attrs = Attrs {
+            perms: (Perms::READ | Perms::WRITE).and_user(),
+            accessed: true,
+            dirty: true,
+            software: HOST_WRITES,
+            ..Attrs::GUEST_MEMORY
+        };
+        let first = at & !(leaf_bytes(level) - 1);
+        // Attributes that every format has.
+        F::encode(&attrs, level).unwrap_or(0) | F::put_address(self.world.host(first))
+    }
+}
+
+impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
+    fn disable(&self) {
+        self.count();
+        let slice = Time::ps(GIVES_WAY.as_ps() / self.world.smaller);
+        self.until.set(self.world.cpu().now() + slice);
+        for at in self.world.parts() {
+            self.zap(at);
+        }
+        if self.order == Order::InPlace {
+            let Region { first, bytes } = self.world.region;
+            self.flush(first, first + (bytes - 1));
+        }
+        self.count();
+    }
+
+    fn fault(&self, at: u64, write: bool) -> Handled {
+        let mapper = &self.world.mapper;
+        let (entry, bits, level) = self.world.find::<F>(at, Level::PAGE);
+        if F::kind(bits, level) == Kind::Leaf {
+            let mut attrs = F::decode(bits, level);
+            if write {
+                attrs.perms |= Perms::ANY_WRITE & Attrs::GUEST_MEMORY.perms;
+                attrs.dirty = true;
+            }
+            let new = F::encode(&attrs, level).map_or(bits, |attrs| {
+                attrs | F::put_address(F::address(bits, level))
+            });
+            if new == bits {
+                // The vCPU has not forgotten what was there.
+                if self.order == Order::InPlace {
+                    self.forget_here(at);
+                }
+                return Handled::Again;
+            }
+            // SAFETY: an entry of a table of ours.
+            return match unsafe { mapper.compare_exchange(entry, bits, new) } {
+                Ok(()) => Handled::Done,
+                Err(_) => Handled::Again,
+            };
+        }
+        self.count();
+        let (entry, bits, level) = self.world.find::<F>(at, self.world.leaf);
+        let mut handled = Handled::Again;
+        if (bits, level) == (0, self.world.leaf) {
+            // SAFETY: an entry of a table of ours.
+            let installed = unsafe { mapper.compare_exchange(entry, 0, self.leaf(at)) };
+            if installed.is_ok() {
+                self.world.set_large(at, true);
+                handled = Handled::Done;
+            }
+        }
+        self.count();
+        handled
+    }
+}

@@ -1,0 +1,351 @@
+//! One run of the experiment, and the case of the published test that it stands for.
+
+use clap::ValueEnum;
+use tablewright::guest::Log;
+use tablewright_machine::{Profile, Time};
+
+use crate::error::Error;
+use crate::guest::input::{Backing, Mode, PAGE, Region, Source};
+use crate::guest::{Handled, no_violation};
+use crate::report;
+use crate::runs;
+use crate::size::human;
+
+/// How logging is disabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum How {
+    /// Freeze, process, flush, unfreeze
+    Before,
+    /// Freeze, flush, process, unfreeze
+    FlushFirst,
+    /// Freeze, unfreeze, process, flush
+    UnfreezeFirst,
+    /// Freeze, flush, unfreeze, process, as published
+    After,
+    /// In place, a large leaf for each table, and a flush when the thread gives way: as published
+    /// later
+    InPlace,
+    /// By the engine, in place
+    Tablewright,
+}
+
+impl How {
+    /// All of them, as they are shown.
+    pub const ALL: [Self; 6] = [
+        Self::Before,
+        Self::FlushFirst,
+        Self::UnfreezeFirst,
+        Self::After,
+        Self::InPlace,
+        Self::Tablewright,
+    ];
+
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::FlushFirst => "flush-first",
+            Self::UnfreezeFirst => "unfreeze-first",
+            Self::After => "after",
+            Self::InPlace => "in-place",
+            Self::Tablewright => "tablewright",
+        }
+    }
+}
+
+/// What finds the pages that are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// The first write to each page faults
+    #[default]
+    Faults,
+    /// Hardware, in a log of 512 pages for each vCPU, which leaves the guest when that is full
+    /// (Intel's PML)
+    Modification,
+}
+
+impl By {
+    /// As a slot is told.
+    pub const fn log(self) -> Log {
+        match self {
+            Self::Faults => Log::ByFault,
+            Self::Modification => Log::ByModification,
+        }
+    }
+
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Faults => "faults",
+            Self::Modification => "modification",
+        }
+    }
+}
+
+/// What of it a run is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// What finds the pages that are written.
+    pub by: By,
+    /// The log begins with all pages in it, and nothing is protected.
+    pub all_set: bool,
+    /// Each vCPU accesses all of the memory.
+    pub overlap: bool,
+    /// The guest is one of a hypervisor that is a guest itself.
+    pub nested: bool,
+}
+
+/// How many pages one stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// A page of the host is so many times smaller.
+    pub smaller: u64,
+    /// And there are so many times fewer.
+    pub fewer: u64,
+}
+
+impl Scale {
+    /// How many pages one of a run stands for.
+    pub const fn all(self) -> u64 {
+        self.smaller * self.fewer
+    }
+}
+
+/// One run to be made.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// On which machine.
+    pub profile: Profile,
+    /// How logging is disabled.
+    pub how: How,
+    /// What backs the memory, as it is run.
+    pub source: Source,
+    /// Where it is, as it is run.
+    pub region: Region,
+    /// What one page of it stands for.
+    pub scale: Scale,
+    /// How many vCPUs.
+    pub vcpus: u16,
+    /// How often the memory is written, and the log read and cleared.
+    pub iterations: u32,
+    /// How many slots the memory is in.
+    pub slots: u16,
+    /// Of so many accesses of a hundred the guest writes.
+    pub write_percent: u8,
+    /// In random order.
+    pub random: bool,
+    /// Of what is random.
+    pub seed: u64,
+    /// Marks are read, and taken away by another call.
+    pub manual: bool,
+    /// The vCPUs go on while logging is disabled.
+    pub running: bool,
+    /// What else the test was asked.
+    pub options: Options,
+}
+
+impl Job {
+    /// Refuses a run of which the machine has a complaint.
+    pub fn sound(&self, ran: &Ran) -> Result<(), Error> {
+        no_violation(&self.profile, self.how.name(), ran.violation.as_deref())
+    }
+}
+
+/// What a run showed, multiplied by its scale.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ran {
+    /// How long it took to write all memory for the first time.
+    pub populate: Time,
+    /// And to enable logging.
+    pub enable: Time,
+    /// To write it, in each iteration.
+    pub dirty: Vec<Time>,
+    /// To read the log, in each iteration.
+    pub get: Vec<Time>,
+    /// To clear it, where that is a call of its own.
+    pub clear: Vec<Time>,
+    /// And to disable logging.
+    pub disable: Time,
+    /// How long each table took that was taken apart. Each is one of `scale.fewer`.
+    pub zaps: Vec<Time>,
+    /// Of disabling, as the three that follow: how often all vCPUs were told to forget.
+    pub flushes: u64,
+    /// Interrupts sent.
+    pub kicks: u64,
+    /// Faults.
+    pub faults: u64,
+    /// Faults after which nothing had changed.
+    pub retries: u64,
+    /// From the issue of an access of the guest to its completion, where that took longer than it
+    /// takes to leave the guest: how long, and how many such there are.
+    pub stalls: Vec<(Time, u64)>,
+    /// Times that a vCPU left its guest because hardware's log was full.
+    pub log_full: u64,
+    /// The first rule of the machine that was broken.
+    pub violation: Option<String>,
+}
+
+/// Makes runs, and gives what each showed, in their order.
+pub type Run<'r> = runs::Run<'r, Job>;
+
+/// A way to disable logging.
+pub trait Way {
+    /// Has all memory in large leaves, or has the next fault map it so. By the thread of the host.
+    fn disable(&self);
+    /// What is left to do when every vCPU has been in the guest since.
+    fn reclaim(&self) {}
+    /// A vCPU has faulted.
+    fn fault(&self, at: u64, write: bool) -> Handled;
+}
+
+/// So many pages are run where nothing is said.
+const USUAL_PAGES: u64 = 1 << 18;
+/// The tables of more would not fit into many computers.
+const MOST_PAGES: u64 = 1 << 22;
+/// No memory is larger: the host's lies beside it.
+pub const MOST_BYTES: u64 = 1 << 45;
+/// A level of tables less.
+const LEVEL: u64 = 512;
+
+/// The memory of all vCPUs, of which each has so much.
+pub fn all_bytes(each: u64, vcpus: u16) -> Result<u64, Error> {
+    let all = each
+        .checked_mul(u64::from(vcpus))
+        .filter(|all| *all <= MOST_BYTES);
+    let (each, most) = (human(each), human(MOST_BYTES));
+    all.ok_or_else(|| Error::Usage(format!("-b {each}: at most {most} for all vCPUs")))
+}
+
+/// A case, as it is asked for.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What backs the memory.
+    pub backing: Backing,
+    /// How much each vCPU has.
+    pub bytes: u64,
+    /// How many vCPUs.
+    pub vcpus: u16,
+    /// The guest's mode.
+    pub mode: Mode,
+    /// Where the memory is [none: as far up as the mode goes].
+    pub offset: Option<u64>,
+    /// What one page of a run stands for [none: as few pages are run as is usual].
+    pub scale: Option<u64>,
+}
+
+impl Case {
+    /// The published one.
+    pub fn published() -> Option<Self> {
+        Some(Self {
+            backing: "anonymous_hugetlb_1gb".parse().ok()?,
+            bytes: 1 << 30,
+            vcpus: 416,
+            mode: "PXXV48_4K".parse().ok()?,
+            offset: None,
+            scale: None,
+        })
+    }
+
+    /// Whether it is that.
+    pub fn is_published(&self) -> bool {
+        Self::published().is_some_and(|case| {
+            (case.backing, case.bytes, case.vcpus) == (self.backing, self.bytes, self.vcpus)
+        })
+    }
+
+    /// Its scale, and what backs the memory then.
+    fn scaled(&self) -> Result<(Scale, Source), Error> {
+        let source = self.backing.source;
+        let size = source.bytes();
+        let fits = |smaller: u64, fewer: u64| {
+            let all = smaller.checked_mul(fewer);
+            all.is_some_and(|all| {
+                self.bytes.is_multiple_of(all) && (self.bytes / all).is_multiple_of(size / smaller)
+            })
+        };
+        // Two levels of tables below a page of the host are one.
+        let deep = source.level().height() == 2;
+        let parts = |scale: u64| match deep && scale.is_multiple_of(LEVEL) {
+            true => (LEVEL, scale / LEVEL),
+            false => (1, scale),
+        };
+        let (smaller, fewer) = match self.scale {
+            Some(scale) => parts(scale),
+            None => {
+                let smaller = if deep { LEVEL } else { 1 };
+                let pages = self.bytes / PAGE * u64::from(self.vcpus) / smaller;
+                let mut fewer = 1;
+                while pages / fewer > USUAL_PAGES && fits(smaller, fewer * 2) {
+                    fewer *= 2;
+                }
+                (smaller, fewer)
+            }
+        };
+        if !fits(smaller, fewer) {
+            return Err(Error::Usage(match self.scale {
+                Some(scale) => {
+                    let powers = (0..u64::BITS).map(|shift| 1 << shift);
+                    let fit = powers.filter(|scale| {
+                        let (smaller, fewer) = parts(*scale);
+                        fits(smaller, fewer)
+                    });
+                    let fit: Vec<String> = fit.map(|scale: u64| scale.to_string()).collect();
+                    format!(
+                        "--scale {scale}: {} of {} cannot be divided so; of the powers of two these fit: {}",
+                        human(self.bytes),
+                        self.backing.name,
+                        fit.join(", ")
+                    )
+                }
+                None => format!(
+                    "-b {}: not a multiple of the {} that {} has",
+                    human(self.bytes),
+                    human(size),
+                    self.backing.name
+                ),
+            }));
+        }
+        let source = match (source, smaller) {
+            (Source::Fixed { shift }, LEVEL) => Source::Fixed { shift: shift - 9 },
+            (source, _) => source,
+        };
+        Ok((Scale { smaller, fewer }, source))
+    }
+
+    /// The run of it with what the test does where nothing else is said, and with vCPUs that go on.
+    pub fn job(&self, profile: &Profile, how: How) -> Result<Job, Error> {
+        // Where it is as it is asked for, whatever part of it is run.
+        let all = all_bytes(self.bytes, self.vcpus)?;
+        let region = Region::new(self.mode, self.backing, all, self.offset)?;
+        let (scale, source) = self.scaled()?;
+        let pages = self.bytes / PAGE * u64::from(self.vcpus) / (scale.smaller * scale.fewer);
+        if pages > MOST_PAGES {
+            return Err(Error::Usage(format!(
+                "-b {}: {} pages are too many to simulate, at most {}: give --scale",
+                human(self.bytes),
+                report::count(pages),
+                report::count(MOST_PAGES)
+            )));
+        }
+        let region = Region {
+            bytes: pages * PAGE,
+            ..region
+        };
+        Ok(Job {
+            profile: profile.clone(),
+            how,
+            source,
+            region,
+            scale,
+            vcpus: self.vcpus,
+            iterations: 2,
+            slots: 1,
+            write_percent: 100,
+            random: false,
+            seed: 1,
+            manual: true,
+            running: true,
+            options: Options::default(),
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! What all ways to disable a log have in common: the guest's memory, and the memory of its host.
+//!
+//! # Contention
+//!
+//! With all vCPUs at work, taking an entry out of a table was published to take 65 times as long as
+//! it takes alone. What they contend for is not known. The model is a queue with a way to it: **a
+//! line that is not in the cache of its CPU comes through one queue, which serves one line at a
+//! time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)), **and takes a
+//! [`latency`](tablewright_machine::Costs::latency) besides, which CPUs spend side by side**.
+//! Tables that a log splits ahead are allocated by the one thread that starts it, on its node of
+//! memory, so that all vCPUs fetch from there.
+//!
+//! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it
+//!   writes, and then, with the address known, the line that it writes, which is in memory of its
+//!   own: a latency more. With large leaves the table is in its cache. So contention goes away as
+//!   memory is collapsed; and while few vCPUs are left none waits in the queue, because each is
+//!   longer on its way than the queue takes for all of them.
+//! * Taking a small leaf away marks the page accessed and dirty in the records that the host has of
+//!   it, two lines: its own, and that of the huge page that it is part of.
+//! * The lines of a table come one behind the other once the first is there, as hardware has them
+//!   come that is read in order.
+//! * A line of the guest's host, with the lock that faults take for reading and the counts of
+//!   leaves, is fetched by a CPU that was not the last to have it.
+
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+
+use tablewright::{Entry, Format, Hooks, Ipa, Kind, Level, Pa, Platform};
+use tablewright_machine::{Cpu, Mapper, Resource, Time};
+
+use crate::guest::input::Region;
+use crate::guest::leaf_bytes;
+
+/// Where the guest's memory lies: above that of the tables.
+const PHYSICAL: u64 = 1 << 45;
+
+/// Lines of a table.
+const LINES: u64 = 4096 / 64;
+
+/// The guest's memory on its host.
+pub struct World<'m> {
+    pub mapper: Mapper<'m>,
+    pub root: Pa,
+    pub region: Region,
+    /// The largest leaf that its pages allow.
+    pub leaf: Level,
+    /// Where lines come from.
+    memory: Resource,
+    /// Those parts that are in leaves of that level.
+    large: Box<[Cell<bool>]>,
+    /// For so long the host's thread has worked on tables, and since when it does again.
+    worked: Cell<Time>,
+    since: Cell<Option<Time>>,
+    /// A page of the host stands for one that is so many times larger.
+    pub smaller: u64,
+    /// How often all vCPUs were told to forget.
+    pub flushes: Cell<u64>,
+    /// How long it took to take each table apart, and how much of that was such work.
+    pub zaps: RefCell<Vec<(Time, Time)>>,
+}
+
+impl<'m> World<'m> {
+    pub fn new(mapper: Mapper<'m>, root: Pa, region: Region, leaf: Level, smaller: u64) -> Self {
+        let parts = region.bytes / leaf_bytes(leaf);
+        Self {
+            mapper,
+            root,
+            region,
+            leaf,
+            memory: Resource::new(),
+            large: (0..parts).map(|_| Cell::new(false)).collect(),
+            worked: Cell::new(Time::ZERO),
+            since: Cell::new(None),
+            smaller,
+            flushes: Cell::new(0),
+            zaps: RefCell::default(),
+        }
+    }
+
+    pub fn cpu(&self) -> Cpu<'m> {
+        self.mapper.machine().cpu()
+    }
+
+    /// The first address of each part.
+    pub fn parts(&self) -> impl Iterator<Item = u64> + use<> {
+        let Region { first, bytes } = self.region;
+        (first..first + bytes).step_by(leaf_bytes(self.leaf) as usize)
+    }
+
+    /// Where the host has what is at an address of the guest.
+    pub fn host(&self, at: u64) -> Pa {
+        Pa::new(PHYSICAL + (at - self.region.first))
+    }
+
+    fn part(&self, at: u64) -> &Cell<bool> {
+        &self.large[((at - self.region.first) / leaf_bytes(self.leaf)) as usize]
+    }
+
+    pub fn is_large(&self, at: u64) -> bool {
+        self.part(at).get()
+    }
+
+    pub fn set_large(&self, at: u64, large: bool) {
+        self.part(at).set(large);
+    }
+
+    /// One line.
+    pub fn fetch(&self) {
+        self.memory
+            .acquire(self.cpu(), self.mapper.machine().costs().fetch);
+        self.fetch_own();
+    }
+
+    /// One line that no other CPU waits for.
+    pub fn fetch_own(&self) {
+        self.cpu().spend(self.mapper.machine().costs().latency);
+    }
+
+    /// All lines of a table.
+    pub fn fetch_table(&self) {
+        self.fetch();
+        self.cpu()
+            .spend(self.mapper.machine().costs().fetch * (LINES - 1));
+    }
+
+    /// Work on tables by the host's thread, which takes as long as there are entries.
+    pub fn work<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.cpu().order();
+        self.since.set(Some(self.cpu().now()));
+        let done = work();
+        self.cpu().order();
+        self.worked.set(self.worked());
+        self.since.set(None);
+        done
+    }
+
+    /// For how long that was done so far.
+    pub fn worked(&self) -> Time {
+        let now = self.cpu().now();
+        let under_way = self.since.get().map(|since| now.saturating_sub(since));
+        self.worked.get() + under_way.unwrap_or(Time::ZERO)
+    }
+
+    /// Down to the entry that decides about `at`: a leaf, or what is not there.
+    pub fn find<F: Format<Input = Ipa>>(
+        &self,
+        at: u64,
+        down_to: Level,
+    ) -> (NonNull<Entry>, u64, Level) {
+        let (mut table, mut level) = (self.root, F::root_level());
+        loop {
+            let entry = self.entry(table, level, F::index(at, level));
+            let bits = self.load(entry);
+            match level.down() {
+                Some(below) if level > down_to && F::kind(bits, level) == Kind::Table => {
+                    table = F::address(bits, level);
+                    level = below;
+                }
+                _ => return (entry, bits, level),
+            }
+        }
+    }
+
+    pub fn entry(&self, table: Pa, level: Level, index: usize) -> NonNull<Entry> {
+        // SAFETY: a table of the tree, or one that was detached from it; none is freed while it is
+        // in use. An index of the format.
+        unsafe { self.mapper.table(table, level).add(index) }
+    }
+
+    fn load(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: an entry of a table of ours.
+        unsafe { Hooks::load(&self.mapper, entry) }
+    }
+}
