@@ -5,10 +5,13 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use kvm_bindings::{KVM_DIRTY_LOG_PAGE_OFFSET, kvm_dirty_gfn};
+use kvm_ioctls::VmFd;
 
 use crate::error::Error;
 use crate::log::Bitmap;
 
+/// `_IO(KVMIO, 0xc7)`.
+const KVM_RESET_DIRTY_RINGS: libc::c_ulong = 0xaec7;
 /// Bytes of an entry.
 pub const ENTRY: u32 = size_of::<kvm_dirty_gfn>() as u32;
 /// The page was written, and the host has seen it.
@@ -83,5 +86,14 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: `munmap`: it was mapped with this length.
         unsafe { libc::munmap(self.first.as_ptr().cast(), (self.entries * ENTRY) as usize) };
+    }
+}
+
+/// Returns all entries of rings that were seen to KVM.
+pub fn reset_rings(vm: &VmFd) -> Result<(), Error> {
+    // SAFETY: `ioctl`: without an argument.
+    match unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS as _) } {
+        ..0 => Err(Error::last("KVM_RESET_DIRTY_RINGS")),
+        _ => Ok(()),
     }
 }

@@ -17,9 +17,8 @@ use crate::error::Error;
 use crate::guest::{Block, Orders};
 use crate::log::Bitmap;
 use crate::memory::{Backing, Memory, warm};
-use crate::ring::Ring;
+use crate::ring::{Ring, reset_rings};
 use crate::stalls::Stalls;
-use crate::vm::reset_rings;
 
 /// That its block has orders.
 #[derive(Clone, Debug)]

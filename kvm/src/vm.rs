@@ -21,7 +21,7 @@ use crate::guest::{BLOCK_BYTES, Block, Orders, written};
 use crate::host::{Abilities, abilities, open};
 use crate::log::{Bitmap, Protect};
 use crate::memory::{Backing, Memory, available};
-use crate::ring::{ENTRY, Ring};
+use crate::ring::{ENTRY, Ring, reset_rings};
 use crate::stats::{Counts, Stats};
 use crate::tables::{self, Area};
 use crate::vcpu::{Done, Parts, Start, Turn, Vcpu, bind};
@@ -30,8 +30,6 @@ use crate::vcpu::{Done, Parts, Start, Turn, Vcpu, bind};
 const KVM_GET_DIRTY_LOG: libc::c_ulong = 0x4010_ae42;
 /// `_IOWR(KVMIO, 0xc0, struct kvm_clear_dirty_log)`.
 const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xc018_aec0;
-/// `_IO(KVMIO, 0xc7)`.
-const KVM_RESET_DIRTY_RINGS: libc::c_ulong = 0xaec7;
 
 const PAGE: u64 = 4096;
 /// Where the guest's code is, and where its blocks are.
@@ -655,15 +653,6 @@ fn set(vm: &VmFd, slot: &Slot, flags: u32) -> Result<(), Error> {
     };
     // SAFETY: the memory is mapped until the VM, and all threads that enter it, are gone.
     unsafe { vm.set_user_memory_region(region) }.map_err(Error::of("KVM_SET_USER_MEMORY_REGION"))
-}
-
-/// Gives KVM all entries of rings that were seen.
-pub fn reset_rings(vm: &VmFd) -> Result<(), Error> {
-    // SAFETY: `ioctl`: without an argument.
-    match unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS as _) } {
-        ..0 => Err(Error::last("KVM_RESET_DIRTY_RINGS")),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ println!(\"{} pages\", recording.pages());
 )]
 
 #[cfg(target_os = "linux")]
+mod harvest;
+#[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
 mod method;

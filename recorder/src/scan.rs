@@ -21,8 +21,8 @@ use std::io;
 
 use std::time::{Duration, Instant};
 
+use crate::harvest::{Harvest, WatchError};
 use crate::layout::{Mapping, mapping_of};
-use crate::method::{Harvest, WatchError};
 use crate::process::Process;
 use crate::recording::{Run, join, pages};
 use crate::sys::{self, Filter, Found, Trial, Userfault};

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::harvest::{Harvest, WatchError};
 use crate::layout::Layout;
-use crate::method::{Harvest, Method, WatchError, Watcher};
+use crate::method::{Method, Watcher};
 use crate::process::{Process, ProcessError};
 use crate::recording::{Cost, Header, LONGEST, Summary, Writer};
 use crate::sys::page_size;

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::method::{Harvest, WatchError};
+use crate::harvest::{Harvest, WatchError};
 use crate::process::Process;
 use crate::recording::{Run, join, pages};
 use crate::sys::{self, Trial};

@@ -9,8 +9,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::harvest::WatchError;
 use crate::layout::mapping_of;
-use crate::method::{Method, WatchError, Watcher};
+use crate::method::{Method, Watcher};
 use crate::process::{Process, ProcessError};
 use crate::recording::{Recording, Run};
 use crate::session::Options;
