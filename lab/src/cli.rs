@@ -6,9 +6,10 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
+use crate::output::report;
 use crate::{
     compare, dirty_log, doctor, first, fit, litmus, machine, map_mem, migrate, page_table_test,
-    record, report, reproduce, tlb_flush, write_protect,
+    record, reproduce, tlb_flush, write_protect,
 };
 
 /// Experiments with page tables

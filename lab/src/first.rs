@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
 use crate::map_mem::iomem::MemoryMap;
 use crate::map_mem::{input, native};
-use crate::report::{self, print};
+use crate::output::report::{self, print};
 use crate::reproduce::{self, Problem};
 use crate::size::{Size, human};
 use crate::stats;

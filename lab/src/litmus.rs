@@ -13,8 +13,8 @@ use tablewright_machine::litmus::{
 
 use crate::error::Error;
 use crate::file;
-use crate::progress::Progress;
-use crate::report::{self, Report};
+use crate::output::progress::Progress;
+use crate::output::report::{self, Report};
 
 /// What `litmus` can be asked.
 #[derive(Args, Debug)]

@@ -5,8 +5,8 @@ use serde::Serialize;
 use tablewright_machine::{Cost, Profile, Source};
 
 use crate::error::Error;
+use crate::output::report;
 use crate::profile::{Experiment, Named, usual};
-use crate::report;
 
 /// A profile with every key, its unit, and a usual value.
 const MINE: &str = include_str!("mine.toml");

@@ -3,34 +3,39 @@
 //! Each sub-command is a module with its arguments and a `run`; what they share is beside them.
 
 mod cli;
+mod compare;
 mod dirty_log;
 mod doctor;
+mod error;
 #[cfg(test)]
 mod fakes;
+mod file;
 mod first;
 mod fit;
+mod format;
 mod guest;
 mod kvm;
 mod litmus;
 mod machine;
 mod map_mem;
+mod memory;
 mod migrate;
-mod page;
+mod output;
 mod page_table_test;
 mod profile;
 mod published;
+mod random;
 mod record;
 mod reproduce;
+mod runs;
+mod size;
+mod stats;
 mod tlb_flush;
 mod write_protect;
 
 use std::process::ExitCode;
 
-use tablewright_compare as compare;
-use tablewright_harness::{
-    arena, bare, columns, error, file, format, judge, platform, plot, progress, random, report,
-    runs, size, stats,
-};
+use output::report;
 
 fn main() -> ExitCode {
     match cli::run(std::env::args_os()) {

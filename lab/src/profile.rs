@@ -9,7 +9,7 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use tablewright_machine::{Cost, MAX_CPUS, Profile, ProfileError, Regime, Time};
 
 use crate::error::Error;
-use crate::report;
+use crate::output::report;
 
 /// A profile on the command line. Takes any text, because a profile may be a file; a shell
 /// completes the names of those that come with the program.

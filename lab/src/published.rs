@@ -11,11 +11,10 @@ use serde::Deserialize;
 
 use tablewright_machine::{Profile, RowSelector};
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::file;
-use crate::report::{self, error_percent};
+use crate::output::columns::{Cell, columns};
+use crate::output::report::{self, error_percent};
 use crate::size::Size;
 
 /// The columns of a table, in any order.

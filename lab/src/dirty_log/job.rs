@@ -7,7 +7,7 @@ use tablewright_machine::{Profile, Time};
 use crate::error::Error;
 use crate::guest::input::{Backing, Mode, PAGE, Region, Source};
 use crate::guest::{Handled, no_violation};
-use crate::report;
+use crate::output::report;
 use crate::runs;
 use crate::size::human;
 

@@ -5,12 +5,11 @@ use tablewright_machine::Profile;
 
 use super::measured::{self, Compared, Measured};
 use super::run::run as simulate;
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::kvm::summary::{self, PhaseRow};
 use crate::kvm::{self, Asked, HostKind};
-use crate::report::{self, Report};
+use crate::output::columns::{Cell, columns};
+use crate::output::report::{self, Report};
 use crate::stats;
 
 /// As on the machine, and all phases.

@@ -14,7 +14,7 @@ use crate::file;
 use crate::guest::input::{Backing, Mode, PAGE};
 use crate::guest::nanoseconds;
 use crate::kvm::{Asked, HostKind, PhaseRow};
-use crate::report::{self, error_percent, percent};
+use crate::output::report::{self, error_percent, percent};
 use crate::size::human;
 
 /// A run on KVM, as its JSON has it; what is not needed here is not read.

@@ -17,15 +17,14 @@ use clap::Args;
 use serde_json::json;
 use tablewright_machine::{Profile, Time};
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::file::Target;
 use crate::guest::input::{Backing, Guest, Mode, offset};
 use crate::kvm::{Asked, On, Options as KvmOptions, USUAL_BYTES, only_machine};
-use crate::plot::{Bar, Group, Picture};
+use crate::output::columns::{self, Cell, columns};
+use crate::output::plot::{Bar, Group, Picture};
+use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
-use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use figures::Metric;

@@ -11,6 +11,8 @@ mod native;
 mod page;
 #[cfg(target_os = "linux")]
 mod rows;
+#[cfg(target_os = "linux")]
+mod run;
 
 use std::path::PathBuf;
 
@@ -45,7 +47,7 @@ pub struct Arguments {
 /// Measures, and says what it means.
 #[cfg(target_os = "linux")]
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    rows::run(arguments)
+    run::run(arguments)
 }
 
 /// It is Linux that is asked.

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::rows::{Parameters, Row};
-use crate::page::{self, Bar, Group, Of, Table, escaped};
-use crate::report::{self, Report};
+use crate::output::page::{self, Bar, Group, Of, Table, escaped};
+use crate::output::report::{self, Report};
 use crate::size::human;
 
 const COLUMNS: [&str; 5] = [

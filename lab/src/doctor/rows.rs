@@ -6,16 +6,11 @@ use tablewright_machine::Profile;
 use super::guests::{self, Guests, a_page, phase};
 use super::machine::{self, Size};
 use super::native::{self, Unmap};
-use super::{Arguments, page};
-use crate::dirty_log::measured::{Compared, Measured};
 use crate::error::Error;
-use crate::file::Target;
 use crate::fit::from_run;
-use crate::kvm::{self, HostKind};
-use crate::progress::Progress;
-use crate::report::{self, Report};
+use crate::kvm::HostKind;
+use crate::output::report::{self, Report};
 use crate::size::human;
-use crate::stats;
 
 const PAGE: f64 = 4096.0;
 const SECOND: f64 = 1e9;
@@ -48,106 +43,20 @@ pub struct Row {
     pub note: String,
 }
 
-#[derive(Serialize)]
-struct Answer<'a> {
-    #[serde(flatten)]
-    report: &'a Report<Parameters, Row>,
-    /// To which `fit --from` fits.
-    runs: &'a [Measured],
-    /// The profile beside what it was fitted on.
-    fitted: &'a [Compared],
-    profile: Option<String>,
-}
-
-/// What was measured, and the machine that was made of it.
-struct Known {
+/// Figures of this computer, and the machine that was made of them.
+pub struct Known {
     /// What is known of the computer, whether or not it runs guests.
-    host: Option<HostKind>,
+    pub host: Option<HostKind>,
     /// Of the engine, for a page.
-    linear: f64,
+    pub linear: f64,
     /// Of an entry that is published before the next one.
-    published: f64,
-    unmap: Unmap,
-    guests: Result<Guests, Error>,
-    fitted: Option<from_run::Found>,
+    pub published: f64,
+    pub unmap: Unmap,
+    pub guests: Result<Guests, Error>,
+    pub fitted: Option<from_run::Found>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let bytes = arguments.guest.bytes();
-    // Measuring takes a while: what the machine cannot run is refused before.
-    machine::fits(bytes)?;
-    let target = arguments.report.as_deref();
-    let target = target
-        .map(|directory| Target::report(directory, "doctor.html"))
-        .transpose()?;
-    let mut progress = Progress::new(9);
-    progress.step("the linear map");
-    let linear = native::linear_map()?;
-    let published = native::published_entry();
-    progress.step("unmapping");
-    let unmap = native::unmap()?;
-    let guests = guests::measure(|what| progress.step(what));
-    let fitted = match &guests {
-        Ok(guests) => {
-            progress.step("a machine as this computer");
-            Some(from_run::fit(&guests.runs, None, &[])?)
-        }
-        Err(_) => None,
-    };
-    let known = Known {
-        host: kvm::computer(),
-        linear,
-        published,
-        unmap,
-        guests,
-        fitted,
-    };
-    let size = Size {
-        bytes,
-        vcpus: arguments.vcpus,
-    };
-    progress.step("the guest in mind");
-    let rows = rows(&known, size)?;
-    drop(progress);
-    let mut warnings: Vec<String> = stats::build_warning().into_iter().collect();
-    if let Ok(guests) = &known.guests {
-        warnings.extend(kvm::summary::warnings(&guests.pages, &guests.host));
-        if guests.rounds() < guests::ROUNDS as usize {
-            warnings.push(format!(
-                "the computer is so busy that there were {} rounds of a guest, and not {}",
-                guests.rounds(),
-                guests::ROUNDS
-            ));
-        }
-    }
-    let report = Report {
-        experiment: "doctor",
-        parameters: Parameters {
-            guest_bytes: size.bytes,
-            vcpus: size.vcpus,
-            host: known.host.clone(),
-            no_guests: known.guests.as_ref().err().map(ToString::to_string),
-        },
-        rows,
-        warnings,
-    };
-    if arguments.json {
-        report::print_json(&Answer {
-            report: &report,
-            runs: known.guests.as_ref().map_or(&[], |guests| &guests.runs),
-            fitted: known.fitted.as_ref().map_or(&[], |found| &found.rows),
-            profile: known.fitted.as_ref().map(|found| found.profile.to_toml()),
-        })?;
-    } else {
-        report.print(false, |report| text(report, &known))?;
-    }
-    match target {
-        Some(target) => target.fill(&page::of(&report)),
-        None => Ok(()),
-    }
-}
-
-fn rows(known: &Known, size: Size) -> Result<Vec<Row>, Error> {
+pub fn rows(known: &Known, size: Size) -> Result<Vec<Row>, Error> {
     let mut rows = vec![linear_row(known, size)?, flush_row(known, size)?];
     if let (Ok(guests), Some(fitted)) = (&known.guests, &known.fitted) {
         let [before, published, ours] = machine::stop(&fitted.profile, size)?;
@@ -394,7 +303,7 @@ fn stop_rows(
     [stop, stall]
 }
 
-fn text(report: &Report<Parameters, Row>, known: &Known) -> String {
+pub fn text(report: &Report<Parameters, Row>, known: &Known) -> String {
     let parameters = &report.parameters;
     let line = parameters.host.as_ref().map(|host| host.line.as_str());
     let mut text = report::wrapped(line.unwrap_or_default(), 78, "  ");
@@ -465,6 +374,7 @@ fn costs(profile: &Profile) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kvm;
 
     #[test]
     fn a_kernel_is_said_to_have_what_came_before_it() {

@@ -11,10 +11,10 @@ use serde::Serialize;
 use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
-use crate::progress::Progress;
+use crate::output::progress::Progress;
+use crate::output::report;
+use crate::output::report::{error_percent, percent};
 use crate::published;
-use crate::report;
-use crate::report::{error_percent, percent};
 use crate::runs::Run;
 use crate::tlb_flush::job::{How, Job, PUBLISHED_CYCLES, Ran};
 use crate::tlb_flush::published::{jobs, published_seconds};

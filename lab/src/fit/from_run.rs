@@ -15,7 +15,7 @@ use crate::dirty_log::measured::{Compared, Measured, compare, compared, phases, 
 use crate::dirty_log::run as dirty_log;
 use crate::error::Error;
 use crate::file::Target;
-use crate::report::{self, Report};
+use crate::output::report::{self, Report};
 
 /// What is asked for.
 pub struct Asked<'a> {

@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::guest::input::Backing;
-use crate::progress::Progress;
-use crate::report;
+use crate::output::progress::Progress;
+use crate::output::report;
 use crate::size::human;
 
 pub use guests::{able, computer, free, host, round};

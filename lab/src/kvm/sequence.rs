@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::guest::input::{PAGE, Source};
 use crate::kvm::Asked;
 use crate::kvm::summary::Phase;
-use crate::report;
+use crate::output::report;
 use crate::stats::Samples;
 
 /// A call of some microseconds that changes nothing is made so often in a row, and so many rows.

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::columns;
-use crate::columns::Cell;
-use crate::report;
+use crate::output::columns::{self, Cell, columns};
+use crate::output::report;
 use crate::stats::Samples;
 
 /// What a host is, for programs.

@@ -23,9 +23,9 @@ use tablewright_machine::{
 
 use super::plan::{Contents, NOT_STAGE_1, Plan};
 use super::step::{Ran, Step, Way};
-use crate::arena;
 use crate::error::Error;
 use crate::guest::failed;
+use crate::memory::arena;
 
 /// Where the slots of the fixmap are: beyond any linear map.
 const FIXMAP: u64 = 0xffff_fdff_fe00_0000;

@@ -7,9 +7,9 @@ use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va};
 
 use super::plan::{Contents, Leaves, Plan};
-use crate::arena::Arena;
 use crate::format::{Architecture, Granule};
-use crate::platform::Lean;
+use crate::memory::arena::Arena;
+use crate::memory::platform::Lean;
 
 /// The name of the engine that this program belongs to.
 pub const OURS: &str = "tablewright";

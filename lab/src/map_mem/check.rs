@@ -3,10 +3,10 @@
 use tablewright_walker::{Granule as WalkerGranule, Half, Regime};
 
 use super::plan::{Contents, Leaves, Plan};
-use crate::arena::Arena;
 use crate::format::{Architecture, Format, Granule};
-use crate::judge::{Expected, Found, Tree};
-use crate::progress::Progress;
+use crate::memory::arena::Arena;
+use crate::memory::judge::{Expected, Found, Tree};
+use crate::output::progress::Progress;
 
 /// How a processor is set up to read tables of this format.
 fn regime(format: Format) -> Regime {
@@ -62,7 +62,7 @@ mod tests {
     use super::super::builder;
     use super::super::iomem::{Extent, MemoryMap};
     use super::*;
-    use crate::arena::Memory;
+    use crate::memory::arena::Memory;
 
     const M: u64 = 1 << 20;
 

@@ -52,7 +52,7 @@ pub enum IomemError {
     #[error("empty; expected lines such as '00100000-bfffffff : System RAM'")]
     Empty,
     /// Lines, but no memory.
-    #[error("no 'System RAM' in {}", crate::report::counted(*.0 as u64, "line", "lines"))]
+    #[error("no 'System RAM' in {}", crate::output::report::counted(*.0 as u64, "line", "lines"))]
     NoRam(usize),
     /// The kernel hides addresses from this user.
     #[error("every address is zero: the kernel shows them to root only; use sudo, or --ram SIZE")]

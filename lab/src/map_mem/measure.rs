@@ -5,11 +5,11 @@ use std::time::Instant;
 use super::builder::Builder;
 use super::check;
 use super::plan::Plan;
-use crate::arena::{Arena, Memory};
-use crate::bare::Tables;
 use crate::error::Error;
-use crate::judge::Found;
-use crate::progress::Progress;
+use crate::memory::arena::{Arena, Memory};
+use crate::memory::bare::Tables;
+use crate::memory::judge::Found;
+use crate::output::progress::Progress;
 use crate::stats::{self, Samples};
 
 /// What the rounds showed; samples are nanoseconds for the whole map.

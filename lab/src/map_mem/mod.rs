@@ -23,8 +23,8 @@ use tablewright_machine::Profile;
 
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
+use crate::output::report::{self, Report};
 use crate::profile::{Experiment, Named};
-use crate::report::{self, Report};
 use crate::runs::{self, Threads};
 use crate::size::Size;
 use job::Job;

@@ -6,11 +6,10 @@ use super::builder;
 use super::iomem::MemoryMap;
 use super::measure::{self, Outcome};
 use super::plan::{Contents, Leaves, Plan, PlanError};
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::format::Format;
-use crate::report::{self, Report};
+use crate::output::columns::{Cell, columns};
+use crate::output::report::{self, Report};
 use crate::size::human;
 use crate::stats::{self, Samples};
 
@@ -212,7 +211,7 @@ fn short_warning(outcome: &Outcome, leaves: Leaves) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judge::Found;
+    use crate::memory::judge::Found;
 
     #[test]
     fn a_row_is_per_entry_and_the_text_names_the_bare_loop() {

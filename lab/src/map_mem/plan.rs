@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::iomem::{Extent, MemoryMap};
 use crate::format::{Format, tables_at};
-use crate::report;
+use crate::output::report;
 use crate::size::human;
 
 /// A linear map is of the kernel's own space.

@@ -7,11 +7,10 @@ use tablewright_machine::{Profile, Time};
 use super::job::{Job, Run};
 use super::plan::Plan;
 use super::step::{Ran, Step, techniques_of};
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
+use crate::output::columns::{self, Cell, columns};
+use crate::output::report::{self, error_percent, percent};
 use crate::published;
-use crate::report::{self, error_percent, percent};
 
 /// A step, and what was published for it.
 #[derive(Clone, Debug)]

@@ -21,13 +21,12 @@ use tablewright::dirty::LogError;
 use tablewright_machine::{Profile, Time};
 use tablewright_recorder::recording::Interval;
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::file::Target;
-use crate::plot::{Bar, Group, Picture};
+use crate::output::columns::{self, Cell, columns};
+use crate::output::plot::{Bar, Group, Picture};
+use crate::output::report::{self, Report};
 use crate::profile::{Experiment, Named};
-use crate::report::{self, Report};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use job::{BLOCK, HostTimes, Job, Logging, PAGE, PERIOD, Ran, Round, SLICE};

@@ -1,12 +1,11 @@
 //! `page-table-test --on kvm`: all vCPUs of a guest fault on one table.
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::kvm::summary::{self, PhaseRow};
 use crate::kvm::{self, Asked, Phases};
-use crate::progress::Progress;
-use crate::report::Report;
+use crate::output::columns::{Cell, columns};
+use crate::output::progress::Progress;
+use crate::output::report::Report;
 
 /// As on the machine, and all phases.
 struct Row(Vec<PhaseRow>);

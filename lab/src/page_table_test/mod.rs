@@ -16,13 +16,12 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tablewright_machine::Profile;
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::guest::input::{Backing, Guest, Mode, PAGE, Region, offset};
 use crate::kvm::{Asked, Options as KvmOptions, USUAL_BYTES, only_machine};
+use crate::output::columns::{self, Cell, columns};
+use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
-use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use crate::stats;

@@ -5,9 +5,9 @@ use tablewright_machine::Profile;
 use super::job::{How, Job, Ran, Run};
 use crate::error::Error;
 use crate::guest::input::{Backing, Mode, Region, Source};
+use crate::output::report::error_percent;
 use crate::profile;
 use crate::published::{self, NO_PROFILE, Reproduced, Row, TableError};
-use crate::report::error_percent;
 use crate::size::Size;
 
 const NAME: &str = "page-table-test";

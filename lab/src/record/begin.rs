@@ -12,7 +12,7 @@ use tablewright_recorder::{Method, Options, Outcome, Process, Session};
 use super::{Arguments, Choice, show};
 use crate::error::Error;
 use crate::file::Target;
-use crate::progress::Progress;
+use crate::output::progress::Progress;
 
 /// Records as asked, writes the file, and says what is in it.
 pub fn record(arguments: &Arguments) -> Result<(), Error> {

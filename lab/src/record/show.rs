@@ -9,7 +9,7 @@ use tablewright_recorder::recording::{
 };
 
 use crate::error::Error;
-use crate::report::{self, Report, count, counted, figure, time};
+use crate::output::report::{self, Report, count, counted, figure, time};
 use crate::size::human;
 
 /// What is known of the recording as a whole.

@@ -8,8 +8,8 @@
 
 use serde::Serialize;
 
+use crate::output::report::{percent, wrapped};
 use crate::published::Reproduced as Row;
-use crate::report::{percent, wrapped};
 use crate::stats::Samples;
 
 /// How close a row has to come.

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::page::{self, Bar, Group, Of, Table, escaped};
+use crate::output::page::{self, Bar, Group, Of, Table, escaped};
+use crate::output::report::percent;
 use crate::published::Reproduced as Row;
-use crate::report::percent;
 
 /// Of a table; the second is left out where all rows have the same figure, which the picture above
 /// them names.

@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use super::job::{self, How, Job, Ran, Run};
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::file;
-use crate::report::{self, Report};
+use crate::output::columns::{self, Cell, columns};
+use crate::output::report::{self, Report};
 
 /// A line of a file.
 #[derive(Deserialize)]

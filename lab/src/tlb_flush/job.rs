@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tablewright_machine::{Architecture, Granule, Profile, Regime, Time};
 
 use super::host::{Tally, X86_PAGES};
-use crate::report;
+use crate::output::report;
 use crate::runs;
 
 /// The same of arm64 without range operations.

@@ -14,13 +14,12 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::guest::nanoseconds;
 use crate::kvm::only_machine;
+use crate::output::columns::{self, Cell, columns};
+use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
-use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use job::{How, Job, PUBLISHED_CYCLES, Ran};
 

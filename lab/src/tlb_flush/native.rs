@@ -16,8 +16,8 @@ use serde_json::json;
 
 use super::job::described;
 use crate::error::Error;
-use crate::progress::Progress;
-use crate::report::{self, Report};
+use crate::output::progress::Progress;
+use crate::output::report::{self, Report};
 
 const PAGE: u64 = 4096;
 /// Other programs of the computer need threads, too.

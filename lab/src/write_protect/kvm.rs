@@ -1,12 +1,11 @@
 //! `write-protect --on kvm`: the start of a log, protecting or with all pages in it.
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::kvm::summary::{self, PhaseRow};
 use crate::kvm::{self, Asked, Phases};
-use crate::progress::Progress;
-use crate::report::Report;
+use crate::output::columns::{self, Cell, columns};
+use crate::output::progress::Progress;
+use crate::output::report::Report;
 
 struct Row {
     how: &'static str,

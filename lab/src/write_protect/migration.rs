@@ -22,7 +22,7 @@
 use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
-use crate::migrate::job::{HostTimes, Job, Logging, Order, PAGE, PERIOD, Ran, Run, SLICE};
+use crate::migrate::job::{HostTimes, Job, Logging, PAGE, PERIOD, Ran, Run, SLICE};
 use crate::migrate::writes::{Model, Writes};
 use crate::published;
 
@@ -121,7 +121,8 @@ pub fn figures(
         work: Time::ns(WORK),
         zeros: ZEROS,
         auto_converge: false,
-        order: Order::Right,
+        #[cfg(test)]
+        order: crate::migrate::job::Order::Right,
     });
     let ms = |time: Time| time.as_secs_f64() * 1e3 * part as f64;
     let figures = |ran: &Ran| [ran.dirty_rate, ms(ran.total), ms(ran.setup)];

@@ -15,14 +15,13 @@ use serde_json::{Value, json};
 use tablewright::Level;
 use tablewright_machine::{Profile, Time};
 
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::guest::input::Backing;
 use crate::guest::{MOST_LEAVES, Stage2, leaf_bytes, leaf_for, nanoseconds};
 use crate::kvm::{Asked, On, Options as KvmOptions, free, only_machine};
+use crate::output::columns::{self, Cell, columns};
+use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
-use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use job::{How, Job, Ran, Run, Then};

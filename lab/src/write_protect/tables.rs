@@ -13,12 +13,11 @@ use tablewright::{Attrs, Entry, Format, Ipa, Level, Pa, Platform};
 use tablewright_machine::{Machine, Memory, Profile, Setup};
 
 use super::writable::{Host, Side, protect_by_bitmap, protect_by_scan, protect_leaf};
-use crate::columns;
-use crate::columns::Cell;
 use crate::error::Error;
 use crate::guest::{PAGE_SHIFT, Stage2, architecture, failed, nanoseconds};
-use crate::progress::Progress;
-use crate::report::Report;
+use crate::output::columns::{self, Cell, columns};
+use crate::output::progress::Progress;
+use crate::output::report::Report;
 use crate::stats::{Samples, build_warning, noise_warning};
 
 const ENTRIES: usize = 512;
@@ -40,7 +39,7 @@ struct Row {
 }
 
 columns! { row: Row;
-    ["writable"] [1 "writable"] Cell::text(row.writable);
+    ["writable"] [1 "writable"] Cell::Count(row.writable.into());
     ["machine_scan_ns"] [1 "machine\nscan"] Cell::ns(row.scan);
     ["machine_bitmap_ns"] [1 "\nbitmap"] Cell::ns(row.bitmap);
     ["machine_mark_ns"] [1 "\nto mark"] Cell::ns(row.mark);

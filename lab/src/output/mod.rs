@@ -1,0 +1,7 @@
+//! What leaves the program: tables, JSON, pictures, pages and progress.
+
+pub mod columns;
+pub mod page;
+pub mod plot;
+pub mod progress;
+pub mod report;
