@@ -448,11 +448,11 @@ impl Row {
 }
 
 fn text(head: &str, scale: u64, rows: &[Row]) -> String {
-    let mut text = format!("{head}\n");
+    let mut text = report::title(head) + "\n";
     if scale > 1 {
-        text += &format!(
+        text += &report::title(&format!(
             "with 1/{scale} of the pages; what takes as long as there are pages is multiplied\n"
-        );
+        ));
     }
     if let Some(row) = rows.first() {
         text += &format!("\n{}", row.phases());

@@ -201,8 +201,8 @@ impl Arguments {
             warnings: left_out.into_iter().collect(),
         };
         report.print(self.json, |report| {
-            format!(
-                "{}mapped at {:#x} on {} ({}):\n{}, {} pages only\n{}\n\n{}",
+            let head = format!(
+                "{}mapped at {:#x} on {} ({}):\n{}, {} pages only\n{}\n\n",
                 plan.head(&source, &[]),
                 format.linear_base(),
                 profile.name,
@@ -210,8 +210,8 @@ impl Arguments {
                 format.architecture().name(),
                 format.granule().name(),
                 report::counted(entries, "entry", "entries"),
-                simulate::text(&report.rows),
-            )
+            );
+            report::title(&head) + &simulate::text(&report.rows)
         })
     }
 }

@@ -83,7 +83,7 @@ impl Row {
             line("bare: zero and fill".to_owned(), &outcome.bare, 1.0),
             line(ours, &outcome.build, self.ratio()),
         ];
-        head + &report::table(header, 1, rows)
+        report::title(&head) + &report::table(header, 1, rows)
     }
 }
 
@@ -180,15 +180,15 @@ pub fn run(
             Leaves::Largest => "the largest leaves that fit",
         };
         let shown = report.rows.iter().map(|row| row.text(rounds));
-        format!(
-            "{}mapped at {:#x} for {}: {} pages, {} address bits,\n{leaves}\n{}",
+        let head = format!(
+            "{}mapped at {:#x} for {}: {} pages, {} address bits,\n{leaves}\n",
             plan.head(&source, &parts),
             format.linear_base(),
             format.architecture().name(),
             format.granule().name(),
             format.address_bits(),
-            shown.collect::<String>(),
-        )
+        );
+        report::title(&head) + &shown.collect::<String>()
     })
 }
 

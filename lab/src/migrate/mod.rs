@@ -293,6 +293,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         warnings,
     };
     report.print(arguments.json, |Report { rows, .. }| {
+        let head = report::title(&head);
         let tables = [1, 2]
             .map(|number| columns::table(number, 1, rows))
             .join("\n");

@@ -194,6 +194,18 @@ pub fn wrapped(words: &str, wide: usize, indent: &str) -> String {
     text
 }
 
+/// Lines above a table, broken between words where the terminal is narrower.
+pub fn title(lines: &str) -> String {
+    let Some(wide) = width() else {
+        return lines.to_owned();
+    };
+    let fitted = |line: &str| match line.chars().count() > wide {
+        true => wrapped(line, wide, "  "),
+        false => line.to_owned(),
+    };
+    lines.split('\n').map(fitted).collect::<Vec<_>>().join("\n")
+}
+
 /// A number with three digits that matter; with fewer, rather than many zeros, if it is tiny.
 pub fn figure(number: f64) -> String {
     let decimals = match number.abs() {

@@ -235,7 +235,7 @@ impl Arguments {
                 self.scale
             );
         }
-        text
+        report::title(&text)
     }
 
     fn run_kvm(&self) -> Result<(), Error> {

@@ -24,8 +24,8 @@ Examples:
   tablewright record --interval 20 -o sort.twr -- sort big.txt
   tablewright record --show sort.twr                    what is in a recording
 
-Ctrl-C ends a recording, not the process, and what was recorded is kept. Its children are not recorded. The exit status
-is 2 if there is nothing to record.")]
+Ctrl-C ends a recording, not the process, and what was recorded is kept. Its children are not \
+recorded. The exit status is 2 if there is nothing to record.")]
 pub struct Arguments {
     /// The command to run
     #[arg(

@@ -168,6 +168,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             report::counted(job.vcpus.into(), "vCPU", "vCPUs"),
             report::counted(job.physical.into(), "physical CPU", "physical CPUs"),
         );
+        let head = report::title(&head);
         let tables = [1, 2]
             .map(|number| columns::table(number, 1, rows))
             .join("\n");

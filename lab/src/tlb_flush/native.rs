@@ -98,7 +98,8 @@ pub fn run(program: &Program) -> Result<(), Error> {
         warnings: Vec::new(),
     };
     report.print(program.json, |report| {
-        let head = described(cycles, program.pages, program.threads);
+        let head = described(cycles, program.pages, program.threads) + " on this computer";
+        let head = report::title(&head);
         let shown = report.rows.iter().map(|took| {
             format!(
                 "real {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\n",
@@ -108,7 +109,7 @@ pub fn run(program: &Program) -> Result<(), Error> {
                 report::time(took.cycle_ns),
             )
         });
-        format!("{head} on this computer\n\n{}", shown.collect::<String>())
+        format!("{head}\n\n{}", shown.collect::<String>())
     })
 }
 

@@ -232,7 +232,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             ),
         };
         let fitted = report::fitted(rows.iter().any(|row| row.fitted));
-        format!("{vcpus} on {machine}, tables of {format}\n\n{tables}{parts}{fitted}")
+        let head = report::title(&format!("{vcpus} on {machine}, tables of {format}"));
+        format!("{head}\n\n{tables}{}{fitted}", report::title(&parts))
     })
 }
 

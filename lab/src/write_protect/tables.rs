@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::guest::{PAGE_SHIFT, Stage2, architecture, failed, nanoseconds};
 use crate::output::columns::{self, Cell, columns};
 use crate::output::progress::Progress;
-use crate::output::report::Report;
+use crate::output::report::{self, Report};
 use crate::stats::{Samples, build_warning, noise_warning};
 
 const ENTRIES: usize = 512;
@@ -87,9 +87,10 @@ pub fn run(
     };
     report.print(json, |report| {
         let table = columns::table(1, 0, &report.rows);
-        format!(
-            "a table of 512 pages, {format}; virtual time on {machine}, and {rounds} rounds here\n\n{table}"
-        )
+        let head = format!(
+            "a table of 512 pages, {format}; virtual time on {machine}, and {rounds} rounds here\n\n"
+        );
+        report::title(&head) + &table
     })
 }
 
