@@ -1,28 +1,15 @@
 //! What the program says of logging what a guest writes, and of disabling the log.
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{
+    self, Line, Scratch, assert_repeatable, number, row, stderr, stdout, tablewright,
+};
 use serde_json::Value;
 
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    common::json("dirty-log", arguments)
+}
+
 const PUBLISHED: [&str; 7] = ["-s", "anonymous_hugetlb_1gb", "-v", "416", "-b", "1G", "-e"];
-
-fn json(arguments: &[&str]) -> Value {
-    let line = [&["dirty-log", "--json"], arguments].concat();
-    let output = tablewright(&line);
-    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
-    serde_json::from_str(stdout(&output)).expect("JSON")
-}
-
-fn row<'v>(report: &'v Value, how: &str) -> &'v Value {
-    let rows = report["rows"].as_array().expect("rows");
-    let row = rows.iter().find(|row| row["how"] == how);
-    row.unwrap_or_else(|| panic!("no row for {how}"))
-}
-
-fn number(row: &Value, key: &str) -> f64 {
-    row[key]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{key} is no number: {row}"))
-}
 
 /// How many zaps there were, and the milliseconds that the longest took at least.
 fn zaps(row: &Value) -> (u64, u64) {
@@ -36,7 +23,7 @@ fn zaps(row: &Value) -> (u64, u64) {
 /// Without a word about the guest the ways differ.
 #[test]
 fn plain_shows_what_it_is_about() {
-    let report = json(&["-i", "1"]);
+    let report = json("-i 1");
     let disable = |how: &str| {
         let rows = report["rows"].as_array().expect("rows");
         let row = rows.iter().find(|row| row["how"] == how);
@@ -49,76 +36,12 @@ fn plain_shows_what_it_is_about() {
 /// Pages are not collapsed: there is nothing that would take 0.000 ns.
 #[test]
 fn what_is_not_there_to_be_done_takes_no_time() {
-    let output = tablewright(&["dirty-log", "-b", "1M", "-i", "1"]);
+    let output = tablewright("dirty-log -b 1M -i 1");
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(
         !stdout(&output).contains(" 0.000 ns"),
         "{}",
         stdout(&output)
-    );
-}
-
-#[test]
-fn bad_input_is_one_line() {
-    for (arguments, says) in [
-        (&["-v", "0"][..], "0 is not from 1 to 65535"),
-        (
-            &["-v", "417"],
-            "-v 417: x86-416-vcpus has 416 CPUs for them",
-        ),
-        (&["-i", "0"], "0 is not from 1 to 1000"),
-        (&["-w", "101"], "101 is not from 0 to 100"),
-        (&["-b", "0"], "a size must be more than zero"),
-        (
-            &["-b", "5000"],
-            "-b 4.9 KiB: not a multiple of the 4 KiB that anonymous has",
-        ),
-        (
-            &["-s", "anonymous_hugetlb_1gb", "-b", "512M", "-v", "2"],
-            "-b 512 MiB: not a multiple of the 1 GiB that anonymous_hugetlb_1gb has",
-        ),
-        (&["-s", "floppy"], "no such backing: use one of anonymous, "),
-        (
-            &["-b", "16T", "-v", "3"],
-            "-b 16 TiB: at most 32 TiB for all vCPUs",
-        ),
-        (
-            &["-m", "P40V48_4K", "-b", "2T"],
-            "P40V48_4K has addresses for 1 TiB",
-        ),
-        (
-            &["-v", "1", "-p", "0x1800"],
-            "-p 0x1800: not a multiple of 4 KiB",
-        ),
-        (&["-x", "0"], "0 is not from 1 to 1024"),
-        (
-            &["-s", "anonymous_thp", "-b", "2M", "-v", "2", "-x", "3"],
-            "-x 3: 4 MiB of pages of 2 MiB cannot be divided so",
-        ),
-        (&["--scale", "0"], "0 is not 1 or more"),
-        (
-            &["-v", "1", "--scale", "3"],
-            "--scale 3: 1 GiB of anonymous cannot be divided so; of the powers of two these fit: 1, 2, 4,",
-        ),
-        (
-            &["-s", "anonymous_hugetlb_1gb", "--scale", "2"],
-            "--scale 2: 1 GiB of anonymous_hugetlb_1gb cannot be divided so; of the powers of two these fit: 1, 512\n",
-        ),
-        (&["-b", "32G", "--scale", "1"], "are too many to simulate"),
-        (&["--how", "fly"], "unfreeze-first"),
-        (&["--machine", "none"], "no profile 'none'"),
-        (
-            &["--plot", "/no/such/directory/a.svg"],
-            "/no/such/directory",
-        ),
-    ] {
-        assert_refused(&[&["dirty-log"], arguments].concat(), says);
-    }
-    let dirty = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"vm\"\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n";
-    let dirty = Scratch::new("dirty-log.toml", dirty);
-    assert_refused(
-        &["dirty-log", "--machine", dirty.path()],
-        "its hardware marks what is written",
     );
 }
 
@@ -162,7 +85,7 @@ fn every_page_that_is_written_is_in_the_log() {
 
 #[test]
 fn no_vcpu_waits_for_what_is_recovered_in_place() {
-    let report = json(&["-s", "anonymous_hugetlb_2mb", "-v", "96", "-b", "2M", "-e"]);
+    let report = json("-s anonymous_hugetlb_2mb -v 96 -b 2M -e");
     let of = |how| row(&report, how);
     let stall = |how| number(of(how), "stall_longest_us");
     // A vCPU in the way before the change waits for all of it, and after it for the flush alone.
@@ -225,7 +148,7 @@ fn a_part_takes_as_long_as_all_of_it() {
         assert!((least..most).contains(&ratio), "{how}: {ratio}");
         assert_eq!(zaps(row(&all, how)).0, zaps(row(&part, how)).0);
     }
-    let deep = json(&["-s", "anonymous_hugetlb_1gb", "-v", "2", "-b", "1G", "-e"]);
+    let deep = json("-s anonymous_hugetlb_1gb -v 2 -b 1G -e");
     assert_eq!(deep["parameters"]["scale"], 512);
     let (zapped, shallow) = (row(&deep, "after"), row(&all, "after"));
     assert_eq!(zaps(zapped).0, 2);
@@ -236,30 +159,12 @@ fn a_part_takes_as_long_as_all_of_it() {
 
 #[test]
 fn the_same_arguments_give_the_same_bytes() {
-    let line = [
-        "dirty-log",
-        "-s",
-        "anonymous_thp",
-        "-v",
-        "3",
-        "-b",
-        "4M",
-        "-e",
-        "-a",
-        "-w",
-        "60",
-        "--json",
-    ];
-    let once = tablewright(&line);
-    let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
-    assert_eq!(stdout(&once), stdout(&again));
-    let other = tablewright(&[&line[..], &["-r", "2"]].concat());
-    assert_ne!(stdout(&once), stdout(&other));
+    let line = "dirty-log -s anonymous_thp -v 3 -b 4M -e -a -w 60";
+    assert_repeatable(line);
     let picture = Scratch::new("dirty-log.svg", "");
-    let text = tablewright(&[&line[..line.len() - 1], &["--plot", picture.path()]].concat());
-    for line in stdout(&text).lines() {
-        assert!(line.chars().count() <= 100, "{line}");
-    }
+    let once = tablewright(line);
+    let other = tablewright(&format!("{line} -r 2 --plot {}", picture.path())[..]);
+    assert_ne!(stdout(&once), stdout(&other));
     let picture = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(picture.contains("longest stall"));
 }
@@ -309,7 +214,7 @@ fn the_published_case() {
 #[test]
 #[ignore = "a quarter of a million pages: a minute without optimisation: `.ci/run all` runs it with"]
 fn blocks_of_2_mib() {
-    let report = json(&["-s", "anonymous_hugetlb_2mb", "-v", "64", "-b", "4G", "-e"]);
+    let report = json("-s anonymous_hugetlb_2mb -v 64 -b 4G -e");
     let (after, ours) = (row(&report, "after"), row(&report, "tablewright"));
     assert_eq!(zaps(after).0, 64 * 2048);
     assert!(number(ours, "disable_s") * 10.0 < number(after, "disable_s"));

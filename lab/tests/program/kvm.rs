@@ -1,7 +1,7 @@
 //! The experiments on the KVM of this computer, as a user runs them; without one they have to be
 //! refused.
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{self, Line, Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 /// Whether there is a KVM that this user may use. If not, all that can be asked for is refused.
@@ -13,19 +13,13 @@ fn has_kvm() -> bool {
         .is_ok();
     if !there {
         eprintln!("skipped: no /dev/kvm for this user");
-        assert_refused(&["dirty-log", "--on", "kvm"], "kvm");
+        assert_refused("dirty-log --on kvm", "kvm");
     }
     there
 }
 
-fn json(arguments: &[&str]) -> Value {
-    let output = tablewright(&[arguments, &["--on", "kvm", "--rounds", "1", "--json"]].concat());
-    assert!(
-        output.status.success(),
-        "{arguments:?}: {}",
-        stderr(&output)
-    );
-    serde_json::from_str(stdout(&output)).expect("JSON")
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    common::json(arguments, "--on kvm --rounds 1")
 }
 
 fn phase<'a>(report: &'a Value, name: &str) -> &'a Value {
@@ -76,18 +70,7 @@ fn a_guest_that_also_reads_is_logged_for_its_writes() {
     if !has_kvm() {
         return;
     }
-    let report = json(&[
-        "dirty-log",
-        "-b",
-        "16M",
-        "-v",
-        "2",
-        "-w",
-        "40",
-        "-a",
-        "-x",
-        "2",
-    ]);
+    let report = json("dirty-log -b 16M -v 2 -w 40 -a -x 2");
     let get = phase(&report, "get 1");
     let pages = get["harvested"].as_u64().expect("pages");
     assert_eq!(get["harvested"], get["written"]);
@@ -99,30 +82,14 @@ fn the_start_of_a_log_and_faults_on_one_table_run_too() {
     if !has_kvm() {
         return;
     }
-    let start = json(&["write-protect", "-b", "32M", "-v", "2"]);
+    let start = json("write-protect -b 32M -v 2");
     assert_eq!(phase(&start, "get 1")["harvested"], 8192);
-    let start = json(&[
-        "write-protect",
-        "-s",
-        "anonymous_thp",
-        "-b",
-        "32M",
-        "-v",
-        "2",
-    ]);
+    let start = json("write-protect -s anonymous_thp -b 32M -v 2");
     assert_eq!(start["rows"][0]["leaf_bytes"], 2 << 20);
     assert_eq!(phase(&start, "get 1")["harvested"], 8192);
-    let faults = json(&["page-table-test", "-b", "32M", "-v", "2"]);
+    let faults = json("page-table-test -b 32M -v 2");
     assert_eq!(phase(&faults, "get 1")["harvested"], 8192);
-    let large = json(&[
-        "page-table-test",
-        "-b",
-        "32M",
-        "-v",
-        "2",
-        "-s",
-        "anonymous_thp",
-    ]);
+    let large = json("page-table-test -b 32M -v 2 -s anonymous_thp");
     assert!(phase(&large, "get 1")["written"] == 16);
 }
 
@@ -131,7 +98,7 @@ fn the_first_line_says_what_kind_of_host_it_is() {
     if !has_kvm() {
         return;
     }
-    let output = tablewright(&["dirty-log", "--on", "kvm", "-b", "4M", "--rounds", "1"]);
+    let output = tablewright("dirty-log --on kvm -b 4M --rounds 1");
     let text = stdout(&output);
     let first = text.lines().next().expect("a line");
     assert!(
@@ -223,8 +190,8 @@ fn a_profile_is_fitted_to_runs_and_predicts_another() {
     // What no run is.
     let none = Scratch::new("none.json", "{}");
     assert_refused(&["fit", "--from", none.path()], "no run of dirty-log");
-    assert_refused(&["fit", "--from", "/no/such.json"], "/no/such.json");
-    assert_refused(&["fit"], "--machine");
+    assert_refused("fit --from /no/such.json", "/no/such.json");
+    assert_refused("fit", "--machine");
     let lacks = [
         "dirty-log",
         "--on",
@@ -238,7 +205,7 @@ fn a_profile_is_fitted_to_runs_and_predicts_another() {
 
 #[test]
 fn doctor_has_a_row_for_each_problem_and_runs_to_fit_to() {
-    let output = tablewright(&["doctor", "--guest", "1G", "--vcpus", "2", "--json"]);
+    let output = tablewright("doctor --guest 1G --vcpus 2 --json");
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let rows = report["rows"].as_array().expect("rows");
@@ -461,22 +428,13 @@ fn a_computer_without_kvm_is_told_so() {
 
 #[test]
 fn what_cannot_be_run_is_refused() {
-    assert_refused(&["dirty-log", "--ring"], "--ring: only with --on kvm");
-    assert_refused(
-        &["write-protect", "--stalls"],
-        "--stalls: only with --on kvm",
-    );
-    assert_refused(&["page-table-test", "-c", "0"], "-c: only with --on kvm");
-    assert_refused(&["page-table-test", "-n"], "-n: only with --on kvm");
-    assert_refused(&["write-protect", "-s", "shmem"], "-s: only with --on kvm");
-    assert_refused(
-        &["dirty-log", "--on", "kvm", "--scale", "2"],
-        "--scale: not with --on kvm",
-    );
-    assert_refused(
-        &["dirty-log", "--on", "kvm", "-s", "foo"],
-        "no such backing",
-    );
+    assert_refused("dirty-log --ring", "--ring: only with --on kvm");
+    assert_refused("write-protect --stalls", "--stalls: only with --on kvm");
+    assert_refused("page-table-test -c 0", "-c: only with --on kvm");
+    assert_refused("page-table-test -n", "-n: only with --on kvm");
+    assert_refused("write-protect -s shmem", "-s: only with --on kvm");
+    assert_refused("dirty-log --on kvm --scale 2", "--scale: not with --on kvm");
+    assert_refused("dirty-log --on kvm -s foo", "no such backing");
     if !has_kvm() {
         return;
     }

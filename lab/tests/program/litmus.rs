@@ -16,7 +16,7 @@ ask 0:r0 = 1
 
 #[test]
 fn the_tests_of_the_program_hold() {
-    let output = tablewright(&["litmus"]);
+    let output = tablewright("litmus");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.contains("0 verdicts that do not hold"), "{text}");
@@ -24,7 +24,7 @@ fn the_tests_of_the_program_hold() {
         text.contains("ROT.inv+dmbst") && text.contains("forbidden"),
         "{text}"
     );
-    let list = tablewright(&["litmus", "--list"]);
+    let list = tablewright("litmus --list");
     assert!(stdout(&list).contains("map.litmus:"));
 }
 
@@ -76,9 +76,9 @@ fn what_is_no_test_is_refused() {
     assert_refused(&["litmus", bad.path()], says);
     let bytes = Scratch::new("bytes.litmus", [0xff, 0xfe]);
     assert_refused(&["litmus", bytes.path()], "UTF-8");
-    assert_refused(&["litmus", "/nonexistent.litmus"], "nonexistent");
-    assert_refused(&["litmus", "/dev/zero"], "larger than");
-    assert_refused(&["litmus", "--only", "nothing-like-it"], "no test");
-    assert_refused(&["litmus", "--profile", "vax"], "vax");
-    assert_refused(&["litmus", "--list", "--witness"], "cannot be used with");
+    assert_refused("litmus /nonexistent.litmus", "nonexistent");
+    assert_refused("litmus /dev/zero", "larger than");
+    assert_refused("litmus --only nothing-like-it", "no test");
+    assert_refused("litmus --profile vax", "vax");
+    assert_refused("litmus --list --witness", "cannot be used with");
 }

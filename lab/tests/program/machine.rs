@@ -3,143 +3,19 @@
 use std::fs;
 use std::process::Output;
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Line, Scratch, assert_refused, rows, stderr, stdout, tablewright};
 use serde_json::Value;
 
 /// Runs the program, which must succeed and say nothing but JSON.
-fn json(arguments: &[&str]) -> Value {
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    let words = arguments.words();
     let output = tablewright(arguments);
-    assert!(
-        output.status.success(),
-        "{arguments:?}: {}",
-        stderr(&output)
-    );
-    assert_eq!(stderr(&output), "", "{arguments:?}");
+    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    assert_eq!(stderr(&output), "", "{words:?}");
     serde_json::from_str(stdout(&output)).expect("JSON")
 }
 
-fn rows(report: &Value) -> &Vec<Value> {
-    report["rows"].as_array().expect("rows")
-}
-
 const ON: [&str; 4] = ["map-mem", "--on", "machine", "--machine"];
-
-#[test]
-fn options_that_do_not_go_together_are_refused() {
-    let on = |more: &[&'static str]| [&ON[..], &["neutral", "--ram", "1G"], more].concat();
-    for (arguments, says) in [
-        (vec!["map-mem", "--on", "machine"], "ampere-altra-vm-64g"),
-        (
-            vec!["map-mem", "--on", "native", "--machine", "neutral"],
-            "--machine goes with --on machine",
-        ),
-        (
-            vec!["map-mem", "--step", "base"],
-            "--step goes with --on machine",
-        ),
-        (
-            vec!["map-mem", "--steps", "base"],
-            "--steps goes with --on machine",
-        ),
-        (
-            vec!["map-mem", "--threads", "2"],
-            "--threads goes with --on machine",
-        ),
-        (on(&["--threads", "0"]), "1 to 64"),
-        (on(&["--rounds", "3"]), "--rounds goes with --on native"),
-        (on(&["--granule", "4K"]), "--granule goes with --on native"),
-        (on(&["--format", "arm64"]), "--format goes with --on native"),
-        (
-            on(&["--address-bits", "48"]),
-            "--address-bits goes with --on native",
-        ),
-        (
-            on(&["--step", "fly"]),
-            "batch-barriers, tablewright, late, alternatives, all",
-        ),
-        (
-            on(&["--step", "base", "--steps", "base"]),
-            "cannot be used with",
-        ),
-        (on(&["--steps", "fly"]), "no step is called 'fly'"),
-        (
-            on(&["--steps", "base,tablewright"]),
-            "no step is called 'tablewright'",
-        ),
-        (
-            on(&["--steps", "lazy-unmap,lazy-unmap"]),
-            "'lazy-unmap' is named twice",
-        ),
-        (on(&["--steps", "lazy-unmap,base"]), "'base' has none"),
-        (on(&["--steps", ""]), "--steps"),
-        (on(&["--iomem", "a"]), "cannot be used with"),
-        (
-            [&ON[..], &["neutral", "--ram", "64K"]].concat(),
-            "no range of RAM has room",
-        ),
-        (
-            [&ON[..], &["neutral", "--ram", "100T"]].concat(),
-            "to spare",
-        ),
-        (
-            [&ON[..], &["neutral", "--ram", "300T"]].concat(),
-            "reaches beyond",
-        ),
-        ([&ON[..], &["toaster"]].concat(), "no profile 'toaster'"),
-        (
-            [&ON[..], &["./toaster"]].concat(),
-            "./toaster: No such file",
-        ),
-        (
-            [&ON[..], &["/dev/zero"]].concat(),
-            "larger than any profile",
-        ),
-        (vec!["fit"], "--machine"),
-        (
-            vec!["fit", "--machine", "neutral"],
-            "neutral has no fitted costs",
-        ),
-        (
-            vec!["fit", "--machine", "neutral", "--free", "fly"],
-            "no cost is called 'fly'",
-        ),
-        (
-            vec![
-                "fit",
-                "--machine",
-                "apple-m2-vm-16g",
-                "--table",
-                "dirty-log",
-            ],
-            "cannot fit to its rows",
-        ),
-        (
-            vec!["fit", "--machine", "apple-m2-vm-16g", "--rows", "Toaster"],
-            "--rows 'Toaster'",
-        ),
-        (
-            vec![
-                "fit",
-                "--machine",
-                "apple-m2-vm-16g",
-                "-o",
-                "/no/such/directory/a.toml",
-            ],
-            "--output /no/such/directory/a.toml: No such file",
-        ),
-        (
-            vec!["reproduce", "--only", "fly"],
-            "possible values: map-mem",
-        ),
-        (vec!["reproduce", "--only"], "--only"),
-        (
-            vec!["reproduce", "--report", "/dev/null/a"],
-            "--report /dev/null/a: Not a directory",
-        ),
-    ] {
-        assert_refused(&arguments, says);
-    }
-}
 
 #[test]
 fn files_that_are_no_profiles_or_tables_say_where_and_why() {

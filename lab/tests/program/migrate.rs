@@ -1,6 +1,6 @@
 //! What the program says of a migration.
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{self, Line, Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 const SMALL: [&str; 9] = [
@@ -15,23 +15,16 @@ const SMALL: [&str; 9] = [
     "1",
 ];
 
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    common::json(&SMALL, arguments)
+}
+
 /// The same over a faster line, which is done before long whatever the guest writes.
 const FAST: [&str; 9] = {
     let mut line = SMALL;
     line[4] = "4G";
     line
 };
-
-fn json(arguments: &[&str]) -> Value {
-    json_of(&SMALL, arguments)
-}
-
-fn json_of(line: &[&str], arguments: &[&str]) -> Value {
-    let line = [line, &["--json"], arguments].concat();
-    let output = tablewright(&line);
-    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
-    serde_json::from_str(stdout(&output)).expect("JSON")
-}
 
 /// A recording of two intervals of 10 ms, in which pages 0 to 9 and 20 to 24 of 512 were written.
 fn recording() -> Vec<u8> {
@@ -48,61 +41,6 @@ fn recording() -> Vec<u8> {
     let crc = crc32fast::hash(&bytes);
     bytes.extend(crc.to_le_bytes());
     bytes
-}
-
-#[test]
-fn bad_input_is_one_line() {
-    for (arguments, says) in [
-        (&["--bandwidth", "0"][..], "a size must be more than zero"),
-        (
-            &["--bandwidth", "1K"],
-            "--bandwidth 1 KiB: the memory alone would take more than 3600 s",
-        ),
-        (&["--vcpus", "0"], "0 is not from 1 to 65535"),
-        (
-            &["--vcpus", "16"],
-            "--vcpus 16: neutral has 15 CPUs for them",
-        ),
-        (
-            &["--memory", "65G"],
-            "--memory 65 GiB: at most 64 GiB are simulated",
-        ),
-        (
-            &["--memory", "6K"],
-            "--memory 6 KiB: not a multiple of 4 KiB",
-        ),
-        (
-            &["--memory", "1M", "--page-size", "2M"],
-            "--memory 1 MiB: not a multiple of 2 MiB",
-        ),
-        (
-            &["--memory", "1M", "--set", "2M"],
-            "--set 2 MiB: the guest has 1 MiB of memory",
-        ),
-        (&["--set", "5000"], "not a multiple of 4 KiB"),
-        (
-            &["--used", "2G"],
-            "--used 2 GiB: the guest has 256 MiB of memory",
-        ),
-        (&["--writes", "fixed"], "--writes fixed: needs a --rate"),
-        (&["--rate", "5"], "--rate: --writes greedy is as fast"),
-        (&["--rate", "0"], "0 is not from 1 to 1000000000"),
-        (
-            &["--ring-size", "100"],
-            "--ring-size 100: a ring of 100 entries: it has to be a power of two",
-        ),
-        (&["--ring-size", "0"], "has to be a power of two"),
-        (&["--logging", "none"], "invalid value 'none'"),
-        (&["--profile", "none"], "no profile 'none'"),
-        (&["--recording", "/no/such/file"], "/no/such/file: "),
-        (
-            &["--recording", "a", "--writes", "zipf"],
-            "cannot be used with",
-        ),
-        (&["--work", "0"], "0 is not from 1 to"),
-    ] {
-        assert_refused(&[&["migrate"], arguments].concat(), says);
-    }
 }
 
 #[test]
@@ -154,7 +92,7 @@ fn a_recording_is_a_guest() {
 
 #[test]
 fn the_figures_are_those_of_qemu() {
-    let report = json(&["--writes", "fixed", "--rate", "20000", "--set", "2M"]);
+    let report = json("--writes fixed --rate 20000 --set 2M");
     let rows = report["rows"].as_array().expect("rows");
     let names: Vec<_> = rows.iter().map(|row| row["logging"].as_str()).collect();
     let kinds = ["manual", "all-set", "protect-all", "ring"];
@@ -250,7 +188,7 @@ fn a_migration_on_the_computer_at_hand_has_its_rates() {
         Scratch::new("large.json", run_on_kvm("anonymous_thp", &large)),
     );
     let both = ["--from", small.path(), large.path()];
-    let from = |arguments: &[&[&str]]| json_of(&FAST, &arguments.concat());
+    let from = |arguments: &[&[&str]]| common::json(&FAST, &arguments.concat());
     let report = from(&[&both, &["--logging", "manual", "--set", "8M"]]);
     let parameters = &report["parameters"];
     assert_eq!(parameters["machine"], "here");

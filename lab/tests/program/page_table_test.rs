@@ -1,83 +1,12 @@
 //! What the program says of faults on one stage-2 table.
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{
+    self, Line, Scratch, assert_repeatable, number, row, stderr, stdout, tablewright,
+};
 use serde_json::Value;
 
-fn json(arguments: &[&str]) -> Value {
-    let line = [&["page-table-test", "--json"], arguments].concat();
-    let output = tablewright(&line);
-    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
-    serde_json::from_str(stdout(&output)).expect("JSON")
-}
-
-fn row<'v>(report: &'v Value, how: &str) -> &'v Value {
-    let rows = report["rows"].as_array().expect("rows");
-    rows.iter().find(|row| row["how"] == how).expect("the way")
-}
-
-fn number(row: &Value, key: &str) -> f64 {
-    row[key].as_f64().expect("a number")
-}
-
-#[test]
-fn bad_input_is_one_line() {
-    for (arguments, says) in [
-        (
-            &["-b", "3M", "-s", "anonymous_thp"][..],
-            "-b 3 MiB: not a multiple of the 2 MiB that anonymous_thp has",
-        ),
-        (
-            &["-s", "anonymous_hugetlb_1gb", "-b", "512M"],
-            "not a multiple of the 1 GiB",
-        ),
-        (&["-v", "129"], "-v 129: kunpeng-920 has 128 CPUs for them"),
-        (&["-v", "0"], "0 is not from 1 to 65535"),
-        (
-            &["-m", "7"],
-            "no such mode: use 0 to 6, or one of P52V48_4K, ",
-        ),
-        (&["-m", "P41V48_4K"], "no such mode"),
-        (
-            &["-m", "0"],
-            "-m P52V48_4K: kunpeng-920 has 48 bits of address",
-        ),
-        (
-            &["-s", "floppy"],
-            "no such backing: use one of anonymous, anonymous_thp, ",
-        ),
-        (&["-b", "2T"], "-b 2 TiB: P40V48_4K has addresses for 1 TiB"),
-        (
-            &["-b", "1G", "-p", "0xffffff0000"],
-            "reach beyond the 40 bits of P40V48_4K",
-        ),
-        (
-            &["-v", "1", "-p", "0x1800"],
-            "-p 0x1800: not a multiple of 4 KiB",
-        ),
-        (&["-p", "x"], "a size is a whole number"),
-        (
-            &["-v", "1", "--scale", "3"],
-            "--scale 3: 1 GiB of anonymous is no multiple of 4 KiB",
-        ),
-        (&["--scale", "2"], "no multiple of 1 GiB"),
-        (&["--how", "fly"], "install-first-clean"),
-        (&["--machine", "none"], "no profile 'none'"),
-        (
-            &["--on", "native", "--how", "before"],
-            "only tablewright runs natively",
-        ),
-        (
-            &["--on", "native", "-v", "60000"],
-            "threads on this computer",
-        ),
-    ] {
-        assert_refused(&[&["page-table-test"], arguments].concat(), says);
-    }
-    let x86 = Scratch::new("x86.toml", x86(""));
-    assert_refused(
-        &["page-table-test", "--machine", x86.path()],
-        "its hardware marks what is written, and page-table-test is by faults",
-    );
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    common::json("page-table-test", arguments)
 }
 
 /// A machine of x86-64 with 24 CPUs.
@@ -127,7 +56,7 @@ fn a_machine_of_x86_runs_it() {
 /// Faults that hold the lock together do not wait for it, and clean and invalidate once for a page.
 #[test]
 fn faults_in_parallel_do_once_what_was_done_by_each() {
-    let report = json(&["-b", "1M", "-v", "8"]);
+    let report = json("-b 1M -v 8");
     let of = |how| row(&report, how);
     let [before, parallel] = ["before", "parallel"].map(of);
     assert!(number(parallel, "update_s") * 4.0 < number(before, "update_s"));
@@ -146,7 +75,7 @@ fn faults_in_parallel_do_once_what_was_done_by_each() {
 #[test]
 fn a_page_that_replaces_zeros_is_asked_for_by_each_writer() {
     let (vcpus, pages) = (8.0, 256.0);
-    let report = json(&["-b", "1M", "-v", "8", "--how", "cmo-in-handler"]);
+    let report = json("-b 1M -v 8 --how cmo-in-handler");
     let row = row(&report, "cmo-in-handler");
     let flushes = number(row, "invalidations_issued");
     // Those of writers when pages are created, and of all when they are updated; and a page of
@@ -187,14 +116,7 @@ fn a_block_that_was_not_cleaned_is_caught() {
             assert!(row["create_s"].is_null(), "{row}");
         }
     }
-    let output = tablewright(&[
-        "page-table-test",
-        "-s",
-        "anonymous_hugetlb_2mb",
-        "-b",
-        "4M",
-        "--logging-first",
-    ]);
+    let output = tablewright("page-table-test -s anonymous_hugetlb_2mb -b 4M --logging-first");
     assert!(output.status.success());
     // The phase that is left out took 0.00100 ns.
     let text = stdout(&output);
@@ -209,7 +131,7 @@ fn a_block_that_was_not_cleaned_is_caught() {
 
 #[test]
 fn what_is_cleaned_is_what_the_change_says() {
-    let report = json(&["-s", "anonymous_hugetlb_2mb", "-b", "8M", "-v", "8"]);
+    let report = json("-s anonymous_hugetlb_2mb -b 8M -v 8");
     let cleaned = |how| number(row(&report, how), "cleaned_bytes") / f64::from(8 << 20);
     // One pass by each vCPU to create; half a pass, page by page, to update; and one by each to
     // rebuild.
@@ -243,16 +165,7 @@ fn time_for_each_page_does_not_depend_on_how_much_memory_there_is() {
     for (small, large) in [(small.0, large.0), (small.1, large.1)] {
         assert!((large / small / 4.0 - 1.0).abs() < 0.03, "{small} {large}");
     }
-    let scaled = json(&[
-        "-b",
-        "16M",
-        "-v",
-        "80",
-        "--how",
-        "cmo-in-handler",
-        "--scale",
-        "4",
-    ]);
+    let scaled = json("-b 16M -v 80 --how cmo-in-handler --scale 4");
     let scaled = number(row(&scaled, "cmo-in-handler"), "update_s");
     assert!((scaled - small.1 * 4.0).abs() < 1e-9);
 }
@@ -290,37 +203,12 @@ fn the_engine_is_not_slower_than_any_change_that_keeps_the_cleaning() {
 
 #[test]
 fn the_same_arguments_give_the_same_bytes() {
-    let line = [
-        "page-table-test",
-        "-b",
-        "4M",
-        "-s",
-        "anonymous_thp",
-        "-v",
-        "5",
-        "--json",
-    ];
-    let once = tablewright(&line);
-    let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
-    assert_eq!(stdout(&once), stdout(&again));
-    let text = tablewright(&line[..line.len() - 1]);
-    for line in stdout(&text).lines() {
-        assert!(line.chars().count() <= 100, "{line}");
-    }
+    assert_repeatable("page-table-test -b 4M -s anonymous_thp -v 5");
 }
 
 #[test]
 fn threads_of_this_computer_run_it() {
-    let report = json(&[
-        "--on",
-        "native",
-        "-v",
-        "2",
-        "-b",
-        "16M",
-        "-s",
-        "anonymous_thp",
-    ]);
+    let report = json("--on native -v 2 -b 16M -s anonymous_thp");
     let row = row(&report, "tablewright");
     assert!(
         ["create_s", "update_s", "rebuild_s"]

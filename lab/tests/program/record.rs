@@ -148,7 +148,7 @@ fn files_that_are_no_recordings_are_refused_with_the_place() {
     );
     let newer = Scratch::new("newer.twr", b"TWRECORD\x09");
     assert_refused(&["record", "--show", newer.path()], "byte 8: version 9");
-    assert_refused(&["record", "--show", "/dev/zero"], "/dev/zero");
+    assert_refused("record --show /dev/zero", "/dev/zero");
 }
 
 #[test]

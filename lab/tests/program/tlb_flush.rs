@@ -1,24 +1,15 @@
 //! `tablewright tlb-flush`, as a user runs it.
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{self, Line, Scratch, assert_refused, number, stdout, tablewright};
 use serde_json::Value;
 
-fn json(arguments: &[&str]) -> Value {
-    let line = [&["tlb-flush", "--json"], arguments].concat();
-    let output = tablewright(&line);
-    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
-    serde_json::from_str(stdout(&output)).expect("JSON")
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    common::json("tlb-flush", arguments)
 }
 
 fn rows(arguments: &[&str]) -> Vec<Value> {
     let report = json(arguments);
     report["rows"].as_array().expect("rows").clone()
-}
-
-fn number(row: &Value, key: &str) -> f64 {
-    row[key]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{key} in {row}"))
 }
 
 #[test]
@@ -170,7 +161,7 @@ fn the_same_arguments_give_the_same_bytes() {
 
 #[test]
 fn this_computer_runs_it_too() {
-    let report = json(&["--on", "native", "-r", "1", "-t", "2", "-p", "16"]);
+    let report = json("--on native -r 1 -t 2 -p 16");
     assert_eq!(report["parameters"]["cycles"], 20);
     assert!(number(&report["rows"][0], "real_s") > 0.0);
 }
@@ -194,34 +185,6 @@ fn the_file_of_a_native_run_has_no_name() {
     child.wait().expect("it ends");
     assert!(runs);
     assert!(!path.exists(), "{}", path.display());
-}
-
-#[test]
-fn bad_input_is_one_line() {
-    let small = Scratch::new("small", [0; 4096]);
-    for (arguments, says) in [
-        (&["-v", "0"][..], "0 is not from 1 to 65535"),
-        (&["--how", "smoke"], "invalid value 'smoke'"),
-        (&["-v", "1025"], "-v 1025: at most 1024"),
-        (
-            &["-t", "32", "-p", "1073741824"],
-            "-t 32 -p 1073741824: together more than an address space of 128 TiB has",
-        ),
-        (
-            &["--on", "native", "--file", "/nonexistent"],
-            "--file /nonexistent: No such file",
-        ),
-        (
-            &["--on", "native", "--file", small.path()],
-            "bytes are mapped",
-        ),
-        (&["--file", "x"], "--file: only with --on native"),
-        (&["--cpus", "32"], "--cpus 32: 16 vCPUs run on no more"),
-        (&["--ranges", "510"], "510 is not from 1 to 509"),
-        (&["--machine", "none"], "no profile 'none'"),
-    ] {
-        assert_refused(&[&["tlb-flush"], arguments].concat(), says);
-    }
 }
 
 /// A line as `cargo xtask tlb-flush --json` writes it.
@@ -273,10 +236,7 @@ fn a_file_that_holds_no_measurements_is_refused() {
     bad(&measured("hypercall", 2, 4, ""), "no more processors");
     bad(&measured("hypercall", 0, 0, ""), "line 1");
     bad(&measured("hypercall", 60_000, 2, ""), "at most");
-    assert_refused(
-        &["tlb-flush", "--from", "/nowhere/at/all"],
-        "/nowhere/at/all",
-    );
+    assert_refused("tlb-flush --from /nowhere/at/all", "/nowhere/at/all");
     let file = Scratch::new("good-measured", &good);
     assert_refused(
         &["tlb-flush", "--from", file.path(), "--rounds", "2"],

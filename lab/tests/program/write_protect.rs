@@ -1,80 +1,15 @@
 //! What the program says of starting a dirty log.
 
-use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{self, Line, assert_refused, assert_repeatable, number};
 use serde_json::Value;
 
-fn json(arguments: &[&str]) -> Value {
-    let line = [&["write-protect", "--json"], arguments].concat();
-    let output = tablewright(&line);
-    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
-    serde_json::from_str(stdout(&output)).expect("JSON")
+fn json(arguments: &(impl Line + ?Sized)) -> Value {
+    common::json("write-protect", arguments)
 }
 
 fn rows<'v>(report: &'v Value, how: &str) -> Vec<&'v Value> {
     let rows = report["rows"].as_array().expect("rows");
     rows.iter().filter(|row| row["how"] == how).collect()
-}
-
-fn number(row: &Value, key: &str) -> f64 {
-    row[key]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{key} is no number: {row}"))
-}
-
-#[test]
-fn bad_input_is_one_line() {
-    for (arguments, says) in [
-        (&["-b", "5000"][..], "-b 5000: not a multiple of 4 KiB"),
-        (
-            &["-b", "64G"],
-            "-b 64 GiB: at most 32 GiB in pages of 4 KiB; --sizes takes more",
-        ),
-        (
-            &["-b", "32K", "-v", "9"],
-            "-b 32 KiB: fewer pages than there are vCPUs",
-        ),
-        (
-            &["-b", "48K", "-v", "9", "--scale", "2"],
-            "--scale 2: 12 pages for 9 vCPUs cannot be divided so",
-        ),
-        (
-            &["-b", "48K", "--scale", "5"],
-            "--scale 5: 12 pages for 12 vCPUs cannot be divided so",
-        ),
-        (&["--scale", "0"], "0 is not 1 or more"),
-        (&["--sizes", "1G", "--scale", "2"], "cannot be used with"),
-        (&["-v", "0"], "0 is not from 1 to 65535"),
-        (&["-v", "65"], "-v 65: x86-12-vcpus has 64 CPUs for them"),
-        (
-            &["--format", "arm64", "--how", "fast"],
-            "--how fast: tables of arm64 carry no permissions",
-        ),
-        (
-            &["--format", "arm64", "--machine", "x86-12-vcpus"],
-            "x86-12-vcpus: --format arm64: it is of another architecture",
-        ),
-        (
-            &["--machine", "kunpeng-920"],
-            "kunpeng-920: --format ept: it is of another architecture",
-        ),
-        (&["--format", "sparc"], "invalid value 'sparc'"),
-        (&["--sizes", "64T"], "--sizes 64 TiB: at most 32 TiB"),
-        (
-            &["--sizes", "17179873280"],
-            "a multiple of 4 KiB, above 16 GiB of 2 MiB",
-        ),
-        (&["--sizes", "0"], "a size must be more than zero"),
-        (&["--sizes", "1G", "-b", "1G"], "cannot be used with"),
-        (&["--machine", "none"], "no profile 'none'"),
-    ] {
-        assert_refused(&[&["write-protect"], arguments].concat(), says);
-    }
-    let dirty = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"vm\"\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n";
-    let dirty = Scratch::new("dirty.toml", dirty);
-    assert_refused(
-        &["write-protect", "--machine", dirty.path()],
-        "its hardware marks what is written: protecting everything cannot be combined with that",
-    );
 }
 
 /// The measure of the issue: the same for 1 GiB and for 16 TiB within 1 % where tables carry
@@ -138,14 +73,14 @@ fn every_page_is_written_by_one_fault_and_logged() {
 /// was published.
 #[test]
 fn the_published_case() {
-    let report = json(&["--how", "slow"]);
+    let report = json("--how slow");
     let slow = rows(&report, "slow")[0];
     assert_eq!(slow["fitted"], true);
     for metric in 0..2 {
         let error = slow["error_percent"][metric].as_f64().expect("an error");
         assert!(error.abs() < 0.1, "{slow}");
     }
-    let report = json(&["--how", "tablewright", "--sizes", "3G"]);
+    let report = json("--how tablewright --sizes 3G");
     let start = number(rows(&report, "tablewright")[0], "start_ns");
     assert!(start <= 137_654.0, "{start}");
     // Interrupts alone, at what they cost in another table.
@@ -195,21 +130,14 @@ fn a_part_stands_for_the_whole() {
 
 #[test]
 fn the_same_arguments_give_the_same_bytes() {
-    let line = ["write-protect", "-b", "8M", "-v", "3", "--json"];
-    let once = tablewright(&line);
-    let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
-    assert_eq!(stdout(&once), stdout(&again));
-    let text = tablewright(&line[..line.len() - 1]);
-    for line in stdout(&text).lines() {
-        assert!(line.chars().count() <= 100, "{line}");
-    }
+    assert_repeatable("write-protect -b 8M -v 3");
 }
 
 /// A table by itself: by the bitmap only what may be written is looked at, on the machine to the
 /// nanosecond.
 #[test]
 fn a_table_by_a_bitmap_and_by_looking_at_all() {
-    let report = json(&["--tables", "--rounds", "1"]);
+    let report = json("--tables --rounds 1");
     let rows = report["rows"].as_array().expect("rows");
     let of = |key: &str| -> Vec<f64> { rows.iter().map(|row| number(row, key)).collect() };
     assert_eq!(of("writable"), [1.0, 16.0, 512.0]);
@@ -220,16 +148,7 @@ fn a_table_by_a_bitmap_and_by_looking_at_all() {
     assert_eq!(of("machine_bitmap_ns"), [9.0, 121.0, 3593.0]);
     // Its word, and the count.
     assert_eq!(of("machine_mark_ns"), [14.0; 3]);
-    assert_refused(
-        &["write-protect", "--tables", "513"],
-        "513 is not from 1 to 512",
-    );
-    assert_refused(
-        &["write-protect", "--tables", "--how", "fast"],
-        "cannot be used with",
-    );
-    assert_refused(
-        &["write-protect", "--rounds", "2"],
-        "--rounds: only with --on kvm",
-    );
+    assert_refused("write-protect --tables 513", "513 is not from 1 to 512");
+    assert_refused("write-protect --tables --how fast", "cannot be used with");
+    assert_refused("write-protect --rounds 2", "--rounds: only with --on kvm");
 }
