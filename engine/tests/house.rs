@@ -34,7 +34,7 @@ const RATCHET: &[(&str, [usize; 4])] = &[
     ("hypervisor/guest", [0, 0, 1, 6]),
     ("hypervisor/x86", [0, 0, 8, 98]),
     ("kvm", [0, 0, 4, 71]),
-    ("lab", [0, 0, 180, 356]),
+    ("lab", [0, 0, 1, 20]),
     ("linear", [0, 0, 6, 23]),
     ("machine", [0, 0, 76, 229]),
     ("machine/workloads", [0, 0, 33, 161]),

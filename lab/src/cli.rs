@@ -18,20 +18,21 @@ use crate::{
     name = "tablewright",
     version,
     disable_help_subcommand = true,
-    long_about = "Experiments with page tables: what the Tablewright engine, and others, need for the work of kernels and \
-                  hypervisors, on this computer or on a software machine.",
+    long_about = "Experiments with page tables: what the Tablewright engine, and others, need for \
+        the work of kernels and hypervisors, on this computer or on a software machine.",
     after_help = "\
 Start with:
   tablewright                         does it work here, is it fast, what is it for: a few seconds
-  tablewright compare --size 1G       how fast Tablewright and the published crates map, protect and unmap
+  tablewright compare --size 1G       how fast Tablewright and the published crates map, protect \
+  and unmap
   sudo tablewright map-mem            build the linear map of this computer's memory
   tablewright map-mem --ram 64G       or of 64 GiB, which needs no rights
   tablewright doctor                  the published problems, measured on this computer: a minute
   tablewright reproduce               published figures beside those of the software machine
 
-Figures of this computer are medians of several rounds, and --json has every sample; those of \
-the software machine are in virtual time, and the same on every run. The exit status is 0 if all \
-went well, 2 if the command line or a file is wrong, and 1 otherwise."
+Figures of this computer are medians of several rounds, and --json has every sample; those of the \
+software machine are in virtual time, and the same on every run. The exit status is 0 if all went \
+well, 2 if the command line or a file is wrong, and 1 otherwise."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -111,7 +112,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     }
 }
 
-/// As it is parsed: a negative number is a value, and what refuses it names the option.
+/// Lets options take negative numbers as values, so that what refuses them names the option.
 fn command() -> clap::Command {
     let takes = |argument: clap::Arg| {
         let is_option = argument.get_long().is_some() && argument.get_action().takes_values();
@@ -166,7 +167,7 @@ const WORDS: [(&str, &str); 4] = [
     ("..18446744073709551615", " or more"),
 ];
 
-/// What is at the end of a message, in plain words.
+/// Exchanges the parser's words at the end of a message for plain ones.
 fn plain(message: &str) -> String {
     let message = WORDS
         .iter()

@@ -1,4 +1,4 @@
-//! What can go wrong, in one line each, and what it means to the shell.
+//! Errors, in one line each, and their exit status.
 
 use std::fmt::Display;
 use std::io;
@@ -37,12 +37,7 @@ pub enum Error {
     #[error(
         "the tables need {needed} and this computer has {available} to spare: give a smaller size"
     )]
-    Memory {
-        /// What the tables need.
-        needed: String,
-        /// What there is.
-        available: String,
-    },
+    Memory { needed: String, available: String },
     /// The host refuses memory.
     #[error("cannot map memory for tables: {0}")]
     Map(io::Error),
@@ -51,9 +46,7 @@ pub enum Error {
     Subject {
         /// The crate.
         subject: &'static str,
-        /// What it was doing.
         operation: &'static str,
-        /// What happened.
         problem: String,
     },
     /// The machine did not do what was asked, or broke a rule.
@@ -61,9 +54,7 @@ pub enum Error {
     Machine {
         /// The profile.
         machine: String,
-        /// What it was doing.
         step: &'static str,
-        /// What happened.
         problem: String,
     },
     /// Something else, for which neither the command line nor a file is to blame.
@@ -74,7 +65,6 @@ pub enum Error {
     Output {
         /// The option that asked for it.
         option: &'static str,
-        /// Where it should go.
         path: PathBuf,
         /// Why it cannot.
         error: io::Error,
@@ -85,16 +75,21 @@ pub enum Error {
 }
 
 impl Error {
-    /// What was given is not as it should be: what it is, a file for one, and what is wrong with
-    /// it.
+    /// Refuses an input: names it, a file for one, and its problem.
     pub fn input(what: impl Display, problem: impl Display) -> Self {
         Self::Usage(format!("{what}: {problem}"))
     }
 
-    /// That no value of an option is given twice: it would be run twice, and shown twice.
-    ///
-    /// # Errors
-    /// One is.
+    /// Refuses options that would have no effect. `why` stands behind the name of the first one
+    /// that is given.
+    pub fn refuse(options: &[(bool, &str)], why: &str) -> Result<(), Self> {
+        match options.iter().find(|(given, _)| *given) {
+            Some((_, option)) => Err(Self::Usage(format!("{option}{why}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a value of an option that is given twice: it would be run twice, and shown twice.
     pub fn once<T: PartialEq, N: Display>(
         option: &str,
         values: &[T],

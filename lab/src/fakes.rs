@@ -16,7 +16,7 @@ pub fn linear_map(jobs: &[map_mem::Job]) -> Result<Vec<Ran>, Error> {
     Ok(jobs.iter().map(linear_run).collect())
 }
 
-/// The same of one.
+/// Returns one run's figures.
 pub fn linear_run(
     map_mem::Job {
         profile,

@@ -15,7 +15,7 @@ pub fn read(path: &Path, kind: &'static str) -> Result<Vec<u8>, Error> {
     read_up_to(path, LIMIT, kind)
 }
 
-/// The same, of a kind that may be up to `limit` bytes long.
+/// Reads a file of a kind that may be up to `limit` bytes long.
 pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>, Error> {
     let read = || -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -33,7 +33,7 @@ pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Where a result goes: known to be writable before the work starts, and untouched until the result
+/// A file for a result: known to be writable before the work starts, and untouched until the result
 /// is complete.
 pub struct Target {
     path: PathBuf,
@@ -165,7 +165,6 @@ impl Target {
     }
 }
 
-/// Where a file is.
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -173,7 +172,7 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Where open files have names.
+/// Directory in which Linux names open files.
 #[cfg(target_os = "linux")]
 const DESCRIPTORS: &str = "/proc/self/fd";
 
@@ -347,10 +346,11 @@ mod tests {
         assert!(matches!(target.fill("three"), Err(Error::Write(_))));
     }
 
-    /// What the next test kills.
+    /// Replaces a file until the next test kills it.
     #[cfg(target_os = "linux")]
     #[test]
-    #[ignore = "has no end: `a_file_that_replaces_another_leaves_no_draft_when_it_is_killed` runs it"]
+    #[ignore = "has no end: `a_file_that_replaces_another_leaves_no_draft_when_it_is_killed` runs \
+             it"]
     fn replaces_a_file_for_ever() {
         let path = std::env::var("TABLEWRIGHT_REPLACED").unwrap();
         for number in 0_u64.. {

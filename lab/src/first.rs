@@ -13,8 +13,8 @@ use crate::reproduce::{self, Problem};
 use crate::size::{Size, human};
 use crate::stats;
 
-/// As much memory is mapped at most: the tables have to fit. With assertions each page takes ten
-/// times as long to check.
+/// Most memory to map: the tables have to fit. With assertions each page takes ten times as long to
+/// check.
 const MOST: u64 = if cfg!(debug_assertions) {
     2 << 30
 } else {
@@ -84,8 +84,8 @@ fn works() -> Result<String, Error> {
     };
     let built = native::build(&source, &map, format)?;
     Ok(format!(
-        "  {source}: {}\n  in {} pages for {}, {} tables, built in {}.\n  Every page was looked up by a walker that shares no code \
-         with the engine, and\n  is where it should be.\n",
+        "  {source}: {}\n  in {} pages for {}, {} tables, built in {}.\n  Every page was looked up \
+         by a walker that shares no code with the engine, and\n  is where it should be.\n",
         human(built.bytes),
         report::count(built.entries),
         format.architecture().name(),

@@ -185,7 +185,7 @@ impl Format {
         }
     }
 
-    /// Where the linear map starts: physical address 0 is mapped there.
+    /// Start of the linear map: physical address 0 is mapped there.
     pub const fn linear_base(self) -> u64 {
         match (self.architecture, self.address_bits) {
             (Architecture::X86_64, bits) => !0 << (bits - 1),

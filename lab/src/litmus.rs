@@ -16,13 +16,13 @@ use crate::file;
 use crate::output::progress::Progress;
 use crate::output::report::{self, Report};
 
-/// What `litmus` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   tablewright litmus                          every test that comes with the program
   tablewright litmus --list                   what they are, and where they are from
-  tablewright litmus --only ROT --witness     tests by name, and an execution for each outcome that is reached
+  tablewright litmus --only ROT --witness     tests by name, and an execution for each outcome \
+  that is reached
   tablewright litmus mine.litmus --profile ets2
   tablewright litmus --seeds 2000             the machine in virtual time as well
 
@@ -39,7 +39,8 @@ pub struct Arguments {
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Run each test on the machine in virtual time too, with so many seeds
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     seeds: u64,
     /// Print an execution, step by step, for each outcome that is reached
     #[arg(long)]
@@ -176,7 +177,7 @@ fn try_all(tests: &[Test], arguments: &Arguments, most: usize) -> Vec<Row> {
     rows
 }
 
-/// What is to be said of outcomes that are not as one would think.
+/// Warns of outcomes that surprise.
 fn warnings(rows: &[Row]) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {

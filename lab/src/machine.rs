@@ -11,7 +11,6 @@ use crate::profile::{Experiment, Named, usual};
 /// A profile with every key, its unit, and a usual value.
 const MINE: &str = include_str!("mine.toml");
 
-/// What `machine` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -45,7 +44,7 @@ enum Command {
     },
 }
 
-/// What one experiment has of a profile.
+/// Costs of a profile that one experiment depends on.
 #[derive(Serialize)]
 struct Row {
     experiment: &'static str,

@@ -130,7 +130,8 @@ impl Experiment {
                 Some("its hardware marks what is written, and page-table-test is by faults")
             }
             Self::PageTableTest if !(x86 || stage_1 && small) => Some(
-                "page-table-test runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of address",
+                "page-table-test runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of \
+                 address",
             ),
             Self::DirtyLog if !(small && (x86 || arm64)) => Some(
                 "dirty-log runs with pages of 4 KiB, on x86 and on arm64 with 48 bits of address",
@@ -140,7 +141,8 @@ impl Experiment {
             }
             Self::WriteProtect if !small => Some("write-protect runs with pages of 4 KiB"),
             Self::WriteProtect if marks => Some(
-                "its hardware marks what is written: protecting everything cannot be combined with that",
+                "its hardware marks what is written: protecting everything cannot be combined with \
+                 that",
             ),
             Self::Migrate if !(x86 || arm64 && small) => Some(
                 "migrate runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of address",
@@ -243,7 +245,7 @@ const USUAL: [(&str, u64); 29] = [
     ("visit", 0),
 ];
 
-/// What a cost is where nothing is known.
+/// Value of a cost if nothing is known.
 pub fn usual(cost: Cost) -> Time {
     let known = USUAL.iter().find(|(name, _)| *name == cost.name());
     Time::ns(known.map_or(0, |(_, ns)| *ns))

@@ -20,7 +20,8 @@ use crate::size::Size;
 /// The columns of a table, in any order.
 const COLUMNS: &str = "system,configuration,metric,before,after,unit,published improvement";
 
-/// What a figure may be, in milliseconds: what virtual time tells from nothing, and what it has.
+/// Bounds of a figure, in milliseconds: the least that virtual time tells from nothing, and its
+/// end.
 const NANOSECOND_MS: f64 = 1e-6;
 const MOST_DAYS: u32 = 100;
 const MOST_MS: f64 = MOST_DAYS as f64 * 86_400e3;
@@ -81,7 +82,7 @@ impl Row {
         profile.is_fitted_on_metric(&self.system, &self.configuration, &self.metric)
     }
 
-    /// What a profile says that it does not explain in it.
+    /// Returns the gap that a profile admits for it.
     pub fn unexplained(&self, profile: &Profile) -> Option<String> {
         let this =
             |row: &RowSelector| row.selects_metric(&self.system, &self.configuration, &self.metric);
@@ -159,7 +160,7 @@ impl Row {
 pub struct Reproduced {
     pub experiment: &'static str,
     pub figure: Row,
-    /// The same before the improvement, after it, and in the engine's own way.
+    /// Figures here: before the improvement, after it, and in the engine's own way.
     pub before: Option<f64>,
     pub after: Option<f64>,
     pub tablewright: Option<f64>,
@@ -203,8 +204,8 @@ impl Reproduced {
         }
     }
 
-    /// What a machine of this profile makes of a row: before, after, and by the engine. `note` says
-    /// what it ran on.
+    /// Sets the figures of a profile's machine beside a row: before, after, and by the engine.
+    /// `note` says how it ran.
     pub fn new(
         experiment: &'static str,
         figure: Row,
@@ -233,7 +234,7 @@ impl Reproduced {
 }
 
 impl Reproduced {
-    /// As it is shown: published before and after, here before and after, Tablewright.
+    /// Figures as text: published before and after, here before and after, Tablewright.
     pub fn figures(&self) -> [String; 5] {
         let Self {
             figure,

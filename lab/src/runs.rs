@@ -11,14 +11,13 @@ use crate::output::progress::Progress;
 
 /// One run to be made on the software machine.
 pub trait Simulated: Sync {
-    /// What a run shows.
     type Ran: Send;
-    /// What a thread keeps from one run to the next; `()` for nothing.
+    /// State that a thread keeps from one run to the next; `()` for none.
     type Kept: Default;
 
     /// Makes the run.
     fn run(&self, kept: &mut Self::Kept) -> Result<Self::Ran, Error>;
-    /// What is shown meanwhile.
+    /// Words beside the progress bar.
     fn name(&self) -> String;
 }
 

@@ -25,7 +25,7 @@ pub enum SizeError {
 }
 
 impl Size {
-    /// So many bytes. `None` for none.
+    /// Returns `None` for no bytes.
     pub const fn of(bytes: u64) -> Option<Self> {
         match bytes {
             0 => None,

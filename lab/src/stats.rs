@@ -1,4 +1,4 @@
-//! What a list of samples says: its middle, and how far it scatters.
+//! Statistics of samples: their median and their spread.
 
 use crate::memory::arena::{Arena, Memory};
 
@@ -23,7 +23,7 @@ impl Samples {
         self.0.is_empty()
     }
 
-    /// The same samples in another unit.
+    /// Samples in another unit.
     pub fn scaled(&self, factor: f64) -> Self {
         self.0.iter().map(|sample| sample * factor).collect()
     }
@@ -70,8 +70,8 @@ pub fn noise_warning(what: &str, samples: &Samples) -> Option<String> {
     let spread = samples.spread();
     (spread > NOISY).then(|| {
         format!(
-            "{what} varied by {:.0} % between rounds: close other programs, pin this one with `taskset -c 0`, or raise \
-             --rounds",
+            "{what} varied by {:.0} % between rounds: close other programs, pin this one with \
+             `taskset -c 0`, or raise --rounds",
             spread * 100.0
         )
     })
@@ -81,8 +81,8 @@ pub fn noise_warning(what: &str, samples: &Samples) -> Option<String> {
 pub fn huge_page_warning(arena: Arena, memory: Memory) -> Option<String> {
     let huge = arena.huge_bytes()?;
     (memory == Memory::Warm && huge < arena.bytes() as u64 / 2).then(|| {
-        "the host gave few huge pages for the tables, so figures include TLB misses of the host: see \
-         /sys/kernel/mm/transparent_hugepage/enabled"
+        "the host gave few huge pages for the tables, so figures include TLB misses of the host: \
+         see /sys/kernel/mm/transparent_hugepage/enabled"
             .to_owned()
     })
 }
@@ -95,7 +95,8 @@ pub fn build_warning() -> Option<String> {
         _ => "quickly",
     };
     Some(format!(
-        "built {built}: before quoting figures, `cargo run --profile figures --`, as the book has them"
+        "built {built}: before quoting figures, `cargo run --profile figures --`, as the book has \
+         them"
     ))
 }
 

@@ -13,7 +13,7 @@
 //! | flush first | freeze, flush, process, unfreeze |
 //! | unfreeze first | freeze, unfreeze, process, flush |
 //! | after | freeze, flush, unfreeze, process |
-//! | in place | put the large leaf in the place of the table, process; flush when the thread gives way |
+//! | in place | put the large leaf in the table's place, process; flush when the thread gives way |
 //!
 //! *In place* is of a later change (Linux 6.13): nothing is frozen, no fault has to map anything
 //! again, and one flush is for all tables between two points at which the thread is asked to give

@@ -18,7 +18,7 @@ use super::world::World;
 use crate::guest::host::access;
 use crate::guest::{Handled, leaf_bytes};
 
-/// So many leaves are collapsed before all vCPUs have to forget what was below them.
+/// Leaves that are collapsed before all vCPUs are flushed.
 const BATCH: usize = 64;
 /// How long a CPU that waits for walks of others looks away.
 const LOOK_AWAY: Time = Time::ns(50);
@@ -27,11 +27,11 @@ pub struct Engine<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {
     pub world: &'w World<'m>,
     pub guest: &'g Guest<'s, F, Mapper<'m>>,
     pub bitmaps: &'g [Bitmap<'g>],
-    /// What a page of the host has.
+    /// Cost of finding a page of the host.
     pub page: u64,
     /// Of each vCPU.
     pub gathers: Box<[RefCell<Gather<'g, 's, F, Mapper<'m>>>]>,
-    /// What was collapsed, to be reclaimed.
+    /// Collapsed tables, to be reclaimed.
     pub deferred: RefCell<Vec<DeferredReclaim<F, Mapper<'m>>>>,
 }
 

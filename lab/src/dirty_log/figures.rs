@@ -1,4 +1,4 @@
-//! What is counted, and what was published of it.
+//! Figures of a run, and the published ones.
 
 use serde::Serialize;
 use tablewright_machine::Time;
@@ -88,7 +88,7 @@ pub fn metric(row: &published::Row) -> Option<Metric> {
     })
 }
 
-/// As the well-known test prints it.
+/// In the words of the well-known test.
 pub const DISABLING: &str = "Disabling dirty logging time";
 
 #[cfg(test)]

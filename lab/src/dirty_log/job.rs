@@ -40,7 +40,6 @@ impl How {
         Self::Tablewright,
     ];
 
-    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Before => "before",
@@ -53,7 +52,7 @@ impl How {
     }
 }
 
-/// What finds the pages that are written.
+/// How written pages are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum By {
     /// The first write to each page faults
@@ -65,7 +64,6 @@ pub enum By {
 }
 
 impl By {
-    /// As a slot is told.
     pub const fn log(self) -> Log {
         match self {
             Self::Faults => Log::ByFault,
@@ -73,7 +71,6 @@ impl By {
         }
     }
 
-    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Faults => "faults",
@@ -82,10 +79,9 @@ impl By {
     }
 }
 
-/// What of it a run is told.
+/// Options of the test that a run depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// What finds the pages that are written.
     pub by: By,
     /// The log begins with all pages in it, and nothing is protected.
     pub all_set: bool,
@@ -118,11 +114,11 @@ pub struct Job {
     pub profile: Profile,
     /// How logging is disabled.
     pub how: How,
-    /// What backs the memory, as it is run.
+    /// Backing, as it is run.
     pub source: Source,
-    /// Where it is, as it is run.
+    /// Memory, as it is run.
     pub region: Region,
-    /// What one page of it stands for.
+    /// Pages that one page of the run stands for.
     pub scale: Scale,
     /// How many vCPUs.
     pub vcpus: u16,
@@ -140,7 +136,6 @@ pub struct Job {
     pub manual: bool,
     /// The vCPUs go on while logging is disabled.
     pub running: bool,
-    /// What else the test was asked.
     pub options: Options,
 }
 
@@ -151,7 +146,7 @@ impl Job {
     }
 }
 
-/// What a run showed, multiplied by its scale.
+/// Figures of a run, multiplied by its scale.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ran {
     /// How long it took to write all memory for the first time.
@@ -192,13 +187,13 @@ pub type Run<'r> = runs::Run<'r, Job>;
 pub trait Way {
     /// Has all memory in large leaves, or has the next fault map it so. By the thread of the host.
     fn disable(&self);
-    /// What is left to do when every vCPU has been in the guest since.
+    /// Frees detached tables, once every vCPU has been in the guest since.
     fn reclaim(&self) {}
     /// A vCPU has faulted.
     fn fault(&self, at: u64, write: bool) -> Handled;
 }
 
-/// So many pages are run where nothing is said.
+/// Pages of a run without `--scale`.
 const USUAL_PAGES: u64 = 1 << 18;
 /// The tables of more would not fit into many computers.
 const MOST_PAGES: u64 = 1 << 22;
@@ -219,7 +214,6 @@ pub fn all_bytes(each: u64, vcpus: u16) -> Result<u64, Error> {
 /// A case, as it is asked for.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What backs the memory.
     pub backing: Backing,
     /// How much each vCPU has.
     pub bytes: u64,
@@ -227,9 +221,9 @@ pub struct Case {
     pub vcpus: u16,
     /// The guest's mode.
     pub mode: Mode,
-    /// Where the memory is [none: as far up as the mode goes].
+    /// Address of the memory [none: as far up as the mode goes].
     pub offset: Option<u64>,
-    /// What one page of a run stands for [none: as few pages are run as is usual].
+    /// Pages that one page stands for [none: as few are run as is usual].
     pub scale: Option<u64>,
 }
 
@@ -291,7 +285,8 @@ impl Case {
                     });
                     let fit: Vec<String> = fit.map(|scale: u64| scale.to_string()).collect();
                     format!(
-                        "--scale {scale}: {} of {} cannot be divided so; of the powers of two these fit: {}",
+                        "--scale {scale}: {} of {} cannot be divided so; of the powers of two \
+                         these fit: {}",
                         human(self.bytes),
                         self.backing.name,
                         fit.join(", ")

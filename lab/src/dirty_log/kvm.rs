@@ -12,7 +12,7 @@ use crate::output::columns::{Cell, columns};
 use crate::output::report::{self, Report};
 use crate::stats;
 
-/// As on the machine, and all phases.
+/// The machine's figures, and all phases.
 struct Row {
     cleared: &'static str,
     phases: Vec<PhaseRow>,
@@ -57,7 +57,10 @@ columns! { row: Row;
     ["faults"] [] row.count("pf_taken");
     ["flushes"] [] row.count("remote_tlb_flush");
     ["phases"] [] Cell::json(&row.phases);
-    ["predicted"] [] if row.predicted.is_empty() { Cell::Absent } else { Cell::json(&row.predicted) };
+    ["predicted"] [] match row.predicted.is_empty() {
+        true => Cell::Absent,
+        false => Cell::json(&row.predicted),
+    };
 }
 
 /// Logs what a guest writes, and prints what that takes.
@@ -96,7 +99,7 @@ pub fn run(asked: &Asked, json: bool) -> Result<(), Error> {
     })
 }
 
-/// What a profile says of a run, said before it is made.
+/// Predicts a run by a profile, and prints that before the run is made.
 fn predict(
     asked: &Asked,
     host: &HostKind,

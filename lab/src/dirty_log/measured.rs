@@ -1,5 +1,4 @@
-//! What was measured on KVM, as it is in a file; the run of it on a machine; and one beside the
-//! other.
+//! Runs on KVM, as a file has them; their runs on a machine; and the two beside each other.
 
 use std::ops::Not;
 use std::path::Path;
@@ -57,7 +56,7 @@ pub struct HostLine {
     pub paging: String,
 }
 
-/// What was measured.
+/// Phases of one run on KVM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MeasuredRow {
     pub phases: Vec<MeasuredPhase>,
@@ -183,13 +182,13 @@ struct Several {
     runs: Vec<Measured>,
 }
 
-/// What is in the document, at the least: it says which of the two it is.
+/// The field that tells the two documents apart.
 #[derive(Deserialize)]
 struct Kind {
     runs: Option<IgnoredAny>,
 }
 
-/// So many pages are simulated of a run; what they take is multiplied.
+/// Pages of a run that are simulated; times are multiplied.
 const PAGES: u64 = 1 << 14;
 /// A phase is of no more pages: all memory, by all vCPUs, in each iteration.
 const MOST_PAGES: u64 = 1 << 50;
@@ -292,7 +291,7 @@ pub fn differs(parameters: &Parameters, phase: &str) -> Option<&'static str> {
     }
 }
 
-/// What was predicted, and what came.
+/// Predicted and measured time of a phase.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
     pub run: String,

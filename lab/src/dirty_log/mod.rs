@@ -20,7 +20,7 @@ use tablewright_machine::{Profile, Time};
 use crate::error::Error;
 use crate::file::Target;
 use crate::guest::input::{Backing, Guest, Mode, offset};
-use crate::kvm::{Asked, On, Options as KvmOptions, USUAL_BYTES, only_machine};
+use crate::kvm::{Asked, On, Options as KvmOptions, USUAL_BYTES};
 use crate::output::columns::{self, Cell, columns};
 use crate::output::plot::{Bar, Group, Picture};
 use crate::output::report::{self, Report, error_percent};
@@ -54,7 +54,8 @@ pub struct Arguments {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     vcpus: Option<u16>,
     /// How often the memory is written, and the log read and cleared
-    #[arg(short, long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, value_name = "N", default_value = "2",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
     iterations: u32,
     /// The vCPUs go on while logging is disabled
     #[arg(short = 'e', long)]
@@ -63,10 +64,12 @@ pub struct Arguments {
     #[arg(short = 'g', long)]
     no_manual_protect: bool,
     /// How many slots the memory is in
-    #[arg(short = 'x', long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short = 'x', long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
     slots: u16,
     /// Of so many accesses of a hundred the guest writes; it reads in the others
-    #[arg(short, long, value_name = "PERCENT", default_value = "100", value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(short, long, value_name = "PERCENT", default_value = "100",
+          value_parser = clap::value_parser!(u8).range(0..=100))]
     write_percent: u8,
     /// Access pages in random order
     #[arg(short = 'a', long)]
@@ -136,7 +139,8 @@ columns! { row: Row;
     ["clear_s"] [] Cell::json(seconds(&row.ran.clear));
     ["disable_s"] [1 "time"] Cell::TimeIfAny(row.ran.disable.as_secs_f64(), 1e9);
     ["published_s"] [] Cell::json(row.published);
-    ["error_percent"] [1 "error  "] Cell::or_nothing(row.error(), |it| Cell::Marked(Some(it), row.fitted));
+    ["error_percent"] [1 "error  "]
+        Cell::or_nothing(row.error(), |it| Cell::Marked(Some(it), row.fitted));
     ["fitted"] [] Cell::json(row.fitted);
     ["zaps"] [] Cell::json(figures::histogram(&row.ran.zaps, row.job.scale.fewer));
     ["stall_longest_us"] [1 "stall\nlongest"] Cell::TimeIfAny(micros(row.longest), 1e3);
@@ -217,8 +221,7 @@ impl Arguments {
 
     /// The guest on KVM. Where nothing is said it is small: it takes real time.
     fn on_kvm(&self) -> Result<Asked, Error> {
-        only_machine(
-            "kvm",
+        Error::refuse(
             &[
                 (self.how.is_some(), "--how"),
                 (self.scale.is_some(), "--scale"),
@@ -227,6 +230,7 @@ impl Arguments {
                 (self.threads.threads.is_some(), "--threads"),
                 (self.log != By::Faults, "--log"),
             ],
+            ": not with --on kvm",
         )?;
         if self.no_manual_protect && self.kvm.all_set {
             let why = "--all-set: only with manual protection, which -g does without";
@@ -275,7 +279,7 @@ impl Arguments {
         }
     }
 
-    /// What else the well-known test takes, if such a machine can do it.
+    /// Returns the test's other options, if such a machine has them.
     fn options(&self, profile: &Profile, vcpus: u16) -> Result<Options, Error> {
         let asked = &self.kvm;
         let usage = |why: &str| Err(Error::Usage(why.to_owned()));

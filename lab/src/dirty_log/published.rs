@@ -61,7 +61,8 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
         }
         if let (Metric::Disabling, [Some(before), Some(after)]) = (metric, wrong) {
             note += &format!(
-                "; of the zaps {before:.0} % before and {after:.0} % after are in another bin than published"
+                "; of the zaps {before:.0} % before and {after:.0} % after are in another bin than \
+                 published"
             );
         }
         let ours = [ours(0), ours(1), ours(2)];

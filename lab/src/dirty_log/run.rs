@@ -152,7 +152,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
     test.run()
 }
 
-/// What the vCPUs do.
+/// Phases of the vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// They are in the guest for a short time.
@@ -161,7 +161,7 @@ enum Phase {
     Populate,
     /// They access as many pages as they have.
     Dirty,
-    /// The same over and over, until the next phase.
+    /// Passes over and over, until the next phase.
     Disable,
     /// They are through.
     Over,
@@ -175,9 +175,9 @@ struct Test<'t, 'm, 'g, 's, F: Format<Input = Ipa>> {
     way: &'t dyn Way,
     slots: &'t [Slot],
     bitmaps: &'t [Bitmap<'t>],
-    /// Where hardware logs what each vCPU writes, if it does.
+    /// Log of each vCPU's writes, where hardware keeps one.
     logs: Vec<Pa>,
-    /// What faults of a guest's guest take: its tables are made of two.
+    /// Lock of faults of a guest's guest, whose tables are made of two.
     shadow: MachineLock<'m>,
     /// How many there have been, and the one that it is.
     phase: Cell<(u32, Phase)>,
@@ -408,7 +408,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         Ok(())
     }
 
-    /// Where every page was written, every page is in the log.
+    /// Checks that every page is in the log, if every page was written.
     fn check_found(&self, found: u64) {
         let all = !self.job.random && self.job.write_percent == 100;
         let pages = self.job.region.bytes / PAGE;
@@ -493,7 +493,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         }
     }
 
-    /// What hardware has logged of this vCPU is marked.
+    /// Marks the pages that hardware has logged of this vCPU.
     fn drain(&self, cpu: Cpu<'_>) {
         let Some(&page) = self.logs.get(cpu.id()) else {
             return;
@@ -527,7 +527,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         handle()
     }
 
-    /// So much each vCPU accesses.
+    /// Bytes that each vCPU accesses.
     fn each(&self) -> u64 {
         match self.job.options.overlap {
             true => self.job.region.bytes,
@@ -545,8 +545,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         (first..first + each).step_by(PAGE as usize)
     }
 
-    /// As many accesses as there are pages. While logging is disabled, what is large again is left
-    /// alone: it would take this computer time, and show nothing.
+    /// Accesses as many pages as there are. While logging is disabled, pages that are large again
+    /// are left out: they would take time, and show nothing.
     fn pass(&self, cpu: Cpu<'_>, random: &mut Random, goes_on: impl Fn() -> bool) {
         let each = self.each() / PAGE;
         let mut own = self.own(cpu);

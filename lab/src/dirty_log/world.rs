@@ -1,4 +1,4 @@
-//! What all ways to disable a log have in common: the guest's memory, and the memory of its host.
+//! Common parts of the ways to disable a log: the guest's memory, and the memory of its host.
 //!
 //! # Contention
 //!
@@ -31,7 +31,7 @@ use tablewright_machine::{Cpu, Mapper, Resource, Time};
 use crate::guest::input::Region;
 use crate::guest::leaf_bytes;
 
-/// Where the guest's memory lies: above that of the tables.
+/// Start of the guest's memory, above the tables.
 const PHYSICAL: u64 = 1 << 45;
 
 /// Lines of a table.
@@ -44,7 +44,7 @@ pub struct World<'m> {
     pub region: Region,
     /// The largest leaf that its pages allow.
     pub leaf: Level,
-    /// Where lines come from.
+    /// Source of cache lines.
     memory: Resource,
     /// Those parts that are in leaves of that level.
     large: Box<[Cell<bool>]>,
@@ -87,7 +87,7 @@ impl<'m> World<'m> {
         (first..first + bytes).step_by(leaf_bytes(self.leaf) as usize)
     }
 
-    /// Where the host has what is at an address of the guest.
+    /// Returns the host's address for an address of the guest.
     pub fn host(&self, at: u64) -> Pa {
         Pa::new(PHYSICAL + (at - self.region.first))
     }

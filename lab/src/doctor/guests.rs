@@ -1,4 +1,4 @@
-//! What is measured of guests on the KVM of this computer.
+//! Measurements of guests on the KVM of this computer.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,6 @@ pub const SMALL: u64 = if cfg!(debug_assertions) {
 } else {
     64 << 20
 };
-/// The same in words.
 pub const SMALL_SIZE: &str = if cfg!(debug_assertions) {
     "8 MiB"
 } else {
@@ -28,7 +27,7 @@ pub const ROUNDS: u32 = if cfg!(debug_assertions) { 2 } else { 5 };
 /// it takes less than a minute and a half.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What guests showed.
+/// Phases of all guests.
 pub struct Guests {
     pub host: HostKind,
     /// In pages, and in huge pages, on which the profile is fitted.

@@ -1,5 +1,5 @@
-//! What the published changes and the engine would take in the same place: the software machine,
-//! with what was measured here.
+//! Predictions for the published changes and the engine: the software machine, with the costs that
+//! were measured here.
 
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
@@ -44,8 +44,8 @@ pub fn fits(bytes: u64) -> Result<(), Error> {
 }
 
 const HUGE: u64 = 2 << 20;
-/// So many vCPUs end a log on the machine: their waits for each other take this computer time as
-/// their square.
+/// Most vCPUs that end a log on the machine: the time to simulate their waits grows with their
+/// square.
 pub const MOST: u16 = 16;
 
 /// Another system's, for what only a kernel can measure: to wait until an invalidation is complete.
@@ -85,8 +85,7 @@ pub fn completion() -> Result<f64, Error> {
     Ok(nanoseconds(Profile::load(KERNELS)?.costs.complete))
 }
 
-/// What an unmap of a page takes, with an interrupt for each vCPU, with one hypercall, and by the
-/// engine.
+/// Predicts an unmap of a page: with an interrupt for each vCPU, with one hypercall, by the engine.
 pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
     let Some(remote) = unmap.remote else {
         return Ok(None);

@@ -21,20 +21,21 @@ use clap::Args;
 use crate::error::Error;
 use crate::size::Size;
 
-/// What `doctor` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   tablewright doctor
   tablewright doctor --guest 2T --vcpus 416 --json > doctor.json
-  tablewright fit --from doctor.json -o here.toml       a machine as this computer, for every experiment
+  tablewright fit --from doctor.json -o here.toml       a machine as this computer, for every \
+  experiment
   tablewright doctor --report results                   writes results/doctor.html")]
 pub struct Arguments {
     /// The guest that you have in mind: its memory
     #[arg(long, value_name = "SIZE", default_value = "512G")]
     guest: Size,
     /// And its vCPUs
-    #[arg(long, value_name = "N", default_value = "96", value_parser = clap::value_parser!(u16).range(1..=500))]
+    #[arg(long, value_name = "N", default_value = "96",
+          value_parser = clap::value_parser!(u16).range(1..=500))]
     vcpus: u16,
     /// Write a page with pictures into this directory
     #[arg(long, value_name = "DIR")]

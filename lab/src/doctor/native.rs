@@ -1,4 +1,4 @@
-//! What is measured without a guest: the linear map, and unmapping while another thread runs.
+//! Measurements without a guest: the linear map, and unmapping while another thread runs.
 
 use std::hint;
 use std::ptr;
@@ -12,7 +12,7 @@ use crate::map_mem::{input, native};
 use crate::size::{Size, human};
 use crate::stats::Samples;
 
-/// As much memory is mapped: its tables take 16 MiB. With assertions, figures say nothing.
+/// Memory that is mapped: its tables take 16 MiB. With assertions, figures say nothing.
 pub const MAPPED: u64 = if cfg!(debug_assertions) {
     256 << 20
 } else {
@@ -23,7 +23,7 @@ const UNMAPS: usize = 4_000;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// And until there are enough, where others have the CPUs nearly always.
 const LAST_PATIENCE: Duration = Duration::from_secs(10);
-/// What takes longer is not a flush: another program had the CPU. Nanoseconds.
+/// Nanoseconds beyond which another program had the CPU, and it is no flush.
 const NO_FLUSH: f64 = 1e6;
 /// Fewer samples say nothing.
 const FEWEST: usize = 50;
@@ -36,7 +36,7 @@ pub fn linear_map() -> Result<f64, Error> {
     Ok(built.nanoseconds / built.entries.max(1) as f64)
 }
 
-/// So many entries are published one by one.
+/// Entries that are published one by one.
 const PUBLISHED: usize = 1 << 16;
 
 /// Nanoseconds to write an entry and have it published before the next one is written.
@@ -56,7 +56,7 @@ pub fn published_entry() -> f64 {
     samples.median()
 }
 
-/// What makes stores visible to a table walker, which programs may execute as well.
+/// Makes stores visible to a table walker.
 fn barrier() {
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a barrier changes nothing.

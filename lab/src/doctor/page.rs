@@ -1,4 +1,4 @@
-//! The same as a page: a table, a picture of each problem, and the notes.
+//! The answer as a page: a table, a picture of each problem, and the notes.
 
 use std::fmt::Write;
 

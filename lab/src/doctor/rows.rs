@@ -28,7 +28,7 @@ pub struct Parameters {
 #[derive(Serialize)]
 pub struct Row {
     pub problem: &'static str,
-    /// What was measured here, and for what.
+    /// Measured here, for each of `for_each`.
     #[serde(rename = "here_ns")]
     pub here: Option<f64>,
     pub for_each: &'static str,
@@ -45,7 +45,7 @@ pub struct Row {
 
 /// Figures of this computer, and the machine that was made of them.
 pub struct Known {
-    /// What is known of the computer, whether or not it runs guests.
+    /// Known of the computer, whether or not it runs guests.
     pub host: Option<HostKind>,
     /// Of the engine, for a page.
     pub linear: f64,
@@ -109,10 +109,12 @@ fn linear_row(known: &Known, size: Size) -> Result<Row, Error> {
         with_change: Some(after),
         tablewright: Some(known.linear * pages(size)),
         note: format!(
-            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be measured: it is the machine, in pages, with \
-             what an entry and a barrier take here, and {} to wait for an invalidation, as in {}, because only a kernel can tell that; before \
-             the published changes, and with all four (arm64: Linux 6.10 has three of them; {}). Tablewright: its own map of {} in pages, \
-             built and checked here, {} a page, multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
+            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be \
+             measured: it is the machine, in pages, with what an entry and a barrier take here, \
+             and {} to wait for an invalidation, as in {}, because only a kernel can tell that; \
+             before the published changes, and with all four (arm64: Linux 6.10 has three of them; \
+             {}). Tablewright: its own map of {} in pages, built and checked here, {} a page, \
+             multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
             report::time(machine::completion()?),
             machine::KERNELS,
             match cfg!(target_arch = "aarch64") {
@@ -129,9 +131,10 @@ fn flush_row(known: &Known, size: Size) -> Result<Row, Error> {
     let times = machine::unmap(size, known.unmap)?;
     let note = match known.unmap.remote {
         Some(remote) => format!(
-            "munmap of a page: {} alone, {} while one other thread runs. For {} vCPUs: the machine with these two costs, all \
-             vCPUs unmapping at once, one interrupt for each other vCPU; the change is one hypercall for all (Hyper-V: Linux \
-             4.14; KVM's own way: 4.16; INVLPGB: 6.15; {}).",
+            "munmap of a page: {} alone, {} while one other thread runs. For {} vCPUs: the machine \
+             with these two costs, all vCPUs unmapping at once, one interrupt for each other vCPU; \
+             the change is one hypercall for all (Hyper-V: Linux 4.14; KVM's own way: 4.16; \
+             INVLPGB: 6.15; {}).",
             report::time(known.unmap.alone),
             report::time(remote),
             size.vcpus,
@@ -170,9 +173,11 @@ fn fault_row(guests: &Guests, size: Size, ours: f64) -> Row {
         with_change: Some(a_page(&guests.huge, "populate") * pages(size) / f64::from(size.vcpus)),
         tablewright: Some(ours),
         note: format!(
-            "Populating: CPU time of a fault with all that the host does. A logged write takes {} with one vCPU and {} with {} at once \
-             (x {:.2}); all {} are taken to wait no more than these do, which flatters. The change is huge pages, measured here. \
-             Tablewright: the machine as this computer, huge pages. The published change of 2021 is arm64's (Linux 5.14; {}).",
+            "Populating: CPU time of a fault with all that the host does. A logged write takes {} \
+             with one vCPU and {} with {} at once (x {:.2}); all {} are taken to wait no more than \
+             these do, which flatters. The change is huge pages, measured here. Tablewright: the \
+             machine as this computer, huge pages. The published change of 2021 is arm64's (Linux \
+             5.14; {}).",
             report::time(guests.fault[0]),
             report::time(guests.fault[1]),
             guests.vcpus,
@@ -194,9 +199,10 @@ fn start_row(guests: &Guests, size: Size, ours: f64) -> Row {
         with_change: all_set.map(|time| time * pages(size)),
         tablewright: Some(ours),
         note: format!(
-            "Enabling protects every page: CPU time of the call, multiplied. The change: all pages are in the log from the start \
-             (Linux 5.7 has it, {} here), so that nothing is protected; the first harvest then has everything, and pays. \
-             Tablewright: one generation number, on the machine as this computer.",
+            "Enabling protects every page: CPU time of the call, multiplied. The change: all pages \
+             are in the log from the start (Linux 5.7 has it, {} here), so that nothing is \
+             protected; the first harvest then has everything, and pays. Tablewright: one \
+             generation number, on the machine as this computer.",
             if all_set.is_some() {
                 "and so it is measured"
             } else {
@@ -217,9 +223,10 @@ fn first_write_row(guests: &Guests, size: Size) -> Row {
         with_change: None,
         tablewright: None,
         note: format!(
-            "What the guest pays for a log, again after each harvest: a fault where a write takes {} otherwise; for each vCPU, if it \
-             writes its part. Only a processor's own log saves it (PML: {}). The rate at which a vCPU can dirty pages here is {} a \
-             second: `tablewright migrate --from doctor.json` takes it.",
+            "What the guest pays for a log, again after each harvest: a fault where a write takes \
+             {} otherwise; for each vCPU, if it writes its part. Only a processor's own log saves \
+             it (PML: {}). The rate at which a vCPU can dirty pages here is {} a second: \
+             `tablewright migrate --from doctor.json` takes it.",
             report::time(free),
             match guests.host.modification_log {
                 Some(true) => "on here",
@@ -265,9 +272,10 @@ fn stop_rows(
         with_change: Some(there * published.time / before.time.max(1.0)),
         tablewright: Some(there * ours.time / before.time.max(1.0)),
         note: format!(
-            "Huge pages come back: CPU time of the call, multiplied. The change takes tables apart after the flush, or in place (Linux \
-             6.13). {}. The columns to the right have the ratios of the machine as this computer with \
-             {} vCPUs that go on: {} before, {} after, {} by the engine.",
+            "Huge pages come back: CPU time of the call, multiplied. The change takes tables apart \
+             after the flush, or in place (Linux 6.13). {}. The columns to the right have the \
+             ratios of the machine as this computer with {} vCPUs that go on: {} before, {} after, \
+             {} by the engine.",
             has_zap_change(&guests.host),
             size.vcpus.min(machine::MOST),
             report::time(before.time),
@@ -287,15 +295,17 @@ fn stop_rows(
         with_change: Some(published.stall),
         tablewright: Some(ours.stall),
         note: format!(
-            "What a vCPU waits by its own counter while the log of {} is disabled, the longest of all rounds; the call takes {} \
-             ({} of CPU time), and 99.9 % of accesses take at most {}. {} A busy computer adds its own stalls to it.",
+            "What a vCPU waits by its own counter while the log of {} is disabled, the longest of \
+             all rounds; the call takes {} ({} of CPU time), and 99.9 % of accesses take at most \
+             {}. {} A busy computer adds its own stalls to it.",
             guests::SMALL_SIZE,
             report::time(call),
             report::time(ran),
             report::time(p999),
             match longest.is_some_and(|longest| longest > call / 2.0) {
                 true =>
-                    "A stall as long as the call grows with the memory: as much of it as the call ran is multiplied.",
+                    "A stall as long as the call grows with the memory: as much of it as the call \
+                     ran is multiplied.",
                 false => "It is short beside the call: not multiplied.",
             }
         ),
@@ -349,7 +359,8 @@ pub fn text(report: &Report<Parameters, Row>, known: &Known) -> String {
             "\nThe machine as this computer, fitted on runs 1 and 2:\n\n{}",
             costs(&found.profile)
         );
-        text += "\nTo have it: tablewright doctor --json > doctor.json\n            tablewright fit --from doctor.json -o here.toml\n";
+        text += "\nTo have it: tablewright doctor --json > doctor.json\n            tablewright \
+                 fit --from doctor.json -o here.toml\n";
     }
     text
 }

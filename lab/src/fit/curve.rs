@@ -122,7 +122,8 @@ pub fn print(profile: &Profile, run: Run<'_, Job>, json: bool) -> Result<(), Err
 
 fn text(report: &Report) -> String {
     let mut text = format!(
-        "{} fitted to real before and after the change, {} s and {} s:\nwhat interrupt and wake come to is determined, and not which of them it is\n\n",
+        "{} fitted to real before and after the change, {} s and {} s:\nwhat interrupt and wake \
+         come to is determined, and not which of them it is\n\n",
         report.machine, report.published_real_s[0], report.published_real_s[1]
     );
     let rows = report.curve.iter().map(|point| {

@@ -1,4 +1,4 @@
-//! What the rows of a fit determine: which costs, within what, and which only in sums.
+//! Costs that the rows of a fit determine: which, within what, and which only in sums.
 //!
 //! How often each cost counts in each row, as a part of the row's time, is a matrix. A cost whose
 //! column points, within [`APART`], where another's does cannot be told from it by figures that
@@ -60,7 +60,7 @@ impl Counts {
 pub struct Carried {
     /// The cost.
     pub cost: &'static str,
-    /// What it is, in nanoseconds.
+    /// Nanoseconds of the sum, for each of the first cost.
     pub ns: f64,
     /// How the profile knows it.
     pub source: Option<Source>,
@@ -78,12 +78,12 @@ pub struct Sum {
     pub ns: f64,
 }
 
-/// What the fitted rows say, and what they do not.
+/// Limits of what the fitted rows determine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Determined {
-    /// What was carried over.
+    /// Costs that were carried over.
     pub carried: Vec<Carried>,
-    /// What the rows do not tell apart.
+    /// Costs that the rows do not tell apart.
     pub sums: Vec<Sum>,
     /// Costs that would count in the rows, and that the profile leaves out: they are taken as
     /// nothing.
@@ -91,7 +91,7 @@ pub struct Determined {
 }
 
 impl Determined {
-    /// What these rows say of a machine with the fitted costs.
+    /// Judges the rows of a machine with the fitted costs.
     pub fn of(counts: &Counts, fitted: &Profile, free: &[Cost]) -> Self {
         let costs = &fitted.costs;
         let counting: Vec<usize> = (0..counts.costs.len())

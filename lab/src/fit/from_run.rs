@@ -17,7 +17,6 @@ use crate::error::Error;
 use crate::file::Target;
 use crate::output::report::{self, Report};
 
-/// What is asked for.
 pub struct Asked<'a> {
     pub files: &'a [PathBuf],
     /// The profile that is begun with.
@@ -47,7 +46,7 @@ pub struct Found {
     pub rows: Vec<Compared>,
 }
 
-/// Where nothing is said.
+/// Profile that is begun with, if none is named.
 const BASE: &str = "x86-12-vcpus";
 const FREE: [&str; 9] = [
     "find_page",
@@ -160,7 +159,7 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
     })
 }
 
-/// What the right side is without a cost that stays as it is.
+/// Takes a cost that stays off the right side.
 fn stay(right: &mut [f64], rows: &[Coefficients], at: usize, cost: Time) {
     let stays = cost.as_ps() as f64 / 1e3;
     for (right, (row, _)) in right.iter_mut().zip(rows) {

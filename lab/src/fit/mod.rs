@@ -35,17 +35,18 @@ use crate::runs::{self, Threads};
 use determined::{Counts, Determined};
 use solve::Undetermined;
 
-/// What `fit` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   tablewright fit --machine ampere-altra-vm-64g
-  tablewright fit --machine ampere-altra-vm-64g --rows 'Ampere Altra VM, 256G' --free entry,publish,complete
+  tablewright fit --machine ampere-altra-vm-64g --rows 'Ampere Altra VM, 256G' --free \
+  entry,publish,complete
   tablewright fit --machine mine.toml --table mine.csv -o fitted.toml
   tablewright fit --from a.json b.json -o here.toml      to what --on kvm or doctor has measured")]
 pub struct Arguments {
     /// The machine: a profile, by name or as a file
-    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, required_unless_present = "from")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true,
+          required_unless_present = "from")]
     machine: Option<String>,
     /// Fit to what `dirty-log --on kvm --json` and `doctor --json` have printed into these files,
     /// and to no table
@@ -152,11 +153,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             (!arguments.free.is_empty(), "--free"),
             (arguments.output.is_some(), "--output"),
         ];
-        if let Some((_, option)) = said.iter().find(|(said, _)| *said) {
-            return Err(Error::Usage(format!(
-                "{option}: of tlb-flush the two rows of real are fitted to, and three costs stay a curve"
-            )));
-        }
+        let why = ": of tlb-flush the two rows of real are fitted to, and three costs stay a curve";
+        Error::refuse(&said, why)?;
         return curve::print(
             &profile,
             &runs::software::<crate::tlb_flush::job::Job>(arguments.threads),
@@ -355,7 +353,7 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
     Ok((cases, fitted_on, warnings))
 }
 
-/// What selects the fitted rows. Each selects at least one.
+/// Returns the selectors of the fitted rows. Each selects at least one.
 fn selectors(
     arguments: &Arguments,
     profile: &Profile,
@@ -576,7 +574,7 @@ fn shortened(configuration: &str) -> &str {
     configuration.trim_start_matches("cumulative up to ")
 }
 
-/// What the rows determine, in words.
+/// Says in words which costs the rows determine.
 fn said(determined: &Determined) -> String {
     let mut text = String::new();
     let mut line = |said: String| {

@@ -13,7 +13,7 @@ use tablewright_machine::Fault as Trap;
 /// How often a fault is looked up again before the guest makes its access again.
 const TRIES: usize = 8;
 
-/// What has come of a fault.
+/// Outcome of a fault.
 #[derive(Clone, Copy, Debug)]
 pub enum Served {
     /// The access goes through.

@@ -1,5 +1,4 @@
-//! What the test is asked: the options of the well-known test, with their letters, names and
-//! numbers.
+//! Options of the well-known test, with their letters, names and numbers.
 
 use std::str::FromStr;
 
@@ -85,12 +84,12 @@ impl FromStr for Mode {
     }
 }
 
-/// What backs a guest's memory.
+/// Kind of memory behind a guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Pages, zeros until they are written.
     Anonymous,
-    /// The same, in huge pages if it can be.
+    /// Anonymous memory in huge pages, if it can be.
     Thp,
     /// Pages of one size, for the guest alone or shared, given when they are first used.
     Fixed {
@@ -126,7 +125,6 @@ impl Source {
 pub struct Backing {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
     pub source: Source,
 }
 
@@ -176,14 +174,13 @@ impl Backing {
     pub const ANONYMOUS: Self = backing("anonymous", Source::Anonymous);
     /// Huge pages of a pool.
     pub const HUGETLB_2MB: Self = backing("anonymous_hugetlb_2mb", Source::Fixed { shift: 21 });
-    /// The same, of a gigabyte.
+    /// Huge pages of a gigabyte.
     pub const HUGETLB_1GB: Self = backing("anonymous_hugetlb_1gb", Source::Fixed { shift: 30 });
 }
 
 /// The guest of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Guest {
-    /// What backs its memory.
     pub source: Backing,
     /// How much of it.
     pub bytes: u64,
@@ -192,8 +189,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// As asked for, the rest as the published tests have it; where nothing is asked for, one that
-    /// shows what it is about.
+    /// Takes the options that are given, and the rest of the published tests; without any, `shown`.
     pub fn new(
         source: Option<Backing>,
         bytes: Option<Size>,
@@ -211,7 +207,7 @@ impl Guest {
     }
 }
 
-/// Where the guest's memory is.
+/// The guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Its first address, as the guest has it.

@@ -40,7 +40,6 @@ pub enum Stage2 {
 }
 
 impl Stage2 {
-    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ept => "ept",
@@ -55,7 +54,7 @@ impl Stage2 {
     }
 }
 
-/// What came of a fault.
+/// Outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
     /// The access goes through.
@@ -66,7 +65,7 @@ pub enum Handled {
     Lost,
 }
 
-/// What a machine of this profile has for such tables.
+/// Returns the architecture of a profile, with such tables.
 pub fn architecture(profile: &Profile, format: Stage2) -> Architecture {
     let from = profile.architecture.clone();
     Architecture {

@@ -8,13 +8,13 @@ use super::summary::{HostKind, Phase};
 use super::{Able, Asked, Phases};
 use crate::error::Error;
 
-/// What kind of host this is; refused where there is no KVM.
+/// Returns the kind of host; refuses where there is no KVM.
 pub fn host() -> Result<HostKind, Error> {
     sequence::able()?;
     Ok(kind(&Host::read()))
 }
 
-/// What is known of this computer, whether or not it runs guests.
+/// Describes this computer, whether or not it runs guests.
 pub fn computer() -> Option<HostKind> {
     Some(kind(&Host::read()))
 }

@@ -43,7 +43,7 @@ pub enum Phases {
     Faults,
 }
 
-/// What KVM can do here.
+/// Abilities of the KVM here.
 #[derive(Clone, Copy, Debug)]
 pub struct Able {
     /// Reading a log may leave it as it is.
@@ -52,7 +52,7 @@ pub struct Able {
     pub all_set: bool,
 }
 
-/// Where an experiment runs.
+/// Platform of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum On {
     /// The software machine, in virtual time
@@ -61,7 +61,7 @@ pub enum On {
     Kvm,
 }
 
-/// What can be asked of a run on KVM alone.
+/// Options of a run on KVM alone.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "With --on kvm")]
 pub struct Options {
@@ -110,23 +110,12 @@ impl Options {
             (self.nested, "-n"),
             (!self.cpus.is_empty(), "-c"),
         ];
-        match options.iter().find(|(given, _)| *given) {
-            Some((_, option)) => Err(Error::Usage(format!("{option}: only with --on kvm"))),
-            None => Ok(()),
-        }
+        Error::refuse(&options, ": only with --on kvm")
     }
 
     /// How often.
     pub fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(5)
-    }
-}
-
-/// Refuses what is the machine's alone, where an experiment runs on something else.
-pub fn only_machine(on: &str, options: &[(bool, &str)]) -> Result<(), Error> {
-    match options.iter().find(|(given, _)| *given) {
-        Some((_, option)) => Err(Error::Usage(format!("{option}: not with --on {on}"))),
-        None => Ok(()),
     }
 }
 
@@ -175,7 +164,7 @@ impl Asked {
     }
 }
 
-/// What a guest has where nothing is said.
+/// Bytes of a guest, if none are given.
 pub const USUAL_BYTES: u64 = 256 << 20;
 
 /// Fewer rounds have no median, however long they take.

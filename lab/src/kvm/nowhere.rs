@@ -1,4 +1,4 @@
-//! Where there is no KVM at all.
+//! Stand-ins for computers without KVM.
 
 use super::summary::{HostKind, Phase};
 use super::{Able, Asked, Phases};

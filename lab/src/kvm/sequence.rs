@@ -1,5 +1,4 @@
-//! What is done with a guest, once: the phases of the experiments, each with its times, its stalls,
-//! and KVM's counts.
+//! Phases of a guest, once: each with its times, its stalls, and KVM's counts.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -23,7 +22,7 @@ use crate::stats::Samples;
 const IN_A_ROW: u32 = 64;
 const ROWS_OF_CALLS: u32 = 32;
 
-/// What backs memory, as the host has it.
+/// Returns the host's name for a backing.
 fn backing(asked: &Asked) -> Result<Backing, Error> {
     Ok(match (asked.backing.name, asked.backing.source) {
         (_, Source::Anonymous) => Backing::Anonymous,
@@ -38,7 +37,7 @@ fn backing(asked: &Asked) -> Result<Backing, Error> {
 
 const DEVICE: &str = "/dev/kvm";
 
-/// What KVM can do here.
+/// Returns KVM's abilities here.
 pub fn able() -> Result<Abilities, Error> {
     open(Path::new(DEVICE))
         .map(|kvm| abilities(&kvm))
@@ -132,7 +131,7 @@ pub struct Run<'a> {
     asked: &'a Asked,
     vm: Vm,
     phases: Vec<Phase>,
-    /// What has to be in the log, and what may be.
+    /// Pages that have to be in the log, and that may be.
     sure: Bitmap,
     maybe: Bitmap,
     got: Bitmap,
@@ -156,7 +155,6 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// What was done.
     pub fn phases(self) -> Vec<Phase> {
         self.phases
     }
@@ -433,7 +431,7 @@ impl<'a> Run<'a> {
         self.call("disable", running, |run| Ok(((), run.vm.log(false)?)))
     }
 
-    /// Where the memory is, and how many pages it has.
+    /// Returns the address of the memory, and its pages.
     pub fn memory(&self) -> (u64, u64) {
         (self.vm.first(), self.vm.pages())
     }

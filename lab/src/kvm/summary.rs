@@ -8,7 +8,7 @@ use crate::output::columns::{self, Cell, columns};
 use crate::output::report;
 use crate::stats::Samples;
 
-/// What a host is, for programs.
+/// Kind of a host, for programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HostKind {
     /// In one line.
@@ -87,14 +87,14 @@ pub struct PhaseRow {
     /// Distance of the tenth and the ninetieth percentile, as a part of the median.
     pub cpu_spread: f64,
     pub threads: u32,
-    /// What the guest waited, where it ran: the longest of all rounds, and medians; nanoseconds.
+    /// Waits of the guest, while it ran: the longest of all rounds, and medians; nanoseconds.
     #[serde(rename = "stall_longest_ns")]
     pub stall_longest: Option<f64>,
     #[serde(rename = "stall_p999_ns")]
     pub stall_p999: Option<f64>,
     #[serde(rename = "stall_total_ns")]
     pub stall_total: Option<f64>,
-    /// What KVM counted: medians.
+    /// KVM's counts: medians.
     pub counts: BTreeMap<String, i64>,
     /// Pages that the log had, and pages that were surely written.
     pub harvested: Option<u64>,
@@ -165,7 +165,7 @@ columns! { table of row: PhaseRow;
     [] [1 "pages\nin the log"] Cell::or_nothing(row.harvested, Cell::Count);
 }
 
-/// What is shown of KVM's counts, and by which name KVM has it.
+/// Shown counts, and KVM's names of them.
 const SHOWN: [(&str, &str); 6] = [
     ("faults\nfixed", "pf_fixed"),
     ("fast", "pf_fast"),
@@ -221,8 +221,8 @@ pub fn warnings(rows: &[PhaseRow], kind: &HostKind) -> Vec<String> {
         .collect();
     if !apart.is_empty() {
         warnings.push(format!(
-            "time and CPU time part in {}: other programs had the CPUs, or there are fewer than threads; stalls have it too, quote \
-             CPU time alone",
+            "time and CPU time part in {}: other programs had the CPUs, or there are fewer than \
+             threads; stalls have it too, quote CPU time alone",
             apart.join(", ")
         ));
     }
@@ -243,21 +243,23 @@ pub fn warnings(rows: &[PhaseRow], kind: &HostKind) -> Vec<String> {
     if slow > 0 {
         let most = paces().fold(0.0, f64::max) / fastest - 1.0;
         warnings.push(format!(
-            "the CPUs themselves were slower, by up to {:.0} %, around {slow} of {} times: a lower frequency, or another guest \
-             on the same core",
+            "the CPUs themselves were slower, by up to {:.0} %, around {slow} of {} times: a lower \
+             frequency, or another guest on the same core",
             most * 100.0,
             paces().count()
         ));
     }
     if let Some(row) = rows.iter().find(|row| row.harvested > row.written) {
         warnings.push(format!(
-            "{}: the log has every page written, and pages that were read where KVM split or mapped them anew",
+            "{}: the log has every page written, and pages that were read where KVM split or \
+             mapped them anew",
             row.phase
         ));
     }
     if kind.paging == "software" {
         warnings.push(
-            "software paging: KVM keeps tables of its own; nested paging has other algorithms and other times"
+            "software paging: KVM keeps tables of its own; nested paging has other algorithms and \
+             other times"
                 .to_owned(),
         );
     }

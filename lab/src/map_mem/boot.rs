@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::guest::failed;
 use crate::memory::arena;
 
-/// Where the slots of the fixmap are: beyond any linear map.
+/// Start of the fixmap's slots, beyond any linear map.
 const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
 /// How much memory is added after the boot.
 const ADDED: u64 = 1 << 30;
@@ -198,7 +198,7 @@ unsafe impl Window for Finished<'_> {
 }
 
 impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
-    /// What a kernel has before it knows its memory: a root and the tables of the fixmap, loaded.
+    /// Makes a kernel's first tables, of the fixmap alone, and loads their root.
     fn start(machine: &'m Machine, plan: &Plan) -> Result<Self, String> {
         let mut next = 0;
         for span in &plan.spans {
@@ -618,7 +618,7 @@ mod tests {
         plan(profile, &[(0, 128 * M)])
     }
 
-    /// What a fit relies on.
+    /// Requires linear times, which a fit relies on.
     #[test]
     fn time_is_the_sum_of_what_each_cost_counts() {
         let mut profile = Profile::load("neutral").unwrap();

@@ -1,4 +1,4 @@
-//! What builds the linear map: the one place where the engine is plugged in.
+//! Builder of the linear map: the one place that calls the engine.
 
 use tablewright::format::{
     Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,

@@ -1,4 +1,4 @@
-//! Where the memory map comes from: a file, a size, or this computer.
+//! Source of the memory map: a file, a size, or this computer.
 
 use std::path::Path;
 

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-/// Where RAM and the kernel's own image are.
+/// Addresses of RAM and of the kernel's own image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryMap {
     /// RAM, by address, without overlaps.
@@ -45,7 +45,7 @@ impl fmt::Display for Extent {
     }
 }
 
-/// What is wrong with a memory map.
+/// Problem of a memory map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IomemError {
     /// Nothing in the file.
@@ -62,12 +62,11 @@ pub enum IomemError {
     Line {
         /// Counted from one.
         line: usize,
-        /// What is wrong with it.
         problem: LineError,
     },
 }
 
-/// What is wrong with one line.
+/// Problem of one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// Not of the form at all.
@@ -94,7 +93,6 @@ pub enum LineError {
         this: Extent,
         /// The other line.
         other: Extent,
-        /// Where the other is.
         other_line: usize,
     },
 }
@@ -353,7 +351,8 @@ c0001000-eebfffff : PCI Bus 0000:00
 
         #[test]
         fn nearly_right_bytes_do_not_panic(
-            text in "( {0,6}[0-9a-f]{1,17}-[0-9a-f]{1,17} : (System RAM|Kernel code|reserved|é)\r?\n){0,8}"
+            text in "( {0,6}[0-9a-f]{1,17}-[0-9a-f]{1,17} : (System RAM|Kernel \
+                     code|reserved|é)\r?\n){0,8}"
         ) {
             if let Ok(map) = parse(text.as_bytes()) {
                 prop_assert!(map.ram.windows(2).all(|pair| pair[0].last < pair[1].start));

@@ -16,7 +16,6 @@ use crate::runs::{self, Simulated};
 pub struct Job {
     /// On which machine.
     pub profile: Profile,
-    /// What to do there.
     pub step: Step,
     /// The linear map to make.
     pub plan: Plan,

@@ -12,19 +12,18 @@ use crate::memory::judge::Found;
 use crate::output::progress::Progress;
 use crate::stats::{self, Samples};
 
-/// What the rounds showed; samples are nanoseconds for the whole map.
+/// Figures of all rounds; samples are nanoseconds for the whole map.
 pub struct Outcome {
     /// The builder.
     pub name: &'static str,
     /// Which version.
     pub version: &'static str,
-    /// What was built, the same in every round.
+    /// Entries and tables, the same in every round.
     pub built: Found,
     /// How long it took.
     pub build: Samples,
     /// How long plain stores to the same bytes took.
     pub bare: Samples,
-    /// What to keep in mind about the memory of the tables.
     pub huge_page_warning: Option<String>,
 }
 
@@ -71,7 +70,7 @@ fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Err
     Ok((root, nanoseconds))
 }
 
-/// As many tables, zeroed, and as many entries stored: each leaf, and each table's entry in the
+/// Zeroes as many tables, and stores as many entries: each leaf, and each table's entry in the
 /// table above.
 fn bare_once(built: Found, name: &'static str, arena: Arena) -> Result<f64, Error> {
     // SAFETY: as in `build_once`.

@@ -97,14 +97,6 @@ enum On {
     Machine,
 }
 
-/// Refuses options that say nothing here: they are a mistake, not a detail.
-fn refuse(options: &[(bool, &str)], on: &str) -> Result<(), Error> {
-    match options.iter().find(|(given, _)| *given) {
-        Some((_, option)) => Err(Error::Usage(format!("{option} goes with --on {on}"))),
-        None => Ok(()),
-    }
-}
-
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     match arguments.on {
         On::Native => arguments.run_native(),
@@ -114,14 +106,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 
 impl Arguments {
     fn run_native(&self) -> Result<(), Error> {
-        refuse(
+        Error::refuse(
             &[
                 (self.machine.is_some(), "--machine"),
                 (self.step.is_some(), "--step"),
                 (self.steps.is_some(), "--steps"),
                 (self.threads.threads.is_some(), "--threads"),
             ],
-            "machine",
+            " goes with --on machine",
         )?;
         let format = Format::new(
             self.format.unwrap_or(Architecture::HOST),
@@ -138,14 +130,15 @@ impl Arguments {
     }
 
     fn run_machine(&self) -> Result<(), Error> {
-        refuse(
+        Error::refuse(
             &[
                 (self.format.is_some(), "--format"),
                 (self.granule.is_some(), "--granule"),
                 (self.address_bits.is_some(), "--address-bits"),
                 (self.rounds.is_some(), "--rounds"),
             ],
-            "native: a profile says what its machine has, and its time does not vary",
+            " goes with --on native: a profile says what its machine has, and its time does not \
+             vary",
         )?;
         let Some(name) = &self.machine else {
             let names: Vec<_> = Profile::built_in().collect();

@@ -192,8 +192,7 @@ pub fn run(
     })
 }
 
-/// Where there is next to nothing to write, figures for each entry show only what does not depend
-/// on entries.
+/// Warns that with next to nothing to write, only figures that do not depend on entries hold.
 fn short_warning(outcome: &Outcome, leaves: Leaves) -> Option<String> {
     const SHORT: f64 = 1e5;
     let instead = match leaves {
@@ -202,8 +201,8 @@ fn short_warning(outcome: &Outcome, leaves: Leaves) -> Option<String> {
     };
     (outcome.bare.median() < SHORT).then(|| {
         format!(
-            "so few entries are written in no time: look at the time of the whole, or use {instead} for figures that hold \
-             for each entry"
+            "so few entries are written in no time: look at the time of the whole, or use \
+             {instead} for figures that hold for each entry"
         )
     })
 }

@@ -12,7 +12,7 @@ use crate::size::human;
 pub const NOT_STAGE_1: &str =
     "a linear map is of the first stage, and this machine has tables of the second";
 
-/// What a range of RAM holds, and so how it may be accessed.
+/// Contents of a range of RAM, which decide how it may be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contents {
@@ -31,7 +31,6 @@ pub struct Span {
     pub start: u64,
     /// The first byte after.
     pub end: u64,
-    /// What it holds.
     pub contents: Contents,
 }
 
@@ -59,7 +58,7 @@ pub struct Plan {
     pub format: Format,
     /// Which leaves.
     pub leaves: Leaves,
-    /// What to map, by address; neighbours differ in permissions or are apart.
+    /// Spans by address; neighbours differ in permissions or are apart.
     pub spans: Vec<Span>,
     /// Bytes of RAM left out because they do not fill a page.
     pub trimmed: u64,

@@ -1,5 +1,5 @@
-//! `map-mem --on machine`: the steps one after the other, in virtual time, beside what was published
-//! for them.
+//! `map-mem --on machine`: the steps one after the other, in virtual time, beside the published
+//! figures.
 
 use tablewright_linear::Techniques;
 use tablewright_machine::{Profile, Time};
@@ -19,7 +19,7 @@ pub struct Row {
     pub ran: Ran,
     pub published_ms: Option<f64>,
     pub fitted: bool,
-    /// What the profile says that it does not explain here.
+    /// Gap that the profile admits.
     pub unexplained: Option<String>,
 }
 

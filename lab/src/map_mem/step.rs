@@ -16,22 +16,22 @@ use crate::published::{Row, TableError};
 /// How the linear map is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// As published, with these techniques.
+    /// The published way, with these techniques.
     Published(Techniques),
     /// The engine's own way: all table memory through one coarse map, which is used while the map
     /// is built.
     Tablewright,
-    /// As published with all techniques, through a map of all RAM to its own address.
+    /// All techniques, through a map of all RAM to its own address.
     OneToOne,
-    /// The same through slots of a block each.
+    /// All techniques, through slots of a block each.
     HugeSlots,
-    /// The same, with leaves as large as fit, through the fixmap.
+    /// All techniques, with leaves as large as fit, through the fixmap.
     Blocks,
     /// By the engine, with leaves as large as fit, through the fixmap.
     BlocksTablewright,
     /// Memory is added when the map is there: in the published way, with all techniques.
     Late,
-    /// The same by the engine.
+    /// The engine, with memory that is known late.
     LateTablewright,
 }
 
@@ -50,9 +50,7 @@ impl Way {
 /// A row of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What it is called.
     pub name: &'static str,
-    /// What is done.
     pub way: Way,
 }
 
@@ -74,7 +72,7 @@ impl Step {
         },
     ];
 
-    /// What was discussed, and not merged.
+    /// Ways that were discussed, and not merged.
     pub const ALTERNATIVES: [Self; 4] = [
         Self {
             name: "one-to-one",
@@ -133,7 +131,7 @@ impl Step {
     }
 }
 
-/// What a run showed.
+/// Figures of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ran {
     /// How long it took.
@@ -161,8 +159,8 @@ pub fn step_of(row: &Row) -> Result<Step, TableError> {
     })
 }
 
-/// What a published row has on: `cumulative up to NAME` in the order of publication, or `with NAME,
-/// NAME`.
+/// Returns the techniques of a published row: `cumulative up to NAME` in the order of publication,
+/// or `with NAME, NAME`.
 pub fn techniques_of(row: &Row) -> Result<Techniques, TableError> {
     let unknown = |what: &str| {
         TableError::Configuration(

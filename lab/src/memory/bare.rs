@@ -1,4 +1,5 @@
-//! What this computer can do at best: the same bytes of table memory, and nothing but the accesses.
+//! The least that this computer takes: the same bytes of table memory, and nothing but the
+//! accesses.
 //!
 //! All accesses are relaxed atomics of eight bytes, which compile to plain moves, and which the
 //! compiler may neither merge nor leave out.

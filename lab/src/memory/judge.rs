@@ -12,7 +12,6 @@ use crate::memory::arena::Arena;
 /// A tree of tables in an arena.
 #[derive(Clone, Copy)]
 pub struct Tree {
-    /// Where its tables are.
     pub arena: Arena,
     /// The first of them.
     pub root: u64,
@@ -29,7 +28,6 @@ pub struct Tree {
 pub struct Expected {
     /// The first virtual address.
     pub start: u64,
-    /// Where it translates to.
     pub frame: u64,
     /// How much is mapped; never zero.
     pub bytes: u64,
@@ -42,7 +40,7 @@ pub struct Expected {
     pub memory: Option<u8>,
 }
 
-/// What was found where everything is as it should be.
+/// Counts of a tree that is as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Leaves of any size; members of a contiguous run are counted one by one.
@@ -213,8 +211,9 @@ fn wrong(leaf: &Leaf, want: Expected) -> String {
         format!("memory type {memory}")
     });
     format!(
-        "{:#x} is mapped to {:#x}, {:#x} bytes, {} for the kernel, {} for the user, memory type {}; it should be \
-         mapped to {:#x}, at most {:#x} bytes, r{}{} for the kernel, --- for the user, {memory}",
+        "{:#x} is mapped to {:#x}, {:#x} bytes, {} for the kernel, {} for the user, memory type \
+         {}; it should be mapped to {:#x}, at most {:#x} bytes, r{}{} for the kernel, --- for the \
+         user, {memory}",
         leaf.va,
         leaf.pa,
         leaf.size,

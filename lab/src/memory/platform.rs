@@ -21,14 +21,14 @@ pub struct Lean {
 }
 
 impl Lean {
-    /// What the engine is told of a processor whose walkers write no entries.
+    /// Processor whose walkers write no entries.
     pub const READING: Caps = Caps {
         hardware_access: false,
         hardware_dirty: false,
         ..Self::WRITING
     };
 
-    /// What it is told where walkers set accessed and dirty bits.
+    /// Processor whose walkers set accessed and dirty bits.
     pub const WRITING: Caps = Caps {
         largest_leaf: Level::ANY,
         ..Caps::CONSERVATIVE
@@ -43,7 +43,7 @@ impl Lean {
         }
     }
 
-    /// The same with these links, one for each frame of the arena.
+    /// Keeps these links, one for each frame of the arena.
     pub fn with_links(mut self, links: Rc<[TableLink]>) -> Self {
         self.links = links;
         self

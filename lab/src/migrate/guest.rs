@@ -175,7 +175,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         mapped
     }
 
-    /// What cannot happen is the end of the run.
+    /// Ends the run with a problem.
     pub(super) fn fail(&self, problem: String) {
         self.problem.borrow_mut().get_or_insert(problem);
         self.stop.set(true);

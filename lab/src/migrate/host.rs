@@ -9,19 +9,18 @@ use tablewright_machine::{Cpu, Mapper, Time};
 use super::job::{BATCH, ON_LINK, PAGE, PHYSICAL, Ran, Round, ZEROS_ON_LINK};
 use super::state::Migration;
 
-/// What the host is about to send.
+/// Pages that the host is about to send.
 pub struct Sending {
     to_send: Vec<u64>,
     pub(super) remaining: u64,
     /// Chunks that were harvested since the last look at the log.
     pub(super) harvested: Vec<bool>,
     pub(super) destination: Vec<Option<u32>>,
-    /// Where to go on.
     cursor: u64,
     /// Pages found dirty, and bytes sent.
     found: u64,
     sent: u64,
-    /// The same when the period began, and when that was.
+    /// Dirty pages when the period began, and when that was.
     before: (u64, u64),
     since: Time,
     /// Periods with too many dirty pages.
@@ -49,7 +48,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         }
     }
 
-    /// Where that is how they forget, has every vCPU leave the guest, one after the other.
+    /// Kicks every vCPU out of the guest, one after the other, where kicks flush TLBs.
     pub(super) fn kick(&self, cpu: Cpu<'_>) {
         if !self.machine.architecture().is_x86() {
             return;
@@ -327,8 +326,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
             None => "was never sent".to_owned(),
         };
         Err(format!(
-            "the destination differs from the source in {count} of {} pages; the first is page {first}, which was written \
-             {} times and {there}",
+            "the destination differs from the source in {count} of {} pages; the first is page \
+             {first}, which was written {} times and {there}",
             destination.len(),
             self.image.source[first].get(),
         ))

@@ -1,12 +1,12 @@
-//! What the guest's memory holds: a version for each page, and which pages are known to be
+//! Contents of the guest's memory: a version for each page, and which pages are known to be
 //! writable.
 
 use std::cell::Cell;
 
-/// What the guest's memory holds, and what has arrived of it.
+/// The guest's memory, and the copy at the destination.
 pub struct Image {
     pub source: Box<[Cell<u32>]>,
-    /// What was found writable: the chunk's epoch at that time.
+    /// For each page that was found writable, the chunk's epoch at that time.
     pub opened: Box<[Cell<u32>]>,
     /// Even: the permission to write is not being taken in the chunk.
     pub epochs: Box<[Cell<u32>]>,

@@ -11,22 +11,21 @@ use crate::runs;
 pub const PAGE: u64 = 4096;
 /// A large page of the host.
 pub const BLOCK: u64 = 2 << 20;
-/// What a page takes on the link: itself, and 8 bytes that say which it is.
+/// Bytes of a page on the link: itself, and 8 that number it.
 pub const ON_LINK: u64 = PAGE + 8;
-/// What a page of zeros takes.
+/// Bytes of a page of zeros on the link.
 pub const ZEROS_ON_LINK: u64 = 9;
-/// Where the guest's memory is in the host's.
+/// Host address of the guest's memory.
 pub const PHYSICAL: u64 = 1 << 41;
-/// So much of the guest's time is done in one step.
+/// Guest time of one step.
 pub const QUANTUM: Time = Time::us(20);
-/// So many pages are sent in one step.
+/// Pages that one step sends.
 pub const BATCH: u64 = 64;
-/// So many pages are protected by one flush: the work of a step is bounded, and so is what the
-/// machine has to watch.
+/// Pages that are protected by one flush, which bounds a step, and what the machine watches.
 pub const FLUSH: u64 = 1024;
-/// So long QEMU sends before it asks whether the rest is small enough.
+/// Time that QEMU sends before it asks whether the rest is small enough.
 pub const SLICE: Time = Time::ms(50);
-/// What a CPU does before it asks again whether another is through.
+/// Pause between two looks at another CPU.
 pub const PAUSE: Time = Time::ns(100);
 /// The part of time after which a throttled vCPU sleeps, as in QEMU.
 pub const TIMESLICE: Time = Time::ms(10);
@@ -93,16 +92,15 @@ pub struct Job {
     pub logging: Logging,
     /// Pages of the guest.
     pub pages: u64,
-    /// So many of them held something from the beginning; the others are zeros until they are
-    /// written.
+    /// Pages that hold something from the beginning; the others are zeros until they are written.
     pub used: u64,
-    /// So many pages, from the beginning, are mapped before the log is started; the others by the
+    /// Pages, from the beginning, that are mapped before the log is started; the others by the
     /// first fault on each.
     pub mapped: u64,
     /// One lock is held by each fault that maps, and while pages are protected, as in kernels of
     /// 2017; a fault that only allows writing again takes none.
     pub one_lock: bool,
-    /// What a start takes besides protecting, and a look at the log for each word of its bitmap.
+    /// Cost of a start besides protecting, and of a look at the log for each word of its bitmap.
     pub host: HostTimes,
     /// How many vCPUs.
     pub vcpus: u16,
@@ -114,7 +112,7 @@ pub struct Job {
     pub downtime_limit: Time,
     /// When the guest is stopped whatever is left.
     pub timeout: Time,
-    /// So long is sent before it is asked whether the rest is small enough.
+    /// Time of sending between two looks at whether the rest is small enough.
     pub slice: Time,
     /// Rates are of periods of at least so long.
     pub period: Time,
@@ -122,11 +120,10 @@ pub struct Job {
     pub chunk: u64,
     /// Entries of a ring.
     pub ring: usize,
-    /// What the guest writes.
     pub writes: Writes,
     /// How long it is busy with a page that it writes.
     pub work: Time,
-    /// What the host needs to find that a page that was never written is all zeros.
+    /// Cost of finding that a page that was never written is all zeros.
     pub zeros: Time,
     /// Slow it down if it writes more than is sent.
     pub auto_converge: bool,
@@ -135,7 +132,7 @@ pub struct Job {
     pub order: Order,
 }
 
-/// What the program takes that has the guest migrated, and the kernel for memory of its own.
+/// Costs of the program that migrates, and of the kernel for memory of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostTimes {
     /// Of a start.
@@ -157,14 +154,14 @@ pub struct Round {
     pub throttle: u64,
 }
 
-/// What a run showed.
+/// Figures of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ran {
     /// Of all.
     pub total: Time,
     /// While the guest was stopped.
     pub downtime: Time,
-    /// As it was expected before the guest was stopped.
+    /// Estimate before the guest was stopped.
     pub expected_downtime: Time,
     /// Until writes were logged.
     pub setup: Time,

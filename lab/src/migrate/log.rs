@@ -259,10 +259,10 @@ fn pieces(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         .map(move |first| first..(first + FLUSH).min(end))
 }
 
-/// What a host does wrong.
+/// Bugs of a host.
 #[cfg(test)]
 impl<F: Format<Input = Ipa>> Migration<'_, '_, F> {
-    /// What is marked is protected, and its marks are taken later.
+    /// Protects marked pages, and leaves their marks for later.
     fn protect_early(&self, cpu: Cpu<'_>, pages: Range<u64>) -> Result<Harvest, String> {
         if self.job.order != Order::ProtectedFirst {
             return Ok(Harvest::empty());

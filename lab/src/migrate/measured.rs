@@ -13,7 +13,6 @@ use crate::fit::from_run;
 /// How fast a vCPU writes there.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rates {
-    /// What kind of host.
     pub host: String,
     /// Nanoseconds of a vCPU for a page that it may write: the least of all runs. None where each
     /// was another fault.
@@ -49,7 +48,8 @@ fn rates(runs: &[Measured]) -> Result<Rates, Error> {
     let (host, logged) = match (runs.first(), writes.is_empty()) {
         (Some(run), false) => (run.parameters.host.line.clone(), writes),
         _ => {
-            let why = "--from: no run says what a logged write takes; it was made by an older version, or reads";
+            let why = "--from: no run says what a logged write takes; it was made by an older \
+                     version, or reads";
             return Err(Error::Usage(why.to_owned()));
         }
     };

@@ -36,11 +36,13 @@ use writes::{Model, Writes};
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  tablewright migrate                                           a guest that writes as fast as it can
+  tablewright migrate                                           a guest that writes as fast as it \
+  can
   tablewright migrate --writes fixed --rate 20000               20,000 pages each second
   tablewright migrate --recording sqlite.twr --bandwidth 128M   a guest that does what a program did
   tablewright migrate --page-size 2M --logging eager-split --json
-  tablewright migrate --from doctor.json                        a host and a guest as fast as this computer
+  tablewright migrate --from doctor.json                        a host and a guest as fast as this \
+  computer
 
 The exit status is 1 if the memory at the destination is not that of the source.")]
 pub struct Arguments {
@@ -51,7 +53,8 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE")]
     used: Option<Size>,
     /// How many vCPUs it has
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value = "4",
+          value_parser = clap::value_parser!(u16).range(1..))]
     vcpus: u16,
     /// The pages of the host behind it
     #[arg(long, value_enum, default_value = "4K")]
@@ -60,10 +63,12 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     bandwidth: Size,
     /// Milliseconds for which the guest may be stopped
-    #[arg(long, value_name = "MS", default_value = "300", value_parser = clap::value_parser!(u64).range(..=3_600_000))]
+    #[arg(long, value_name = "MS", default_value = "300",
+          value_parser = clap::value_parser!(u64).range(..=3_600_000))]
     downtime_limit: u64,
     /// After so many seconds the guest is stopped, whatever is left to be sent
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value = "30",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
     /// How writes are logged, several separated by commas [default: all but eager-split]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -72,7 +77,8 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     chunk: Size,
     /// How many entries the ring of each vCPU has, a power of two
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = clap::value_parser!(u32).range(..=1 << 16))]
+    #[arg(long, value_name = "N", default_value = "4096",
+          value_parser = clap::value_parser!(u32).range(..=1 << 16))]
     ring_size: u32,
     /// How the guest writes
     #[arg(long, value_enum, default_value = "greedy")]
@@ -82,10 +88,12 @@ pub struct Arguments {
     set: Option<Size>,
     /// Pages that it writes in a second, all vCPUs together [default: as fast as it can; fixed
     /// needs one]
-    #[arg(long, value_name = "PAGES", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "PAGES",
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     rate: Option<u64>,
     /// Nanoseconds that the guest takes to write a page [default: 200, or what --from has measured]
-    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "NS",
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     work: Option<u64>,
     /// The guest writes what was recorded of a program, over and over
     #[arg(long, value_name = "FILE", conflicts_with_all = ["writes", "set", "rate", "seed"])]
@@ -319,7 +327,7 @@ fn recorded(path: &Path) -> Result<(u64, Arc<[Interval]>), Error> {
 }
 
 impl Arguments {
-    /// What is to be simulated, but for the kind of logging.
+    /// Returns the run to simulate, but for the kind of logging.
     fn job(
         &self,
         profile: Profile,
@@ -461,13 +469,15 @@ impl Arguments {
             let host = report::wrapped(&format!("here: {}", rates.host), 78, "  ");
             let write = rates.write_ns.map_or("not told".to_owned(), report::time);
             format!(
-                "{host}\nmeasured there: a write of a page {write}, of one that is logged {}, {} pages/s\n",
+                "{host}\nmeasured there: a write of a page {write}, of one that is logged {}, {} \
+                 pages/s\n",
                 report::time(rates.logged_write_ns),
                 report::count(rates.dirty_pages_per_second as u64),
             )
         });
         format!(
-            "{}{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe guest writes: {}{}{}\n",
+            "{}{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe \
+             guest writes: {}{}{}\n",
             measured.unwrap_or_default(),
             human(job.pages * PAGE),
             human(self.page_size.bytes()),
@@ -482,7 +492,7 @@ impl Arguments {
     }
 }
 
-/// So many rounds of each are drawn.
+/// Rounds of each kind that are drawn.
 const MOST_ROUNDS: usize = 8;
 
 /// Pages that are to be sent when each round begins, as bars: a group for each kind of logging.

@@ -11,10 +11,10 @@ use tablewright_machine::{Machine, MachineLock, Mapper, Time};
 use super::image::Image;
 use super::job::{Job, Ran};
 
-/// What the host keeps of a vCPU.
+/// The host's counts for a vCPU.
 #[derive(Default)]
 pub struct Vcpu {
-    /// What interrupts have cost it, and it has not yet paid.
+    /// Cost of interrupts that it has not yet paid.
     pub owed: Cell<Time>,
     /// How long it was kept from what it wanted to do.
     pub lost: Cell<Time>,
@@ -36,13 +36,13 @@ pub struct Migration<'t, 'm, F: Format<Input = Ipa>> {
     pub reaping: MachineLock<'m>,
     /// The one of [`Job::one_lock`].
     pub lock: MachineLock<'m>,
-    /// What was found in rings, and is protected.
+    /// Pages that were found in rings, and are protected.
     pub reaped: RefCell<Vec<u64>>,
     pub image: Image,
     pub vcpus: Box<[Vcpu]>,
     /// Of each vCPU, and of the host.
     pub gathers: Box<[RefCell<Gather<'t, 't, F, Mapper<'m>>>]>,
-    /// What is complete and may still be walked.
+    /// Detached tables that may still be walked.
     pub later: RefCell<Vec<DeferredReclaim<F, Mapper<'m>>>>,
     pub started: Cell<Option<Time>>,
     pub stop: Cell<bool>,

@@ -52,11 +52,15 @@ fn ran(job: &Job) -> Ran {
 
 /// An x86 host: a flush has every vCPU leave the guest.
 fn x86() -> Profile {
-    let text = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"metal\"\nram_gib = 1\n\
-                [architecture]\nformat = \"x86-64\"\n[costs]\nexception = 1000\ninterrupt = 2000\ncomplete = 100\n\
+    let text = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"metal\"\nram_gib \
+             = 1\n\
+                [architecture]\nformat = \"x86-64\"\n[costs]\nexception = 1000\ninterrupt = \
+                2000\ncomplete = 100\n\
                 walk = 5\naccess = 1\nexchange = 5\nload = 1\n\
-                [[provenance]]\nof = [\"costs.exception\", \"costs.interrupt\", \"costs.complete\", \"costs.walk\", \
-                \"costs.access\", \"costs.exchange\", \"costs.load\"]\nsource = \"assumed\"\nnote = \"\"\n";
+                [[provenance]]\nof = \
+                [\"costs.exception\", \"costs.interrupt\", \"costs.complete\", \"costs.walk\", \
+                \"costs.access\", \"costs.exchange\", \"costs.load\"]\nsource = \"assumed\"\nnote \
+                = \"\"\n";
     Profile::parse(text, "x.toml").unwrap()
 }
 

@@ -1,4 +1,4 @@
-//! What the guest writes: by a model, or as a real program did.
+//! Writes of the guest: by a model, or as a real program did.
 //!
 //! Each virtual CPU has a stream of pages, and for each page just before which it is not written. A
 //! stream depends on nothing but its parameters, so that each kind of logging meets the same guest.
@@ -28,7 +28,7 @@ pub enum Model {
     Sequential,
 }
 
-/// What a guest writes.
+/// Writes of a guest.
 #[derive(Clone, Debug)]
 pub enum Writes {
     /// By a model.
@@ -42,7 +42,7 @@ pub enum Writes {
         /// Of the random ones.
         seed: u64,
     },
-    /// What a program wrote, over and over. At least one page, in more than no time.
+    /// A program's writes, over and over. At least one page, in more than no time.
     Recorded(Arc<[Interval]>),
 }
 
@@ -56,7 +56,7 @@ impl Writes {
     }
 }
 
-/// What one virtual CPU writes.
+/// Writes of one virtual CPU.
 pub struct Stream {
     source: Source,
     /// The next.

@@ -12,7 +12,7 @@ use crate::size::human;
 pub enum Cell {
     /// A time, as the JSON has it, and how many nanoseconds one of its units are.
     Time(f64, f64),
-    /// The same; a dash in tables for no time at all.
+    /// A time; a dash in tables for no time at all.
     TimeIfAny(f64, f64),
     /// A count.
     Count(u64),
@@ -103,7 +103,7 @@ pub struct Column<R> {
     pub field: &'static str,
     /// The table that it is in: 1 and so on, 0 for all of them. `None`: in the JSON alone.
     pub table: Option<u8>,
-    /// What stands above it there.
+    /// Heading in the table.
     pub head: &'static str,
     /// The figure of a row.
     pub get: fn(&R) -> Cell,
@@ -144,18 +144,21 @@ pub fn serialize<R: Columns, S: Serializer>(row: &R, serializer: S) -> Result<S:
 macro_rules! columns {
     (@) => { None };
     (@ $table:literal) => { Some($table) };
-    (table of $row:ident: $Row:ty; $([$($field:literal)?] [$($table:literal $head:literal)?] $cell:expr;)*) => {
+    (table of $row:ident: $Row:ty;
+     $([$($field:literal)?] [$($table:literal $head:literal)?] $cell:expr;)*) => {
         impl $crate::output::columns::Columns for $Row {
-            const COLUMNS: &'static [$crate::output::columns::Column<Self>] = &[$($crate::output::columns::Column {
-                field: concat!($($field)?),
-                table: $crate::output::columns::columns!(@ $($table)?),
-                head: concat!($($head)?),
-                get: {
-                    // A cell may be the same in all rows.
-                    #[allow(unused_variables)]
-                    |$row: &Self| $cell
-                },
-            }),*];
+            const COLUMNS: &'static [$crate::output::columns::Column<Self>] = &[
+                $($crate::output::columns::Column {
+                    field: concat!($($field)?),
+                    table: $crate::output::columns::columns!(@ $($table)?),
+                    head: concat!($($head)?),
+                    get: {
+                        // A cell may be the same in all rows.
+                        #[allow(unused_variables)]
+                        |$row: &Self| $cell
+                    },
+                }),*
+            ];
         }
     };
     ($row:ident: $Row:ty; $($columns:tt)*) => {

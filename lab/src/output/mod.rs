@@ -1,4 +1,4 @@
-//! What leaves the program: tables, JSON, pictures, pages and progress.
+//! Output of the program: tables, JSON, pictures, pages and progress.
 
 pub mod columns;
 pub mod page;

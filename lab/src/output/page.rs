@@ -5,12 +5,15 @@
 
 use std::fmt::Write;
 
-/// Where a table has no room, each of its rows becomes a list.
+/// Style of a page, which makes a list of each row where a table has no room.
 const STYLE: &str = "\
-:root { color-scheme: light dark; --line: #8885; --other: #8a8f98; --machine: #2f6fde; --ours: #e07b00; }
-@media (prefers-color-scheme: dark) { :root { --other: #767c86; --machine: #6ea0ff; --ours: #ffa033; } }
+:root { color-scheme: light dark; --line: #8885; --other: #8a8f98; --machine: #2f6fde; --ours: \
+#e07b00; }
+@media (prefers-color-scheme: dark) { :root { --other: #767c86; --machine: #6ea0ff; --ours: \
+#ffa033; } }
 * { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; \
+overflow-wrap: anywhere; }
 h2 { margin-top: 3rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; font-size: 14px; width: 100%; }
 th, td { padding: 0.2rem 0.5rem; text-align: right; border-bottom: 1px solid var(--line); }
@@ -23,9 +26,11 @@ td.note { font-size: 13px; text-align: left; padding-bottom: 0.6rem; opacity: 0.
 figure { margin: 1.5rem 0; }
 figcaption, p.about { font-size: 14px; opacity: 0.8; }
 figure p { margin: 0.6rem 0 0.1rem; font-size: 14px; }
-.bar { display: grid; grid-template-columns: 9rem 1fr 5.5rem; gap: 0.5rem; font-size: 13px; line-height: 1.35; align-items: center; }
+.bar { display: grid; grid-template-columns: 9rem 1fr 5.5rem; gap: 0.5rem; font-size: 13px; \
+line-height: 1.35; align-items: center; }
 .bar b { font-weight: normal; font-variant-numeric: tabular-nums; }
-.bar i { display: block; height: 0.8rem; min-width: 1px; background: var(--other); border-radius: 0 2px 2px 0; }
+.bar i { display: block; height: 0.8rem; min-width: 1px; background: var(--other); border-radius: \
+0 2px 2px 0; }
 .machine i { background: var(--machine); }
 .tablewright i { background: var(--ours); }
 .tablewright { font-weight: 600; }
@@ -48,7 +53,8 @@ pub fn around(title: &str, body: &str) -> String {
     let title = escaped(title);
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>Tablewright: {title}</title>\n\
+         <meta name=\"viewport\" content=\"width=device-width, \
+         initial-scale=1\"/>\n<title>Tablewright: {title}</title>\n\
          <style>\n{STYLE}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}</body>\n</html>\n"
     )
 }
@@ -106,12 +112,12 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Where the figure of a bar comes from.
+/// Source of a bar's figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Of {
-    /// What was published, or measured before.
+    /// Published, or measured before.
     Others,
-    /// What the machine makes of the same.
+    /// The machine.
     Machine,
     /// The engine's.
     Tablewright,
@@ -130,7 +136,6 @@ impl Of {
 /// One bar.
 #[derive(Debug)]
 pub struct Bar {
-    /// What stands before it.
     pub name: String,
     /// How long it is.
     pub value: f64,
@@ -141,7 +146,7 @@ pub struct Bar {
 /// Bars that belong together.
 #[derive(Debug)]
 pub struct Group {
-    /// What stands above them; nothing if it is empty.
+    /// Heading; none if it is empty.
     pub name: String,
     /// From above to below.
     pub bars: Vec<Bar>,
@@ -160,7 +165,8 @@ pub fn bars(caption: &str, groups: &[Group], said: impl Fn(f64) -> String) -> St
             let kind = bar.of.class();
             let _ = writeln!(
                 page,
-                "<div class=\"{kind}\"><span>{}</span><span><i style=\"width: {:.1}%\"></i></span><b>{}</b></div>",
+                "<div class=\"{kind}\"><span>{}</span><span><i style=\"width: \
+                 {:.1}%\"></i></span><b>{}</b></div>",
                 escaped(&bar.name),
                 100.0 * bar.value / longest,
                 escaped(&said(bar.value)),
@@ -214,8 +220,9 @@ pub mod tests {
         let page = escaped(page);
         let frames = WIDTHS.map(|width| {
             format!(
-                "<iframe width=\"{width}\" height=\"800\" style=\"border: 0\" srcdoc=\"{page}\" onload=\"document.title \
-                 += ' ' + this.width + ':' + this.contentDocument.documentElement.scrollWidth\"></iframe>"
+                "<iframe width=\"{width}\" height=\"800\" style=\"border: 0\" srcdoc=\"{page}\" \
+                 onload=\"document.title += ' ' + this.width + ':' + \
+                 this.contentDocument.documentElement.scrollWidth\"></iframe>"
             )
         });
         static NUMBER: AtomicU32 = AtomicU32::new(0);

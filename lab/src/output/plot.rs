@@ -16,13 +16,13 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use crate::error::Error;
 use crate::output::report;
 
-/// What is drawn.
+/// Bars in groups.
 pub struct Picture {
     /// In large letters.
     pub title: String,
     /// Below the title.
     pub subtitle: String,
-    /// What the axis counts; of seconds, what is written behind a bar is in the unit that fits.
+    /// Unit of the axis; figures of seconds, behind the bars, are in the unit that fits.
     pub unit: String,
     /// From above to below.
     pub groups: Vec<Group>,
@@ -32,9 +32,8 @@ pub struct Picture {
 
 /// Bars that belong together.
 pub struct Group {
-    /// What was done.
     pub name: String,
-    /// What the computer can do at best, where there is such a thing.
+    /// The least that this computer takes, if there is such a figure.
     pub bare: Option<f64>,
     /// From above to below.
     pub bars: Vec<Bar>,
@@ -60,11 +59,11 @@ impl Bar {
 
 const WIDTH: i32 = 800;
 const MARGIN: i32 = 20;
-/// Where bars begin.
+/// Left end of bars.
 const LEFT: i32 = 220;
 /// Characters that have room before that.
 const LONGEST: usize = 24;
-/// Where the axis ends; the value of a bar that goes so far is written behind it.
+/// Right end of the axis; the value of a bar that goes so far is written behind it.
 const RIGHT: i32 = WIDTH - 60;
 const ROW: i32 = 22;
 const BAR: i32 = 15;
@@ -164,7 +163,7 @@ pub struct Chart {
     pub title: String,
     /// Below the title.
     pub subtitle: String,
-    /// What the horizontal axis counts.
+    /// Unit of the horizontal axis.
     pub across: String,
     /// From left to right, from above to below.
     pub panels: Vec<Panel>,
@@ -174,7 +173,6 @@ pub struct Chart {
 
 /// Lines that are compared with each other.
 pub struct Panel {
-    /// What was done.
     pub name: String,
     /// The lines.
     pub lines: Vec<Line>,
@@ -184,18 +182,17 @@ pub struct Panel {
 pub struct Line {
     /// Its name in the legend.
     pub name: String,
-    /// What it is beside the others.
     pub role: Role,
-    /// Where it goes through, from left to right. What is not above zero is left out.
+    /// Points from left to right. Those that are not above zero are left out.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What a line is beside the others.
+/// Role of a line beside the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The one to look at.
     Ours,
-    /// What the computer can do at best.
+    /// The least that this computer takes.
     Bare,
     /// One that it is compared with.
     Other,

@@ -75,7 +75,7 @@ impl Progress {
         self.at(self.bar.position() + 1, next);
     }
 
-    /// So many steps are done, and `next` is what comes now.
+    /// Moves to `steps`; `next` is what comes now.
     pub fn at(&mut self, steps: u64, next: &str) {
         self.bar.set_message(next.to_owned());
         self.bar.set_position(steps);

@@ -14,11 +14,9 @@ use crate::error::Error;
 pub struct Report<P, R> {
     /// The sub-command.
     pub experiment: &'static str,
-    /// What was asked for, with the defaults filled in.
+    /// Arguments, with the defaults filled in.
     pub parameters: P,
-    /// What was found.
     pub rows: Vec<R>,
-    /// What to keep in mind.
     pub warnings: Vec<String>,
 }
 
@@ -76,8 +74,8 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
     table_of(header.map(str::to_owned).into(), words, rows)
 }
 
-/// The same with as many columns as the header has. Where it is wider than the terminal it is
-/// several tables, one below the other.
+/// A table of as many columns as the header has. Where it is wider than the terminal it is several
+/// tables, one below the other.
 pub fn table_of(header: Vec<String>, words: usize, rows: Vec<Vec<String>>) -> String {
     let whole = Whole {
         header,
@@ -107,7 +105,7 @@ pub fn at_most(characters: usize) -> usize {
 /// A table before it is cut to a width.
 struct Whole {
     header: Vec<String>,
-    /// So many columns of words, which name the row.
+    /// Number of columns of words, which name the row.
     words: usize,
     rows: Vec<Vec<String>>,
 }
@@ -229,7 +227,7 @@ pub fn time(nanoseconds: f64) -> String {
     format!("{} {unit}", figure(nanoseconds / scale))
 }
 
-/// The same, of what may not have been there to be done: nothing takes no time.
+/// A time, or a dash for none: what was not there to be done takes no time.
 pub fn time_if_any(nanoseconds: f64) -> String {
     match nanoseconds {
         0.0 => "-".to_owned(),
@@ -249,15 +247,15 @@ pub fn percent(error: f64) -> String {
     format!("{error:+.1} %")
 }
 
-/// The same, with a mark where the machine was fitted on the published figure.
+/// An error with a mark, where the machine was fitted on the published figure.
 pub fn marked(error: f64, fitted: bool) -> String {
     percent(error) + if fitted { " *" } else { "  " }
 }
 
-/// What the mark means, below a table.
+/// Explains the mark, below a table.
 const FITTED: &str = "\n* the machine was fitted on this figure; every other is a test\n";
 
-/// The same, if a figure has the mark.
+/// The explanation of the mark, if a figure has it.
 pub const fn fitted(any: bool) -> &'static str {
     if any { FITTED } else { "" }
 }

@@ -23,13 +23,13 @@ use tablewright_machine::{Fault, Machine, Time};
 
 use crate::guest::input::{BLOCK, PAGE, Source};
 
-/// Where the host's memory lies. The machine's own has the tables.
+/// Start of the host's memory. The machine's own has the tables.
 const PHYSICAL: u64 = 1 << 41;
 /// The page of zeros, and the huge one.
 const ZERO: u64 = 1 << 42;
 const HUGE_ZERO: u64 = (1 << 42) + BLOCK;
 
-/// What has given the memory to a guest, and has to take it back.
+/// Owner of the memory that a guest has, which takes it back.
 pub trait Owner {
     /// From now until [`give`](Owner::give) nothing of this range, in bytes of the guest's memory,
     /// may be mapped; what is mapped is taken away.
@@ -55,7 +55,7 @@ pub trait Handler<'m>: Owner {
     fn retries(&self) -> u64;
 }
 
-/// What the host has for an address.
+/// The host's memory at an address.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     /// The page.
@@ -125,7 +125,7 @@ impl<'m> Backing<'m> {
         }
     }
 
-    /// What is there, if the guest has used it, and nothing is done to it.
+    /// Returns the page there, if the guest has used it, without a change.
     pub fn peek(&self, offset: u64) -> Option<Page> {
         let size = self.source.bytes();
         self.machine.cpu().order();
@@ -135,7 +135,7 @@ impl<'m> Backing<'m> {
         }
     }
 
-    /// What is known of a leaf's size before the memory is looked up.
+    /// Size of a leaf, as far as it is known before the memory is looked up.
     pub fn known_level(&self) -> Level {
         match self.source {
             Source::Fixed { shift } => leaf_of(1 << shift),

@@ -528,8 +528,8 @@ impl<F: Format<Input = Ipa>> Owner for Baseline<'_, F> {
         });
     }
 
-    /// As arm64 did until Linux 6.10, which asks for no table: the page is mapped where its table
-    /// is, read-only, and cleaned.
+    /// Maps the page read-only where its table is, and cleans it, as arm64 did until Linux 6.10: no
+    /// table is needed.
     fn change(&self, first: u64, frame: Pa) {
         self.alone(|| {
             let input = self.region.first + first;

@@ -33,7 +33,7 @@ pub struct Engine<'g, 's, 'm, F: Format<Input = Ipa>> {
     gathers: Box<[RefCell<Gather<'g, 's, F, Watch<'m>>>]>,
     /// Ranges that the host is taking back.
     taking: RefCell<Vec<(u64, u64)>>,
-    /// What is complete and may still be walked.
+    /// Detached tables that may still be walked.
     later: RefCell<Vec<DeferredReclaim<F, Watch<'m>>>>,
     retries: Cell<u64>,
 }

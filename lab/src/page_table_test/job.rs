@@ -24,7 +24,7 @@ pub struct Changes {
 /// How faults are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// As published, with these changes.
+    /// The published way, with these changes.
     Published(Changes),
     /// By the engine.
     Tablewright,
@@ -37,9 +37,7 @@ pub struct Job {
     pub profile: Profile,
     /// How faults are handled.
     pub way: Way,
-    /// What backs the memory.
     pub source: Source,
-    /// Where it is.
     pub region: Region,
     /// How many vCPUs touch it.
     pub vcpus: u16,
@@ -50,7 +48,7 @@ pub struct Job {
     pub logging_first: bool,
 }
 
-/// What a run showed.
+/// Figures of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ran {
     /// How long each phase took.
@@ -116,7 +114,6 @@ impl How {
         Self::Tablewright,
     ];
 
-    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Before => "before",
@@ -135,7 +132,7 @@ impl How {
         matches!(self, Self::InstallFirst)
     }
 
-    /// What it is made of.
+    /// Returns the parts of the way.
     pub const fn way(self) -> Way {
         let (cmo_in_handler, install_first, unclean, memcache) = match self {
             Self::Before => (false, false, false, false),

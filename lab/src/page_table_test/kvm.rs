@@ -7,7 +7,7 @@ use crate::output::columns::{Cell, columns};
 use crate::output::progress::Progress;
 use crate::output::report::Report;
 
-/// As on the machine, and all phases.
+/// The machine's figures, and all phases.
 struct Row(Vec<PhaseRow>);
 
 impl Row {

@@ -18,7 +18,7 @@ use tablewright_machine::Profile;
 
 use crate::error::Error;
 use crate::guest::input::{Backing, Guest, Mode, PAGE, Region, offset};
-use crate::kvm::{Asked, Options as KvmOptions, USUAL_BYTES, only_machine};
+use crate::kvm::{Asked, Options as KvmOptions, USUAL_BYTES};
 use crate::output::columns::{self, Cell, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
@@ -62,7 +62,8 @@ pub struct Arguments {
     how: Option<How>,
     /// Run with one Nth of the memory, and multiply times by N: every page takes as long as any
     /// other
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u64).range(1..))]
     scale: u64,
     /// Log writes before anything was touched, so that no block was ever mapped: the first phase is
     /// left out
@@ -77,7 +78,7 @@ pub struct Arguments {
     kvm: KvmOptions,
 }
 
-/// Where this experiment runs.
+/// Platform of this experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Place {
     /// The software machine, in virtual time
@@ -134,8 +135,10 @@ columns! { row: Row;
     ["invalidations_issued"] [2 "invali-\ndations"] Cell::Count(row.ran.invalidations);
     ["waits_for_completion"] [] Cell::Count(row.ran.waits);
     ["tables_allocated"] [2 "tables"] Cell::Count(row.ran.tables);
-    ["invalid_longest_us"] [2 "invalid\nlongest"] Cell::us(row.ran.invalid_longest.as_secs_f64() * 1e6);
-    ["invalid_total_us"] [2 "invalid\nin total"] Cell::us(row.ran.invalid_total.as_secs_f64() * 1e6);
+    ["invalid_longest_us"] [2 "invalid\nlongest"]
+        Cell::us(row.ran.invalid_longest.as_secs_f64() * 1e6);
+    ["invalid_total_us"] [2 "invalid\nin total"]
+        Cell::us(row.ran.invalid_total.as_secs_f64() * 1e6);
     ["host_splits"] [] Cell::Count(row.ran.splits);
     ["violation"] [] row.ran.violation.as_ref().map_or(Cell::Absent, Cell::text);
 }
@@ -239,8 +242,7 @@ impl Arguments {
     }
 
     fn run_kvm(&self) -> Result<(), Error> {
-        only_machine(
-            "kvm",
+        Error::refuse(
             &[
                 (self.how.is_some(), "--how"),
                 (self.scale != 1, "--scale"),
@@ -250,6 +252,7 @@ impl Arguments {
                 (self.kvm.predict.is_some(), "--predict"),
                 (self.threads.threads.is_some(), "--threads"),
             ],
+            ": not with --on kvm",
         )?;
         let bytes = self.bytes.map_or(USUAL_BYTES, Size::bytes);
         let backing = self.source.unwrap_or(Backing::ANONYMOUS);
@@ -263,12 +266,12 @@ impl Arguments {
     }
 
     fn run_native(&self) -> Result<(), Error> {
-        only_machine(
-            "native",
+        Error::refuse(
             &[
                 (self.machine.is_some(), "--machine"),
                 (self.threads.threads.is_some(), "--threads"),
             ],
+            ": not with --on native",
         )?;
         let how = self.how.unwrap_or(How::Tablewright);
         if how != How::Tablewright || self.logging_first {
@@ -367,7 +370,8 @@ impl Arguments {
                     warnings.push(format!("{name} breaks a rule of the machine: {what}"));
                 }
                 None if how.is_unsafe() && !profile.architecture.is_x86() => warnings.push(format!(
-                    "{name} leaves out a cleaning that is needed when not every page was mapped before: see --logging-first"
+                    "{name} leaves out a cleaning that is needed when not every page was mapped \
+                     before: see --logging-first"
                 )),
                 None => {}
             }

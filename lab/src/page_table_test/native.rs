@@ -21,7 +21,7 @@ use crate::guest::input::{PAGE, Region, Source};
 
 type Format = Stage2K4<48>;
 
-/// What a run took.
+/// Times of a run.
 #[derive(Debug)]
 pub struct Took {
     /// Each phase, until the last thread was through.
@@ -160,7 +160,7 @@ impl Test {
         Backing::new(Pa::new(self.region.first + distance), self.source.bytes())
     }
 
-    /// What the host does before a phase.
+    /// Prepares a phase, on the host's thread.
     fn start(&self, guest: &Vm<'_, '_>, slot: Slot, phase: usize) -> Result<(), String> {
         let log = match phase {
             0 => return Ok(()),
@@ -184,7 +184,7 @@ impl Test {
         grow(&mut gather, &slot, page, |gather, _| finish(gather)).map_err(|it| it.to_string())
     }
 
-    /// What a vCPU does in a phase, as on the machine.
+    /// Runs a vCPU's part of a phase, as on the machine.
     fn phase(&self, vcpu: &mut Vcpu<'_, '_, '_>, id: u16, phase: usize) -> Result<(), String> {
         let Region { first, bytes } = self.region;
         let large = self.source.bytes();

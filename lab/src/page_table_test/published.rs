@@ -18,7 +18,7 @@ const METRICS: [&str; 3] = [
     "KVM_REBUILD_BLOCKS",
 ];
 
-/// What a published row was measured with.
+/// Configuration of a published row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Before and after the change.
@@ -36,7 +36,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// What a row says: the change in words, and the options behind the semicolon.
+    /// Parses a row: the change in words, and the options behind the semicolon.
     pub fn of(row: &Row) -> Result<Self, TableError> {
         let unknown =
             |why: &str| TableError::Configuration(row.configuration.clone(), why.to_owned());
@@ -209,7 +209,8 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
         }
         if let Some(cleaned) = times.get(3) {
             note += &format!(
-                "; the published change leaves out a cleaning that is needed, with it {cleaned:.3} s"
+                "; the published change leaves out a cleaning that is needed, with it {cleaned:.3} \
+                 s"
             );
         }
         let ours = [before, after, times[2]].map(|time| Some(time / unit));

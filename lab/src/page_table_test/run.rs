@@ -124,7 +124,7 @@ struct Test<'t, 'm, H> {
     platform: Watch<'m>,
     handler: &'t H,
     backing: Backing<'m>,
-    /// What lines are fetched from.
+    /// Source of cache lines.
     memory: Resource,
     gate: Gate,
     times: RefCell<[Time; 3]>,
@@ -203,7 +203,7 @@ impl<'t, 'm, H: Handler<'m>> Test<'t, 'm, H> {
         self.gate.pass(cpu);
     }
 
-    /// What the guest does in a phase: every vCPU touches all of the memory.
+    /// Touches all of the memory, in every vCPU.
     fn touch_all(&self, cpu: Cpu<'_>, phase: Phase) {
         let Region { first, bytes } = self.job.region;
         let pages = |first: u64, bytes: u64| (first..first + bytes).step_by(PAGE as usize);
@@ -260,7 +260,7 @@ impl Phase {
     const ALL: [Self; 3] = [Self::Create, Self::Update, Self::Rebuild];
 }
 
-/// Where all wait for all.
+/// Barrier for all CPUs.
 struct Gate {
     of: usize,
     waiting: Cell<usize>,

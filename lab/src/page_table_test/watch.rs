@@ -12,7 +12,7 @@ use tablewright::shared::{CacheMaintenance, GracePeriod, SharedPlatform};
 use tablewright::{Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, TableLink};
 use tablewright_machine::{Machine, MachineWalk, Mapper, Time};
 
-/// What was seen.
+/// Counts of what was seen.
 #[derive(Debug, Default)]
 pub struct Seen {
     cleaned: Cell<u64>,
@@ -73,7 +73,7 @@ impl<'m> Watch<'m> {
         }
     }
 
-    /// What an entry holds. Costs nothing and orders nothing: for the watch.
+    /// Reads an entry. Costs nothing and orders nothing: for the watch.
     ///
     /// # Safety
     /// 1. The entry is valid for reads.

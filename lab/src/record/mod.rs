@@ -15,7 +15,6 @@ use tablewright_recorder::recording::{LONGEST, Recording};
 use crate::error::Error;
 use crate::file;
 
-/// What `record` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -35,16 +34,19 @@ pub struct Arguments {
     )]
     command: Vec<OsString>,
     /// A process that runs already
-    #[arg(long, value_name = "PID", conflicts_with = "command", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", conflicts_with = "command",
+          value_parser = clap::value_parser!(i32).range(1..))]
     pid: Option<i32>,
     /// Milliseconds between harvests
-    #[arg(long, value_name = "MS", default_value = "100", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, value_name = "MS", default_value = "100",
+          value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     interval: u64,
     /// Stop after so many seconds [default: when the process ends]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     duration: Option<Duration>,
     /// Stop after so many intervals
-    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "duration",
+          value_parser = clap::value_parser!(u64).range(1..))]
     intervals: Option<u64>,
     /// How to find out what is written
     #[arg(long, value_enum, default_value = "auto")]
@@ -53,7 +55,9 @@ pub struct Arguments {
     #[arg(short, long, value_name = "FILE", default_value = "recording.twr")]
     output: PathBuf,
     /// Print what is in a recording, and record nothing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["command", "pid", "interval", "duration", "intervals", "method", "output"])]
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["command", "pid", "interval", "duration", "intervals",
+                                "method", "output"])]
     show: Option<PathBuf>,
     /// Print JSON; what a command prints goes to standard error
     #[arg(long)]

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::output::report::{self, Report, count, counted, figure, time};
 use crate::size::human;
 
-/// What is known of the recording as a whole.
+/// Facts of the recording as a whole.
 #[derive(Serialize)]
 struct Parameters<'a> {
     file: String,
@@ -180,7 +180,7 @@ fn summary(report: &Report<Parameters, Row>) -> String {
     text
 }
 
-/// What a file says, for a terminal: nothing that it would take for an order.
+/// Escapes a file's words, so that a terminal takes none for an order.
 fn plain(words: &str) -> String {
     words
         .chars()
@@ -197,7 +197,7 @@ fn beginning(command: &str) -> String {
     }
 }
 
-/// As wide as the names of the lines.
+/// Width of the lines' names.
 const INDENT: &str = "            ";
 
 fn table(report: &Report<Parameters, Row>) -> String {

@@ -22,7 +22,7 @@ pub struct Summary {
     within_percent: f64,
     /// Rows on which nothing was fitted; a histogram is one.
     not_fitted: Tally,
-    /// The same with each bin of a histogram by itself.
+    /// Rows, with each bin of a histogram by itself.
     each_bin: Tally,
     /// And with the rows that a cost was fitted on before the change alone: after it they are a
     /// test.
@@ -69,7 +69,7 @@ impl Summary {
         }
     }
 
-    /// As lines below the tables; nothing where no row is a test.
+    /// Lines below the tables; nothing if no row is a test.
     pub fn text(&self) -> String {
         let Tally { rows, within, .. } = self.not_fitted;
         if rows == 0 {

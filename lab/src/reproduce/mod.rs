@@ -39,7 +39,9 @@ pub struct Arguments {
         value_name = "EXPERIMENT",
         num_args = 1..,
         value_delimiter = ',',
-        value_parser = PossibleValuesParser::new(published::EXPERIMENTS.iter().map(|(name, _)| *name)),
+        value_parser = PossibleValuesParser::new(
+            published::EXPERIMENTS.iter().map(|(name, _)| *name)
+        ),
     )]
     only: Vec<String>,
     #[command(flatten)]
@@ -98,7 +100,6 @@ struct Counted<'r> {
     summary: Summary,
 }
 
-/// What makes the runs of each experiment.
 #[derive(Clone, Copy)]
 struct Runs<'r> {
     map_mem: map_mem::Run<'r>,
@@ -112,7 +113,7 @@ struct Runs<'r> {
 /// A published problem: before and after what was published for it, here, and by the engine.
 pub struct Problem {
     pub what: &'static str,
-    /// As [`Row::figures`].
+    /// From [`Row::figures`].
     pub figures: [String; 5],
 }
 

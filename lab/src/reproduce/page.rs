@@ -23,8 +23,9 @@ const COLUMNS: [&str; 9] = [
 /// The page as a text.
 pub fn of(rows: &[Row]) -> String {
     let mut body = format!(
-        "<p>Each published figure, and beside it what tablewright {version} measures for the same row. <em>fitted</em> \
-         says whether the costs of the machine were fitted on that row; every other row is a test of the model.</p>\n",
+        "<p>Each published figure, and beside it what tablewright {version} measures for the same \
+         row. <em>fitted</em> says whether the costs of the machine were fitted on that row; every \
+         other row is a test of the model.</p>\n",
         version = env!("CARGO_PKG_VERSION"),
     );
     for rows in rows.chunk_by(|a, b| a.experiment == b.experiment) {

@@ -1,5 +1,5 @@
-//! What a guest has measured, beside the machine's prediction: the same threads do as much on as
-//! many vCPUs and physical CPUs, and what is counted is compared.
+//! A guest's measurements beside the machine's prediction: the same threads do as much on as many
+//! vCPUs and physical CPUs, and their counts are compared.
 //!
 //! A file is what `cargo xtask tlb-flush --json` writes: one run a line.
 
@@ -42,7 +42,7 @@ struct Measured {
     pages: u64,
 }
 
-/// What both count.
+/// Counts of both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Counts {
     hypercalls: u64,
@@ -83,7 +83,7 @@ columns! { row: Row;
 }
 
 impl Line {
-    /// What the hypervisor has counted.
+    /// Counts of the hypervisor.
     fn counts(&self) -> Counts {
         let sum = |names: &[&str]| {
             names
@@ -111,7 +111,7 @@ impl Line {
         }
     }
 
-    /// The same on the machine.
+    /// Returns the same run on the machine.
     fn job(&self, profile: &Profile) -> Result<Job, String> {
         let Measured {
             threads,
@@ -156,7 +156,7 @@ impl Line {
     }
 }
 
-/// What the machine has counted.
+/// Counts of the machine.
 fn predicted(job: &Job, ran: &Ran) -> Counts {
     match job.how {
         How::Interrupt => Counts {
@@ -234,8 +234,8 @@ type Pick = fn(&Counts) -> u64;
 const WHY: [(Pick, &str); 4] = [
     (
         |counts| counts.hypercalls,
-        "calls: the machine calls while another vCPU has the space; the kernel as soon as the space has been on one, and for its own \
-         changes beside the cycles, too",
+        "calls: the machine calls while another vCPU has the space; the kernel as soon as the \
+         space has been on one, and for its own changes beside the cycles, too",
     ),
     (
         |counts| counts.ranges,
@@ -243,12 +243,13 @@ const WHY: [(Pick, &str); 4] = [
     ),
     (
         |counts| counts.told,
-        "told: of the machine's threads one at a time has the lock, and the others sleep; the kernel's spin first, and are told as \
-         long as they run. By interrupts the kernel's scheduler is counted with it",
+        "told: of the machine's threads one at a time has the lock, and the others sleep; the \
+         kernel's spin first, and are told as long as they run. By interrupts the kernel's \
+         scheduler is counted with it",
     ),
     (
         |counts| counts.later,
-        "later: the machine counts each vCPU each time that it is told; the hypervisor each vCPU that comes to forget, which makes up \
-         for all that it was told meanwhile",
+        "later: the machine counts each vCPU each time that it is told; the hypervisor each vCPU \
+         that comes to forget, which makes up for all that it was told meanwhile",
     ),
 ];

@@ -36,7 +36,7 @@ pub const X86_PAGES: u64 = 33;
 /// Of a PCID, and of an ASID on every arm64 processor but small ones.
 const IDENTIFIER_BITS: u32 = 12;
 
-/// Where a vCPU is.
+/// State of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// It has nothing to do.
@@ -47,7 +47,7 @@ pub enum State {
     Running,
 }
 
-/// What has to be done before a vCPU goes on.
+/// Work before a vCPU goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupt {
     /// Another asks for something.
@@ -75,7 +75,7 @@ struct Vcpu {
     lazy: Cell<bool>,
 }
 
-/// What was counted.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
     /// Time on physical CPUs.
@@ -327,7 +327,7 @@ impl<'c> Host<'c> {
         }
     }
 
-    /// What a vCPU that runs does with what it remembers.
+    /// State of a vCPU's TLB, for the machine.
     fn state_of(&self, vcpu: &Vcpu) -> CpuState {
         match vcpu.lazy.get() {
             true => CpuState::Lazy,
@@ -418,7 +418,7 @@ impl<'c> Host<'c> {
         self.vcpus[vcpu].ready.borrow_mut().push_back(thread);
     }
 
-    /// So much work of the running vCPU.
+    /// Spends so much work of the running vCPU.
     pub fn work(&self, cpu: Cpu<'_>, work: Time) {
         let mut left = work;
         loop {
@@ -500,7 +500,7 @@ impl<'c> Host<'c> {
 
     // ---- Flushes ----
 
-    /// What the running vCPU does for flushes now.
+    /// Returns the flush actions of the running vCPU.
     fn doing<'h>(&'h self, cpu: Cpu<'h>) -> Doing<'h, 'c> {
         Doing {
             host: self,
@@ -629,7 +629,7 @@ impl<'c> Host<'c> {
     }
 }
 
-/// What a vCPU does for a flush.
+/// Flush actions of a vCPU.
 pub struct Doing<'h, 'c> {
     pub host: &'h Host<'c>,
     pub cpu: Cpu<'h>,

@@ -8,7 +8,7 @@ use super::host::{Tally, X86_PAGES};
 use crate::output::report;
 use crate::runs;
 
-/// The same of arm64 without range operations.
+/// Pages beyond which arm64 without range operations flushes the whole space.
 const ARM_PAGES: u64 = 512;
 /// How others are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,7 +48,6 @@ impl How {
         Self::Tablewright,
     ];
 
-    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "interrupt",
@@ -118,7 +117,7 @@ pub struct Job {
     pub physical: u16,
     /// Until a vCPU has to give its physical CPU to one that waits.
     pub slice: Time,
-    /// What a thread computes between two cycles, on average: from nothing to twice as much.
+    /// Computing time between two cycles, on average: from nothing to twice as much.
     pub work: Time,
     /// How long, on a physical CPU, a thread that waits for the lock tries to take it before it
     /// sleeps.
@@ -159,12 +158,11 @@ impl Job {
     }
 }
 
-/// What a run showed.
+/// Figures of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ran {
     /// Until the last thread was through.
     pub time: Time,
-    /// What was counted.
     pub tally: Tally,
 }
 
@@ -204,7 +202,7 @@ impl Job {
     }
 }
 
-/// What a run of the program does, on the machine or not.
+/// Describes a run of the program, on the machine or not.
 pub fn described(cycles: u64, pages: u64, threads: u16) -> String {
     format!(
         "{} of map, touch and unmap of {} by {}",
@@ -214,7 +212,7 @@ pub fn described(cycles: u64, pages: u64, threads: u16) -> String {
     )
 }
 
-/// Where the first thread maps the file; the others beside it.
+/// Address of the first thread's map; the others lie beside it.
 pub const AT: u64 = 0x10_0000_0000;
 /// All of it is below this.
 const END: u64 = 1 << 47;

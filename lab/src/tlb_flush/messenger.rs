@@ -14,7 +14,7 @@ use tablewright_machine::{Time, Tlbi};
 use super::host::{Doing, Host};
 use super::job::{How, Job};
 
-/// What INVLPGB's count goes to besides the first page.
+/// Pages besides the first that INVLPGB's count goes up to.
 const INVLPGB_MORE: u16 = 7;
 
 /// A flush of a part that is mapped at `at`, by the running vCPU: every vCPU has forgotten it when

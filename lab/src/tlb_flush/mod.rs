@@ -16,7 +16,6 @@ use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::guest::nanoseconds;
-use crate::kvm::only_machine;
 use crate::output::columns::{self, Cell, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
@@ -27,22 +26,29 @@ use job::{How, Job, PUBLISHED_CYCLES, Ran};
 #[command(after_help = "\
 Examples:
   tablewright tlb-flush
-  tablewright tlb-flush -v 128 --cpus 12 -t 128 --work 2000    more vCPUs than physical CPUs, all of them busy
+  tablewright tlb-flush -v 128 --cpus 12 -t 128 --work 2000    more vCPUs than physical CPUs, all \
+  of them busy
   tablewright tlb-flush --how interrupt --how list -p 64 --json
-  tablewright tlb-flush --on native --file big                 the published program on this computer
-  tablewright tlb-flush --from measured.json                   what a guest has counted, and what the machine predicts")]
+  tablewright tlb-flush --on native --file big                 the published program on this \
+  computer
+  tablewright tlb-flush --from measured.json                   what a guest has counted, and what \
+  the machine predicts")]
 pub struct Arguments {
     /// Threads of the program
-    #[arg(short, long = "tasks", value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long = "tasks", value_name = "N", default_value = "32",
+          value_parser = clap::value_parser!(u16).range(1..))]
     tasks: u16,
     /// Rounds of each thread; published: 10000
-    #[arg(short, long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(short, long, value_name = "N", default_value = "20",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
     /// Parts of the file that are mapped one after the other in a round
-    #[arg(short, long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(short, long, value_name = "N", default_value = "10",
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
     chunks: u32,
     /// Pages of a part
-    #[arg(short, long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(short, long, value_name = "N", default_value = "16384",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pages: u64,
     /// How many vCPUs [default: 16]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -51,11 +57,13 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     cpus: Option<u16>,
     /// What a thread computes between two cycles, in microseconds, on average
-    #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    #[arg(long, value_name = "US", default_value = "0",
+          value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     work: u64,
     /// How long a thread that waits for the lock of the address space tries to take it before it
     /// sleeps, in microseconds on a CPU
-    #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    #[arg(long, value_name = "US", default_value = "0",
+          value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     spin: u64,
     /// An idle loop that is told of a flush keeps the space, and is told of the next; otherwise it
     /// leaves, as Linux's does
@@ -85,7 +93,9 @@ pub struct Arguments {
     threads: Threads,
     /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts
     /// for as many threads, cycles, pages and CPUs
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work", "spin", "stays", "slice", "ranges", "how", "on", "file"])]
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work",
+                                "spin", "stays", "slice", "ranges", "how", "on", "file"])]
     from: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -179,8 +189,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 
 impl Arguments {
     fn run_native(&self) -> Result<(), Error> {
-        only_machine(
-            "native",
+        Error::refuse(
             &[
                 (!self.how.is_empty(), "--how"),
                 (self.machine.is_some(), "--machine"),
@@ -193,6 +202,7 @@ impl Arguments {
                 (self.spin != 0, "--spin"),
                 (self.stays, "--stays"),
             ],
+            ": not with --on native",
         )?;
         native::run(&native::Program {
             threads: self.tasks,

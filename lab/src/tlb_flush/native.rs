@@ -24,10 +24,9 @@ const PAGE: u64 = 4096;
 const MOST_THREADS: u16 = 4096;
 /// A thread that maps and touches needs little.
 const STACK: usize = 128 << 10;
-/// So often a bar moves.
+/// Interval of the progress bar.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What is run.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub threads: u16,
@@ -38,7 +37,7 @@ pub struct Program {
     pub json: bool,
 }
 
-/// As `time` prints them, and what one map, touch and unmap takes.
+/// Times as `time` prints them, and of one map, touch and unmap.
 #[derive(Serialize)]
 struct Took {
     real_s: f64,
@@ -182,7 +181,7 @@ fn run_threads(
         .collect()
 }
 
-/// What the threads tell the one that waits for them, and are told.
+/// State that the threads share with the one that waits for them.
 struct Shared {
     /// Rounds.
     done: AtomicU64,
@@ -190,7 +189,7 @@ struct Shared {
     main: thread::Thread,
 }
 
-/// What one thread does; when it was done.
+/// Runs one thread, and returns when it was done.
 fn cycles(program: &Program, file: &File, shared: &Shared) -> Result<Instant, std::io::Error> {
     let length = usize::try_from(program.pages * PAGE).map_err(std::io::Error::other)?;
     for _ in 0..program.rounds {

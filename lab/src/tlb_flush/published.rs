@@ -33,7 +33,7 @@ pub fn jobs(profile: &Profile, hows: &[How]) -> Vec<Job> {
     hows.iter().map(job).collect()
 }
 
-/// What the published program takes if one of these runs takes so long.
+/// Returns the published program's time, if one of these runs takes so long.
 pub fn published_seconds(time: Time) -> f64 {
     let cycles = u64::from(THREADS) * u64::from(ROUNDS) * u64::from(CHUNKS);
     time.as_secs_f64() * (PUBLISHED_CYCLES / cycles) as f64
@@ -50,7 +50,8 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
     let jobs = jobs(&profile, &[How::Interrupt, How::Space, How::Tablewright]);
     let ran = run(&jobs)?;
     let note = format!(
-        ", {ROUNDS} of 10000 rounds; fitted on real before and after the change, everything else is a test"
+        ", {ROUNDS} of 10000 rounds; fitted on real before and after the change, everything else \
+         is a test"
     );
     let row = |figure: Row| {
         let time: fn(&Ran) -> Time = match figure.metric.as_str() {

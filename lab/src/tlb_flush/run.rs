@@ -23,8 +23,8 @@ use crate::guest::failed;
 use crate::random::Random;
 use crate::runs::Simulated;
 
-/// What of the fixed work of a cycle mapping takes, and the first touch, in percent; unmapping has
-/// the rest. Assumed.
+/// Parts of the fixed work of a cycle, in percent: mapping, and the first touch; unmapping has the
+/// rest. Assumed.
 const MAP: u64 = 25;
 const TOUCH: u64 = 25;
 
@@ -53,7 +53,7 @@ struct SpaceLock {
     trying: RefCell<Vec<usize>>,
 }
 
-/// What a thread does next.
+/// Next step of a thread.
 #[derive(Clone, Copy)]
 enum Step {
     Compute,
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// What is wrong with flushes of two threads' space on two vCPUs.
+    /// Returns the problem of flushes of two threads' space on two vCPUs.
     fn problem_with(tells: impl Fn(&Doing<'_, '_>, usize)) -> Option<String> {
         let profile = Profile::load("hyperv-16-vcpus").expect("built in");
         let job = Job {

@@ -26,7 +26,7 @@ use super::job::{How, Logger};
 use super::writable::{Host, Side, protect_by_bitmap, protect_by_scan, protect_leaf};
 use crate::guest::{Handled, PAGE_SHIFT};
 
-/// What is kept beside the tables that lie in a range of frames.
+/// Side memory of the tables in a range of frames.
 struct Sides<'m> {
     mapper: Mapper<'m>,
     /// Pages with it, for so many tables each.
@@ -37,7 +37,7 @@ struct Sides<'m> {
 pub const SIDES_IN_PAGE: usize = 512 / Side::SIZE;
 
 impl<'m> Sides<'m> {
-    /// As many as there are frames, in pages of their own. `None`: there is no memory for them.
+    /// Allocates one for each frame, in pages of their own. `None`: there is no memory for them.
     fn fill(&self) -> Option<()> {
         let frames = self.mapper.machine().memory().frames();
         for _ in 0..frames.div_ceil(SIDES_IN_PAGE) {

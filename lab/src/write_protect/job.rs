@@ -19,7 +19,7 @@ pub enum How {
     FastScan,
     /// By the engine
     Tablewright,
-    /// As `fast`, but an entry that is made writable is not marked: a bug that is to be found.
+    /// A bug, planted in `fast`: an entry that is made writable is not marked.
     #[cfg(test)]
     Unmarked,
 }
@@ -30,7 +30,7 @@ impl How {
         !matches!(self, Self::Slow | Self::FastScan | Self::Tablewright)
     }
 
-    /// As it has to be.
+    /// Whether entries that are made writable are marked, as they have to be.
     pub const fn marks_what_it_opens(self) -> bool {
         #[cfg(test)]
         if matches!(self, Self::Unmarked) {
@@ -39,7 +39,6 @@ impl How {
         true
     }
 
-    /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Slow => "slow",
@@ -52,7 +51,7 @@ impl How {
     }
 }
 
-/// What the vCPUs do after the start.
+/// Work of the vCPUs after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// Nothing.
@@ -78,7 +77,6 @@ pub struct Job {
     pub leaf: Level,
     /// How many vCPUs.
     pub vcpus: u16,
-    /// What they do after the start.
     pub then: Then,
     /// How many times a log is started, and what it has is forgotten, before the start that is
     /// timed.
@@ -92,7 +90,7 @@ impl Job {
     }
 }
 
-/// What a run showed.
+/// Figures of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ran {
     /// From the call until no vCPU can write without being seen.
@@ -118,7 +116,7 @@ pub struct Ran {
 /// Makes runs, and gives what each showed, in their order.
 pub type Run<'r> = runs::Run<'r, Job>;
 
-/// What a way to log has to do.
+/// A way to log.
 pub trait Logger {
     /// The guest's memory was mapped.
     fn mapped(&self) {}

@@ -7,11 +7,11 @@
 //! | | |
 //! |---|---|
 //! | [`LINK`] | fitted on the total time before |
-//! | [`WORK`], what a vCPU does with a page besides writing it | fitted on the rate of dirty pages before |
+//! | [`WORK`], with a page besides writing it | fitted on the rate of dirty pages before |
 //! | [`USED`] | assumed: a guest that has just booted, and what it writes; the rest are zeros |
 //! | [`ZEROS`] | assumed |
 //! | [`START`], [`LOOK`] | measured on another computer |
-//! | memory that was not written before | mapped by the first fault on each page, while the log runs |
+//! | memory that was not written before | mapped by the first fault on each page, during the log |
 //! | downtime | QEMU's default, 300 ms; the migration ends when that is enough |
 //!
 //! Before: everything is protected page by page, at the start and at each look at the log. After:
@@ -33,7 +33,7 @@ const WORK: u64 = 13_380;
 /// A page that was never touched: its first read is a fault of the host, half a microsecond, and
 /// then 4 KiB are read.
 const ZEROS: Time = Time::ns(750);
-/// What QEMU 7.2 takes until it asks KVM for a log of 30 GiB, 0.75 ms, and KVM of Linux 6.18 for
+/// Time of QEMU 7.2 until it asks KVM for a log of 30 GiB, 0.75 ms, and of KVM of Linux 6.18 for
 /// its slots and bitmaps if nothing has to be protected, 0.22 ms: on a cloud computer of two CPUs.
 const START: Time = Time::us(970);
 /// There a look at the log of 30 GiB, of which nothing was written, takes QEMU 2.65 ms: for each

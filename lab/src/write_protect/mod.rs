@@ -18,7 +18,7 @@ use tablewright_machine::{Profile, Time};
 use crate::error::Error;
 use crate::guest::input::Backing;
 use crate::guest::{MOST_LEAVES, Stage2, leaf_bytes, leaf_for, nanoseconds};
-use crate::kvm::{Asked, On, Options as KvmOptions, free, only_machine};
+use crate::kvm::{Asked, On, Options as KvmOptions, free};
 use crate::output::columns::{self, Cell, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
@@ -60,16 +60,19 @@ pub struct Arguments {
     how: Option<How>,
     /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer
     /// [default: 1G to 16T]
-    #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',', conflicts_with = "bytes")]
+    #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',',
+          conflicts_with = "bytes")]
     sizes: Option<Vec<Size>>,
     /// Have a part of the memory written and read, and as much again for each further part: the Nth
     /// part, and two of them, say how long a part takes [default: 1, or so many that a part is at
     /// most 768 MiB, above 3 GiB]
-    #[arg(long, value_name = "N", conflicts_with = "sizes", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "sizes",
+          value_parser = clap::value_parser!(u64).range(1..))]
     scale: Option<u64>,
     /// One table alone: protecting it by a bitmap of the entries that may be writable, and by
     /// looking at all, where so many are [default: 1, 16 and 512]
-    #[arg(long, value_name = "N", num_args = 0.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=512),
+    #[arg(long, value_name = "N", num_args = 0.., value_delimiter = ',',
+          value_parser = clap::value_parser!(u16).range(1..=512),
           conflicts_with_all = ["bytes", "sizes", "vcpus", "how", "scale"])]
     tables: Option<Vec<u16>>,
     /// What to run on
@@ -88,7 +91,7 @@ pub struct Arguments {
 const BYTES: u64 = 3 << 30;
 const VCPUS: u16 = 12;
 
-/// What a computer has for guests.
+/// CPUs and memory of a computer.
 struct Room {
     cpus: u16,
     free: u64,
@@ -104,8 +107,8 @@ impl Room {
     }
 }
 
-/// As much of the published case as fits: a vCPU for each CPU, with the memory that it has there,
-/// in all at most half of what is free. What is asked for is not changed.
+/// Fits the published case to a computer: a vCPU for each CPU, with the memory that it has there,
+/// in all at most half of what is free. Given values are kept.
 fn fitting(bytes: Option<u64>, vcpus: Option<u16>, backing: Backing, room: &Room) -> (u64, u16) {
     let most = room.cpus.clamp(1, VCPUS);
     let divides = |vcpus: u16| bytes.is_none_or(|it| it.is_multiple_of(4096 * u64::from(vcpus)));
@@ -130,8 +133,8 @@ const SIZES: [u64; 8] = [
     4 << 40,
     16 << 40,
 ];
-/// What `-b` takes, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the
-/// user to wait for them.
+/// Most of `-b`, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the user
+/// to wait for them.
 const MOST_PAGES: u64 = 1 << 23;
 /// Up to so many, as in the published case, all are written and read.
 const WHOLE_PAGES: u64 = BYTES / 4096;
@@ -167,8 +170,10 @@ columns! { row: Row;
     ["entries_written_by_start"] [2 "entries\nwritten"] Cell::Count(row.ran.entries);
     ["kicks"] [2 "kicks"] Cell::Count(row.ran.kicks);
     ["invalidations"] [2 "invali-\ndations"] Cell::Count(row.ran.invalidations);
-    ["faults_of_writes"] [2 "faults of\nwrites"] Cell::or_nothing(row.write, |(_, faults)| Cell::Count(faults));
-    ["faults_of_reads"] [2 "faults of\nreads"] Cell::or_nothing(row.read, |(_, faults)| Cell::Count(faults));
+    ["faults_of_writes"] [2 "faults of\nwrites"]
+        Cell::or_nothing(row.write, |(_, faults)| Cell::Count(faults));
+    ["faults_of_reads"] [2 "faults of\nreads"]
+        Cell::or_nothing(row.read, |(_, faults)| Cell::Count(faults));
     ["retries"] [2 "retries"] Cell::Count(row.retries);
     ["bitmap_bytes"] [2 "bitmap"] Cell::Bytes(row.ran.bitmap_bytes);
 }
@@ -224,11 +229,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     report.print(arguments.json, |Report { rows, .. }| {
         let vcpus = report::counted(vcpus.into(), "vCPU", "vCPUs");
-        let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
+        let tables = [1, 2]
+            .map(|number| columns::table(number, 1, rows))
+            .join("\n");
         let parts = match scale {
             1 => String::new(),
             _ => format!(
-                "\nwritten and read: 1/{scale} of the memory, and 2/{scale}; each further part takes as long as the second\n"
+                "\nwritten and read: 1/{scale} of the memory, and 2/{scale}; each further part \
+                 takes as long as the second\n"
             ),
         };
         let fitted = report::fitted(rows.iter().any(|row| row.fitted));
@@ -260,8 +268,7 @@ impl Arguments {
     }
 
     fn run_kvm(&self) -> Result<(), Error> {
-        only_machine(
-            "kvm",
+        Error::refuse(
             &[
                 (self.how.is_some(), "--how"),
                 (self.machine.is_some(), "--machine"),
@@ -273,6 +280,7 @@ impl Arguments {
                 (self.kvm.predict.is_some(), "--predict"),
                 (self.threads.threads.is_some(), "--threads"),
             ],
+            ": not with --on kvm",
         )?;
         let backing = self.source.unwrap_or(Backing::ANONYMOUS);
         let bytes = self.bytes.map(Size::bytes);
@@ -284,7 +292,8 @@ impl Arguments {
         let note = (is_own && !is_published && sizes.is_none()).then(|| {
             let published = human(BYTES);
             format!(
-                "the published guest has {published} and {VCPUS} vCPUs, this one what fits this computer: -b and -v choose"
+                "the published guest has {published} and {VCPUS} vCPUs, this one what fits this \
+                 computer: -b and -v choose"
             )
         });
         kvm::run(&asked, sizes.as_deref(), note, self.json)
@@ -303,9 +312,9 @@ impl Arguments {
         }
     }
 
-    /// What is to be run, in the order of the rows, how many runs are for one, and into how many
-    /// parts memory is divided: the start with the writes, and with the reads; or the start, and
-    /// the writes and the reads of one part and of two; or the start alone.
+    /// Returns the runs in the order of the rows, how many are for one, and into how many parts
+    /// memory is divided: the start with the writes, and with the reads; or the start, and the
+    /// writes and the reads of one part and of two; or the start alone.
     fn jobs(&self, profile: &Profile, vcpus: u16) -> Result<(Vec<Job>, usize, u64), Error> {
         let of = |how, bytes, leaf, then| Job {
             profile: profile.clone(),
@@ -324,7 +333,8 @@ impl Arguments {
             for bytes in sizes {
                 let Some(leaf) = leaf_for(bytes).filter(|_| bytes <= MOST_BYTES) else {
                     return usage(format!(
-                        "--sizes {}: at most {}, and a multiple of 4 KiB, above {} of 2 MiB, above {} of 1 GiB",
+                        "--sizes {}: at most {}, and a multiple of 4 KiB, above {} of 2 MiB, above \
+                         {} of 1 GiB",
                         human(bytes),
                         human(MOST_BYTES),
                         human(MOST_LEAVES << 12),

@@ -20,9 +20,9 @@ use crate::error::Error;
 use crate::guest::{Handled, PAGE_SHIFT, Stage2, architecture, failed, shared_space};
 use crate::runs::Simulated;
 
-/// Where the guest's memory lies: above that of the tables.
+/// Start of the guest's memory, above the tables.
 const PHYSICAL: u64 = 1 << 45;
-/// So many pages of its own each vCPU has written before the log is started.
+/// Pages of its own that each vCPU has written before the log is started.
 const KNOWN: u64 = 64;
 
 impl Simulated for Job {

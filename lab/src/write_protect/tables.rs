@@ -88,7 +88,8 @@ pub fn run(
     report.print(json, |report| {
         let table = columns::table(1, 0, &report.rows);
         let head = format!(
-            "a table of 512 pages, {format}; virtual time on {machine}, and {rounds} rounds here\n\n"
+            "a table of 512 pages, {format}; virtual time on {machine}, and {rounds} rounds \
+             here\n\n"
         );
         report::title(&head) + &table
     })
@@ -133,7 +134,7 @@ fn entries<F: Format<Input = Ipa>>(writable: u16) -> [u64; ENTRIES] {
     table
 }
 
-/// What it takes on the machine, and what saying of an entry that it may be writable does.
+/// Costs on the machine: of a table, and of marking an entry.
 fn machine<F: Format<Input = Ipa>>(
     profile: &Profile,
     format: Stage2,

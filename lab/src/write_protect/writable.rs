@@ -58,7 +58,7 @@ impl Accesses for Mapper<'_> {
 /// Words of bits.
 const WORDS: usize = 8;
 
-/// What is kept for one table: a line of bits, and one with their count.
+/// Side memory of one table: a line of bits, and one with their count.
 #[derive(Clone, Copy, Debug)]
 pub struct Side(NonNull<Entry>);
 
@@ -105,8 +105,7 @@ impl Side {
     }
 }
 
-/// What an entry becomes when its table is protected: most are alike, so what to do with the last
-/// is kept.
+/// Protected form of an entry. Most are alike, so the last is kept.
 struct Protected<F> {
     pattern: u64,
     flip: u64,
@@ -167,7 +166,7 @@ pub unsafe fn protect_by_scan<F: Format>(on: &impl Accesses, table: NonNull<Entr
     }
 }
 
-/// The same of those that may be writable. Those of tables are so no more; leaves can be again
+/// Protects the entries that may be writable. Those of tables are so no more; leaves can be again
 /// without the lock.
 ///
 /// # Safety

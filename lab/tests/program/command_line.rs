@@ -165,7 +165,8 @@ fn every_format_maps_its_memory_and_is_checked() {
 fn a_memory_map_with_a_kernel_in_it_is_mapped() {
     let file = Scratch::new(
         "good",
-        "40000000-7fffffff : System RAM\n  40210000-417fffff : Kernel code\n  41800000-41b9ffff : reserved\n",
+        "40000000-7fffffff : System RAM\n  40210000-417fffff : Kernel code\n  41800000-41b9ffff : \
+         reserved\n",
     );
     for format in ["arm64", "x86-64"] {
         let row = mapped(&["--iomem", file.path(), "--format", format, "--pages-only"]);

@@ -44,12 +44,10 @@ pub fn tablewright(arguments: &(impl Line + ?Sized)) -> Output {
         .expect("the program runs")
 }
 
-/// What it printed.
 pub fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).expect("UTF-8")
 }
 
-/// What it complained about.
 pub fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).expect("UTF-8")
 }

@@ -1,4 +1,4 @@
-//! What the program says of logging what a guest writes, and of disabling the log.
+//! Tests of logging a guest's writes, and of disabling the log.
 
 use crate::common::{
     self, Line, Scratch, assert_repeatable, number, row, stderr, stdout, tablewright,
@@ -170,7 +170,8 @@ fn the_same_arguments_give_the_same_bytes() {
 }
 
 #[test]
-#[ignore = "forty million accesses for each way: minutes without optimisation: `.ci/run all` runs it with"]
+#[ignore = "forty million accesses for each way: minutes without optimisation: `.ci/run all` runs \
+         it with"]
 fn the_published_case() {
     let report = json(&PUBLISHED);
     let of = |how| row(&report, how);
@@ -212,7 +213,8 @@ fn the_published_case() {
 }
 
 #[test]
-#[ignore = "a quarter of a million pages: a minute without optimisation: `.ci/run all` runs it with"]
+#[ignore = "a quarter of a million pages: a minute without optimisation: `.ci/run all` runs it \
+         with"]
 fn blocks_of_2_mib() {
     let report = json("-s anonymous_hugetlb_2mb -v 64 -b 4G -e");
     let (after, ours) = (row(&report, "after"), row(&report, "tablewright"));

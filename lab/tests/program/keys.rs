@@ -3,7 +3,7 @@
 use crate::common::{Scratch, stderr, stdout, tablewright};
 use serde_json::Value;
 
-/// What has no unit, or has it beside it.
+/// Keys that have no unit, or have it beside them.
 const BARE: [&str; 2] = ["spread", "scale"];
 /// The units, as a key ends with them.
 const UNITS: [&str; 7] = [
@@ -26,7 +26,7 @@ fn has_unit(key: &str) -> bool {
         || BARE.contains(&key)
 }
 
-/// What is wrong with the keys in a value that stands behind `key`.
+/// Finds the wrong keys in a value that stands behind `key`.
 fn wrong(key: &str, value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(object) => {

@@ -1,4 +1,4 @@
-//! What the program says of the software machine: figures, profiles, and what was published.
+//! Tests of the software machine: figures, profiles, and published rows.
 
 use std::fs;
 use std::process::Output;
@@ -19,7 +19,8 @@ const ON: [&str; 4] = ["map-mem", "--on", "machine", "--machine"];
 
 #[test]
 fn files_that_are_no_profiles_or_tables_say_where_and_why() {
-    let good = "name = \"a\"\ndescription = \"\"\nsystem = { core = \"\", kind = \"vm\", ram_gib = 1 }\n\
+    let good = "name = \"a\"\ndescription = \"\"\nsystem = { core = \"\", kind = \"vm\", ram_gib = \
+             1 }\n\
                 architecture = { format = \"arm64\" }\n";
     for (lines, says) in [
         (
@@ -153,7 +154,7 @@ fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
     );
 }
 
-/// So many columns are there everywhere.
+/// Requires lines of at most 80 columns.
 fn fits_a_terminal(output: &Output) {
     assert!(output.status.success(), "{}", stderr(output));
     for line in stdout(output).lines() {
@@ -175,7 +176,8 @@ fn tables_of_the_machine_fit_a_terminal() {
 fn a_memory_map_and_a_profile_that_a_fit_finds_again() {
     let map = Scratch::new(
         "iomem",
-        "40000000-47ffffff : System RAM\n  40210000-417fffff : Kernel code\n80100000-81ffffff : System RAM\n",
+        "40000000-47ffffff : System RAM\n  40210000-417fffff : Kernel code\n80100000-81ffffff : \
+         System RAM\n",
     );
     let profile = Scratch::new("fitted.toml", "");
     let report = fitted_again("apple-m2-vm-16g", &["-o", profile.path()]);

@@ -1,4 +1,4 @@
-//! What the program says of a migration.
+//! Tests of a migration.
 
 use crate::common::{self, Line, Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
@@ -19,7 +19,7 @@ fn json(arguments: &(impl Line + ?Sized)) -> Value {
     common::json(&SMALL, arguments)
 }
 
-/// The same over a faster line, which is done before long whatever the guest writes.
+/// A faster line, which is done before long whatever the guest writes.
 const FAST: [&str; 9] = {
     let mut line = SMALL;
     line[4] = "4G";
@@ -149,17 +149,17 @@ fn the_same_arguments_give_the_same_bytes_and_a_picture() {
 /// nanoseconds for a page in each phase.
 fn run_on_kvm(source: &str, phases: &[(&str, f64)]) -> String {
     let pages = 16_384;
-    let phases: Vec<_> = phases
-        .iter()
-        .map(|(phase, ns)| {
-            serde_json::json!({"phase": phase, "pages": pages, "cpu_ns": ns * f64::from(pages), "threads": 1})
-        })
-        .collect();
+    let phase = |(phase, ns): &(&str, f64)| {
+        let cpu_ns = ns * f64::from(pages);
+        serde_json::json!({"phase": phase, "pages": pages, "cpu_ns": cpu_ns, "threads": 1})
+    };
+    let phases: Vec<_> = phases.iter().map(phase).collect();
     serde_json::json!({
         "parameters": {
             "host": {"line": "AMD, SOFTWARE PAGING, Linux 6.18", "paging": "software"},
-            "source": source, "bytes": pages * 4096, "vcpus": 1, "iterations": 1, "slots": 1, "write_percent": 100,
-            "random_access": false, "manual_protect": true, "all_set": false, "overlap": false,
+            "source": source, "bytes": pages * 4096, "vcpus": 1, "iterations": 1, "slots": 1,
+            "write_percent": 100, "random_access": false, "manual_protect": true,
+            "all_set": false, "overlap": false,
             "run_in_all_calls": false, "ring": null,
         },
         "rows": [{"phases": phases}],
@@ -299,7 +299,6 @@ fn numbers_that_no_run_has_are_refused_by_file_and_field() {
     assert_refused(&["fit", "--from", file.path()], "missing field `source`");
 }
 
-/// What a fit found has the shape that every answer has.
 #[test]
 fn a_fit_from_runs_says_what_it_was_asked() {
     let run = run_on_kvm("anonymous", &[("populate", 4700.0), ("dirty 1", 2400.0)]);

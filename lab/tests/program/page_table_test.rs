@@ -1,4 +1,4 @@
-//! What the program says of faults on one stage-2 table.
+//! Tests of faults on one stage-2 table.
 
 use crate::common::{
     self, Line, Scratch, assert_repeatable, number, row, stderr, stdout, tablewright,
@@ -12,7 +12,8 @@ fn json(arguments: &(impl Line + ?Sized)) -> Value {
 /// A machine of x86-64 with 24 CPUs.
 fn x86(more: &str) -> String {
     format!(
-        "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"metal\"\ncpus = 24\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n{more}"
+        "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"metal\"\ncpus = \
+         24\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n{more}"
     )
 }
 
@@ -69,9 +70,8 @@ fn faults_in_parallel_do_once_what_was_done_by_each() {
     assert!(number(parallel, "cleaned_bytes") <= 4.0 * f64::from(1 << 20));
 }
 
-/// What replaces zeros is mapped at once, read-only: each vCPU that writes takes a fault of
-/// permissions, and has its translation forgotten; a vCPU that reads takes no second fault for
-/// that.
+/// A page that replaces zeros is mapped at once, read-only: each vCPU that writes takes a fault of
+/// permissions, and its TLB is flushed; a vCPU that reads takes no second fault for that.
 #[test]
 fn a_page_that_replaces_zeros_is_asked_for_by_each_writer() {
     let (vcpus, pages) = (8.0, 256.0);

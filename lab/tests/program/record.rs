@@ -48,7 +48,6 @@ impl Process {
         self.0.id().to_string()
     }
 
-    /// As `/proc/PID/status` has it.
     fn status(&self, name: &str) -> String {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();

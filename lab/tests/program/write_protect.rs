@@ -1,4 +1,4 @@
-//! What the program says of starting a dirty log.
+//! Tests of starting a dirty log.
 
 use crate::common::{self, Line, assert_refused, assert_repeatable, number};
 use serde_json::Value;
@@ -88,7 +88,8 @@ fn the_published_case() {
 }
 
 #[test]
-#[ignore = "each of a million writes is checked against thousands of changes, minutes without optimisation: `.ci/run all` runs it with"]
+#[ignore = "each of a million writes is checked against thousands of changes, minutes without \
+         optimisation: `.ci/run all` runs it with"]
 fn the_published_case_after_the_change() {
     let report = json(&[]);
     let of = |how| rows(&report, how)[0];
