@@ -366,18 +366,10 @@ fn a_comparison_by_pages_as_json_has_a_row_for_each_subject_and_the_right_ratios
 #[test]
 fn a_comparison_by_pages_for_people_and_as_a_picture() {
     let picture = Scratch::new("pages.svg", "");
-    let output = tablewright(&[
-        "compare",
-        "--pages",
-        "64",
-        "--rounds",
-        "1",
-        "--only",
-        "tablewright",
-        "aarch64-paging",
-        "--plot",
-        picture.path(),
-    ]);
+    let output = tablewright(&format!(
+        "compare --pages 64 --rounds 1 --only tablewright aarch64-paging --plot {}",
+        picture.path()
+    ));
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     for words in [
@@ -550,7 +542,7 @@ fn a_picture_that_has_nowhere_to_go_is_refused_before_anything_is_measured() {
 fn a_failed_comparison_leaves_the_old_picture() {
     let file = Scratch::new("kept.svg", "old");
     assert_refused(
-        &["compare", "--size", "100T", "--plot", file.path()],
+        &format!("compare --size 100T --plot {}", file.path()),
         "to spare",
     );
     assert_eq!(fs::read(file.path()).expect("the file"), b"old");

@@ -17,6 +17,12 @@ impl Line for str {
     }
 }
 
+impl Line for String {
+    fn words(&self) -> Vec<&str> {
+        self.as_str().words()
+    }
+}
+
 impl Line for [&str] {
     fn words(&self) -> Vec<&str> {
         self.to_vec()
@@ -96,9 +102,9 @@ pub fn number(row: &Value, key: &str) -> f64 {
 /// Requires that a run prints the same bytes whatever the number of threads, and no wide line.
 pub fn assert_repeatable(arguments: &str) {
     let json = format!("{arguments} --json");
-    let once = tablewright(&json[..]);
+    let once = tablewright(&json);
     assert!(once.status.success(), "{json}: {}", stderr(&once));
-    let again = tablewright(&format!("{json} --threads 1")[..]);
+    let again = tablewright(&format!("{json} --threads 1"));
     assert_eq!(stdout(&once), stdout(&again));
     let text = tablewright(arguments);
     for line in stdout(&text).lines() {

@@ -49,23 +49,11 @@ fn what_is_not_there_to_be_done_takes_no_time() {
 #[test]
 fn every_page_that_is_written_is_in_the_log() {
     for arguments in [
-        &["-b", "1M", "-v", "4", "-i", "3", "-e"][..],
-        &["-b", "4M", "-v", "4", "-s", "anonymous_thp", "-x", "8"],
-        &["-b", "4M", "-v", "4", "-s", "anonymous_thp", "-g", "-e"],
-        &[
-            "-b", "4M", "-v", "2", "-s", "shmem", "-a", "-w", "50", "-r", "7",
-        ],
-        &[
-            "-b",
-            "2M",
-            "-v",
-            "3",
-            "-s",
-            "anonymous_hugetlb_2mb",
-            "-w",
-            "0",
-            "-e",
-        ],
+        "-b 1M -v 4 -i 3 -e",
+        "-b 4M -v 4 -s anonymous_thp -x 8",
+        "-b 4M -v 4 -s anonymous_thp -g -e",
+        "-b 4M -v 2 -s shmem -a -w 50 -r 7",
+        "-b 2M -v 3 -s anonymous_hugetlb_2mb -w 0 -e",
     ] {
         let report = json(arguments);
         let iterations = report["parameters"]["iterations"].as_u64();
@@ -73,7 +61,7 @@ fn every_page_that_is_written_is_in_the_log() {
             let times = |key: &str| row[key].as_array().expect("times").len() as u64;
             assert_eq!(Some(times("dirty_s")), iterations, "{row}");
             assert_eq!(times("get_s"), times("dirty_s"));
-            let clears = if arguments.contains(&"-g") {
+            let clears = if arguments.contains("-g") {
                 0
             } else {
                 times("dirty_s")
@@ -123,17 +111,9 @@ fn no_vcpu_waits_for_what_is_recovered_in_place() {
 #[test]
 fn a_part_takes_as_long_as_all_of_it() {
     let of = |scale| {
-        json(&[
-            "-s",
-            "anonymous_hugetlb_2mb",
-            "-v",
-            "2",
-            "-b",
-            "32M",
-            "-e",
-            "--scale",
-            scale,
-        ])
+        json(&format!(
+            "-s anonymous_hugetlb_2mb -v 2 -b 32M -e --scale {scale}"
+        ))
     };
     let (all, part) = (of("1"), of("4"));
     for how in ["before", "after", "tablewright"] {
@@ -163,7 +143,7 @@ fn the_same_arguments_give_the_same_bytes() {
     assert_repeatable(line);
     let picture = Scratch::new("dirty-log.svg", "");
     let once = tablewright(line);
-    let other = tablewright(&format!("{line} -r 2 --plot {}", picture.path())[..]);
+    let other = tablewright(&format!("{line} -r 2 --plot {}", picture.path()));
     assert_ne!(stdout(&once), stdout(&other));
     let picture = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(picture.contains("longest stall"));
@@ -239,17 +219,7 @@ fn hardware_logs_what_is_written() {
     // all the same.
     assert!(dirty(faults) > 4.0 * dirty(logged), "{faults} {logged}");
     // With huge pages under it, and read, cleared and disabled in one.
-    let huge = [
-        "-s",
-        "anonymous_hugetlb_2mb",
-        "-v",
-        "4",
-        "-b",
-        "16M",
-        "-e",
-        "-g",
-    ];
-    let report = json(&[&huge[..], &["--log", "modification"]].concat());
+    let report = json("-s anonymous_hugetlb_2mb -v 4 -b 16M -e -g --log modification");
     let ours = row(&report, "tablewright");
     assert_eq!(number(ours, "log_full_exits"), 2.0 * 4.0 * 7.0);
 }

@@ -1,6 +1,6 @@
 //! Keys of JSON: one style in all experiments, and the unit of each figure in its key.
 
-use crate::common::{Scratch, stderr, stdout, tablewright};
+use crate::common::{Scratch, json};
 use serde_json::Value;
 
 /// Keys that have no unit, or have it beside them.
@@ -65,49 +65,29 @@ fn keys_are_words_and_name_the_unit() {
     assert_eq!(found.len(), 2, "{found:?}");
 
     let recording = Scratch::new("keys.twr", "");
-    let record = ["record", "-o", recording.path(), "sleep", "0.1"];
+    let record = format!("record -o {} sleep 0.1", recording.path());
     for line in [
-        &["map-mem", "--ram", "64M", "--rounds", "2"][..],
-        &[
-            "map-mem",
-            "--on",
-            "machine",
-            "--machine",
-            "neutral",
-            "--ram",
-            "64M",
-        ],
-        &["page-table-test", "-v", "2", "-b", "2M"],
-        &["page-table-test", "--on", "native", "-v", "1", "-b", "2M"],
-        &["write-protect", "-b", "1M", "-v", "2"],
-        &["write-protect", "--sizes", "1G"],
-        &["tlb-flush", "-r", "1", "-c", "1"],
-        &[
-            "tlb-flush",
-            "--on",
-            "native",
-            "-r",
-            "1",
-            "-t",
-            "2",
-            "-p",
-            "16",
-        ],
-        &["dirty-log", "-v", "2", "-b", "4M"],
-        &["compare", "--size", "2M", "--rounds", "2"],
-        &["compare", "--pages", "1", "--rounds", "2"],
-        &["migrate", "--memory", "2M", "--set", "1M"],
-        &["litmus", "--only", "CoWTf.inv+po"],
-        &["fit", "--machine", "apple-m2-vm-16g"],
-        &["reproduce", "--only", "tlb-flush"],
+        "map-mem --ram 64M --rounds 2",
+        "map-mem --on machine --machine neutral --ram 64M",
+        "page-table-test -v 2 -b 2M",
+        "page-table-test --on native -v 1 -b 2M",
+        "write-protect -b 1M -v 2",
+        "write-protect --sizes 1G",
+        "tlb-flush -r 1 -c 1",
+        "tlb-flush --on native -r 1 -t 2 -p 16",
+        "dirty-log -v 2 -b 4M",
+        "compare --size 2M --rounds 2",
+        "compare --pages 1 --rounds 2",
+        "migrate --memory 2M --set 1M",
+        "litmus --only CoWTf.inv+po",
+        "fit --machine apple-m2-vm-16g",
+        "reproduce --only tlb-flush",
         #[cfg(target_os = "linux")]
-        &record,
+        &record[..],
     ] {
-        let line = [&line[..1], &["--json"], &line[1..]].concat();
-        let output = tablewright(&line);
-        assert!(output.status.success(), "{line:?}: {}", stderr(&output));
-        let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
-        assert_eq!(report["experiment"], line[0]);
+        let (command, arguments) = line.split_once(' ').expect("arguments");
+        let report = json(command, arguments);
+        assert_eq!(report["experiment"], command);
         let mut found = Vec::new();
         wrong("", &report, &mut found);
         assert!(found.is_empty(), "{line:?}: {found:#?}");

@@ -117,18 +117,7 @@ fn a_profile_is_fitted_to_runs_and_predicts_another() {
         return;
     }
     let scratch = |name: &str, source: &str| {
-        let line = [
-            "dirty-log",
-            "-b",
-            "16M",
-            "-s",
-            source,
-            "--on",
-            "kvm",
-            "--rounds",
-            "2",
-            "--json",
-        ];
+        let line = format!("dirty-log -b 16M -s {source} --on kvm --rounds 2 --json");
         let output = tablewright(&line);
         assert!(output.status.success(), "{}", stderr(&output));
         Scratch::new(name, &output.stdout)
@@ -170,15 +159,10 @@ fn a_profile_is_fitted_to_runs_and_predicts_another() {
     errors.sort_by(f64::total_cmp);
     // Other programs may disturb one of them.
     assert!(errors[errors.len() / 2] < 60.0, "{errors:?}");
-    let report = json(&[
-        "dirty-log",
-        "-b",
-        "8M",
-        "-v",
-        "2",
-        "--predict",
-        profile.path(),
-    ]);
+    let report = json(&format!(
+        "dirty-log -b 8M -v 2 --predict {}",
+        profile.path()
+    ));
     let predicted = report["rows"][0]["predicted"]
         .as_array()
         .expect("predictions");

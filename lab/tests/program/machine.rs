@@ -50,13 +50,7 @@ fn files_that_are_no_profiles_or_tables_say_where_and_why() {
         ("a,b,c,1,x,ms,\n", "line 2: column 5: invalid float"),
     ] {
         let file = Scratch::new("table.csv", format!("{header}{lines}"));
-        let arguments = [
-            "fit",
-            "--machine",
-            "apple-m2-vm-16g",
-            "--table",
-            file.path(),
-        ];
+        let arguments = format!("fit --machine apple-m2-vm-16g --table {}", file.path());
         assert_refused(&arguments, file.path());
         assert_refused(&arguments, says);
     }

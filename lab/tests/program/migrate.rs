@@ -54,7 +54,7 @@ fn a_recording_that_is_none_is_refused_and_nothing_is_written() {
     ] {
         let file = Scratch::new(name, bytes);
         assert_refused(
-            &["migrate", "--recording", file.path(), "--plot", plot],
+            &format!("migrate --recording {} --plot {plot}", file.path()),
             says,
         );
         assert!(!std::path::Path::new(plot).exists());
@@ -67,19 +67,8 @@ fn a_recording_that_is_none_is_refused_and_nothing_is_written() {
 #[test]
 fn a_recording_is_a_guest() {
     let file = Scratch::new("guest.twr", recording());
-    let line = [
-        "migrate",
-        "--json",
-        "--downtime-limit",
-        "2",
-        "--memory",
-        "8M",
-        "--bandwidth",
-        "32M",
-    ];
-    let output = tablewright(&[&line[..], &["--recording", file.path()]].concat());
-    assert!(output.status.success(), "{}", stderr(&output));
-    let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    let line = "migrate --downtime-limit 2 --memory 8M --bandwidth 32M";
+    let report = common::json(line, &format!("--recording {}", file.path()));
     for row in report["rows"].as_array().expect("rows") {
         let (writes, rate) = (&row["guest"]["writes"], &row["guest"]["writes_per_second"]);
         // 15 pages in 20 ms, for the 250 ms that 8 MiB take.
@@ -234,7 +223,7 @@ fn numbers_that_no_run_has_are_refused_by_file_and_field() {
         let file = Scratch::new("numbers.json", good.replace(was, is));
         for command in ["migrate", "fit"] {
             assert_refused(
-                &[command, "--from", file.path()],
+                &format!("{command} --from {}", file.path()),
                 &format!("{}: {says}", file.path()),
             );
         }

@@ -137,12 +137,12 @@ fn what_makes_no_sense_is_refused() {
 fn files_that_are_no_recordings_are_refused_with_the_place() {
     let foreign = Scratch::new("foreign.twr", "#!/bin/sh\n");
     assert_refused(
-        &["record", "--show", foreign.path()],
+        &format!("record --show {}", foreign.path()),
         "byte 0: not a recording",
     );
     let cut = Scratch::new("cut.twr", b"TWRECORD\x01\x04sc");
     assert_refused(
-        &["record", "--show", cut.path()],
+        &format!("record --show {}", cut.path()),
         "byte 12: the file ends in the middle of",
     );
     let newer = Scratch::new("newer.twr", b"TWRECORD\x09");

@@ -7,7 +7,7 @@ fn json(arguments: &(impl Line + ?Sized)) -> Value {
     common::json("tlb-flush", arguments)
 }
 
-fn rows(arguments: &[&str]) -> Vec<Value> {
+fn rows(arguments: &(impl Line + ?Sized)) -> Vec<Value> {
     let report = json(arguments);
     report["rows"].as_array().expect("rows").clone()
 }
@@ -51,24 +51,9 @@ fn with_too_few_physical_cpus_interrupts_wait_for_time_slices() {
 #[test]
 fn threads_that_try_before_they_sleep_burn_and_are_waited_for() {
     let run = |cpus: &str, spin: &str| {
-        rows(&[
-            "--how",
-            "interrupt",
-            "--how",
-            "list",
-            "-v",
-            "32",
-            "-t",
-            "32",
-            "-c",
-            "2",
-            "-r",
-            "4",
-            "--cpus",
-            cpus,
-            "--spin",
-            spin,
-        ])
+        rows(&format!(
+            "--how interrupt --how list -v 32 -t 32 -c 2 -r 4 --cpus {cpus} --spin {spin}"
+        ))
     };
     let busy = |row: &Value| number(row, "cpu_time_ns") / number(row, "time_ns");
     // Asleep, one is busy, and is never preempted.
@@ -125,9 +110,9 @@ fn no_vcpu_is_told_twice_and_none_is_left_out() {
 #[test]
 fn lists_are_as_long_as_the_specification_has_them() {
     let bytes = |pages, ranges| {
-        let rows = rows(&[
-            "--how", "list", "-r", "1", "-c", "2", "-p", pages, "--ranges", ranges,
-        ]);
+        let rows = rows(&format!(
+            "--how list -r 1 -c 2 -p {pages} --ranges {ranges}"
+        ));
         number(&rows[0], "list_bytes") / number(&rows[0], "hypercalls")
     };
     // 3 words and one for each 4096 pages; or the whole space.
@@ -140,19 +125,8 @@ fn lists_are_as_long_as_the_specification_has_them() {
 #[test]
 fn the_same_arguments_give_the_same_bytes() {
     let run = |threads| {
-        let arguments = [
-            "tlb-flush",
-            "--json",
-            "-r",
-            "1",
-            "--cpus",
-            "3",
-            "--work",
-            "50",
-            "--threads",
-            threads,
-        ];
-        let output = tablewright(&arguments);
+        let line = format!("tlb-flush --json -r 1 --cpus 3 --work 50 --threads {threads}");
+        let output = tablewright(&line);
         assert!(output.status.success());
         output.stdout
     };
@@ -244,7 +218,7 @@ fn a_file_that_holds_no_measurements_is_refused() {
     assert_refused("tlb-flush --from /nowhere/at/all", "/nowhere/at/all");
     let file = Scratch::new("good-measured", &good);
     assert_refused(
-        &["tlb-flush", "--from", file.path(), "--rounds", "2"],
+        &format!("tlb-flush --from {} --rounds 2", file.path()),
         "--from",
     );
 }

@@ -17,14 +17,9 @@ fn rows<'v>(report: &'v Value, how: &str) -> Vec<&'v Value> {
 #[test]
 fn the_start_does_not_depend_on_how_much_memory_there_is() {
     for format in ["ept", "npt", "arm64"] {
-        let report = json(&[
-            "--format",
-            format,
-            "--how",
-            "tablewright",
-            "--sizes",
-            "1G,64G,16T",
-        ]);
+        let report = json(&format!(
+            "--format {format} --how tablewright --sizes 1G,64G,16T"
+        ));
         let rows = rows(&report, "tablewright");
         let start = |row: usize| number(rows[row], "start_ns");
         let written = |row: usize| number(rows[row], "entries_written_by_start");
