@@ -6,14 +6,13 @@
 //! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
 //! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
-//! for each page. `far` looks up what is not near the
-//! page that was edited last, and `apart` protects pages of which none is near the one before.
-//! `around` looks each page up and maps it. `mapped` maps what is mapped, and is
-//! refused. The small ones are programs of 16 pages in four places, of which each is gone or
-//! forked; the sparse ones unmap or protect a GiB with four pages far apart, each with a gather of
-//! its own. `fault` maps a page, and `guest` looks a fault of a guest up and maps it, page by page
-//! always, in tables of EPT; `walk` is what of it is not the engine's: the loop, and the platform's
-//! own at the beginning and the end of a walk.
+//! for each page. `far` looks up what is not near the page that was edited last, and `apart`
+//! protects pages of which none is near the one before. `around` looks each page up and maps it.
+//! `mapped` maps what is mapped, and is refused. The small ones are programs of 16 pages in four
+//! places, of which each is gone or forked; the sparse ones unmap or protect a GiB with four pages
+//! far apart, each with a gather of its own. `fault` maps a page, and `guest` looks a fault of a
+//! guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the
+//! engine's: the loop, and the platform's own at the beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;

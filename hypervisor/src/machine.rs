@@ -2,7 +2,8 @@
 //! invalidations.
 //!
 //! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry:
-//! the map that the hypervisor itself runs on ([`OWN`](crate::stage2::OWN)), and stage 2 of the guest ([`VMID`]). Of
+//! the map that the hypervisor itself runs on ([`OWN`](crate::stage2::OWN)), and stage 2 of the
+//! guest ([`VMID`]). Of
 //! [several guests](crate::guests) each root has an [identifier](crate::identifiers) that changes.
 //!
 //! # Why these instructions

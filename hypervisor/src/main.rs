@@ -393,8 +393,8 @@ type Given = (
     &'static mut [AtomicU64],
 );
 
-/// Prepares several guests: the first vCPU of each waits for its turn, and the other processors have
-/// theirs.
+/// Prepares several guests: the first vCPU of each waits for its turn, and the other processors
+/// have theirs.
 fn boot_several(
     machine: &'static Machine,
     tree: &Tree,

@@ -263,7 +263,8 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
     }
 
     /// mmap with `MAP_POPULATE`: maps what is missing of a range now, so that no fault comes, and
-    /// publishes it once. Returns how many pages were mapped; those that were before a frame was missing stay.
+    /// publishes it once. Returns how many pages were mapped; those that were before a frame was
+    /// missing stay.
     ///
     /// # Errors
     /// [`Refused`](ProcessError::Refused) where nothing is reserved, or the program;

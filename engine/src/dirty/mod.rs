@@ -3,10 +3,11 @@
 //! You need this if you copy a guest while it runs, to another host or into a file:
 //! [`guest`](crate::guest) logs into it.
 //!
-//! A host that copies a running guest has to know what changes behind its back. It has all pages [logged](crate::guest::Log): none is writable before it is
-//! written, the first write faults, and the fault handler [marks](crate::guest::Guest::mark) the
-//! page. The host *harvests*: it takes the marks away, protects those pages again, and copies them.
-//! Or hardware marks what is written, in the leaf, and harvesting is to collect that.
+//! A host that copies a running guest has to know what changes behind its back. It has all pages
+//! [logged](crate::guest::Log): none is writable before it is written, the first write faults, and
+//! the fault handler [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the
+//! marks away, protects those pages again, and copies them. Or hardware marks what is written, in
+//! the leaf, and harvesting is to collect that.
 //!
 //! # In which order
 //!

@@ -8,10 +8,11 @@
 //!
 //! An edit of a live space owes three things to the walkers:
 //!
-//! * *What they have to forget or to see.* A [`Footprint`] collects it during a walk; it goes to the
-//!   gather.
-//! * *Breaks.* A leaf that has to be broken is left suspended in its entry, in its new form, where a
-//!   walker sees an invalid one. Then every processor is made to forget, once for all of them, and
+//! * *What they have to forget or to see.* A [`Footprint`] collects it during a walk; it goes to
+//!   the gather.
+//! * *Breaks.* A leaf that has to be broken is left suspended in its entry, in its new form, where
+//!   a walker sees an invalid one. Then every processor is made to forget, once for all of them,
+//!   and
 //!   [`finish_break`](Gather::finish_break) makes the entries valid. Between the two passes the
 //!   addresses are not mapped.
 //! * *Refusals*, in a space that must not be broken: a [`Check`] before anything has changed.

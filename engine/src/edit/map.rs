@@ -354,7 +354,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         if F::RULE.breaks() && self.debt.is_flush_pending() {
-            // A gather was forgotten that may have unmapped the page: see `Gather::complete_overlap`.
+            // A gather was forgotten that may have unmapped the page: see
+            // `Gather::complete_overlap`.
             self.flush_everything();
         }
         self.map_leaf(page, frame, &mapping)?;

@@ -3,10 +3,10 @@
 //! # One question for each pattern, not for each page
 //!
 //! Neighbouring leaves nearly always have the same attributes. What to do with a leaf depends on
-//! nothing else, so the [plan](super::plan) (which bits flip, and how they may be changed) is worked
-//! out once and kept until an entry with another pattern turns up. The loop over a table is a load,
-//! a comparison and a store for each page. The comparison is also the check that the entry is a
-//! leaf at all.
+//! nothing else, so the [plan](super::plan) (which bits flip, and how they may be changed) is
+//! worked out once and kept until an entry with another pattern turns up. The loop over a table is
+//! a load, a comparison and a store for each page. The comparison is also the check that the entry
+//! is a leaf at all.
 //!
 //! An edit that covers a part of a block or of a contiguous run would leave its members different.
 //! It is [cleaved](super::split) first; inside the range runs are whole, their members change

@@ -139,8 +139,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         (extent.first < slice.first || extent.last > slice.last).then_some((extent, level))
     }
 
-    /// Splits the leaves that `parts` names in `slices`, and unfolds the runs that they are part of.
-    /// Allocates everything before it changes anything. Returns what was changed in place.
+    /// Splits the leaves that `parts` names in `slices`, and unfolds the runs that they are part
+    /// of. Allocates everything before it changes anything. Returns what was changed in place.
     fn split_parts(
         &mut self,
         parts: Parts,

@@ -1,6 +1,6 @@
-//! Side memory and takers: a visitor that unwinds or is entered again, a value that is dropped,
-//! and an older copy of a slot lose no mark and no flush, and stop nothing. Two owners of one memory
-//! do not compile: see the doc tests of `Ring`, `Flip`, `Space`, `Shootdown`, `Identifiers` and
+//! Side memory and takers: a visitor that unwinds or is entered again, a value that is dropped, and
+//! an older copy of a slot lose no mark and no flush, and stop nothing. Two owners of one memory do
+//! not compile: see the doc tests of `Ring`, `Flip`, `Space`, `Shootdown`, `Identifiers` and
 //! `SlotCell`.
 
 use std::cell::Cell;

@@ -163,8 +163,8 @@ impl Memory for Pool {
     }
 }
 
-/// The features of both processors. A machine whose processors differ would take the [least](Ids::and) of
-/// them.
+/// The features of both processors. A machine whose processors differ would take the
+/// [least](Ids::and) of them.
 pub fn ids() -> Ids {
     Ids::read()
 }

@@ -160,8 +160,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log of memory, each piece of which is a slot; all pieces but the last have a multiple of 64
-    /// pages. `words` are two for each 64 pages.
+    /// A log of memory, each piece of which is a slot; all pieces but the last have a multiple of
+    /// 64 pages. `words` are two for each 64 pages.
     pub fn new<H: Host>(
         kind: Kind,
         guest: &Pieces,

@@ -261,8 +261,8 @@ impl Cpu {
         self.instructions(flush, Loaded::read(), execute);
     }
 
-    /// What [`Actions::flush_local`](crate::shootdown::Actions::flush_local) has to do: this processor alone
-    /// forgets.
+    /// What [`Actions::flush_local`](crate::shootdown::Actions::flush_local) has to do: this
+    /// processor alone forgets.
     #[inline]
     pub fn forget(&self, what: &LocalFlush) {
         self.forgetting(what, Loaded::read(), execute);

@@ -45,8 +45,8 @@ pub enum Answer {
     Fault { stage: u8, status: u8 },
 }
 
-/// Kinds of faults: of translation, which has no leaf and may be at level -1, of the access flag, and
-/// of permissions (DDI 0487, ISS encoding of a data abort, DFSC).
+/// Kinds of faults: of translation, which has no leaf and may be at level -1, of the access flag,
+/// and of permissions (DDI 0487, ISS encoding of a data abort, DFSC).
 pub const TRANSLATION: u8 = 1;
 /// See [`TRANSLATION`].
 pub const ACCESS_FLAG: u8 = 2;
@@ -82,8 +82,8 @@ impl Answer {
     }
 }
 
-/// Memory that is not cacheable is outer shareable (D19.2 PAR_EL1, SH), whatever the descriptor says, and
-/// QEMU 7.2 repeats.
+/// Memory that is not cacheable is outer shareable (D19.2 PAR_EL1, SH), whatever the descriptor
+/// says, and QEMU 7.2 repeats.
 fn share(memory: u8, share: u8) -> u8 {
     match memory {
         0..=0xf | 0x44 => 2,

@@ -73,7 +73,8 @@ pub(crate) use program;
 /// The outcome of a program: how many checks were wrong, if it counts them, or why it failed.
 pub type Outcome = Result<Option<u32>, &'static str>;
 
-/// The part of a platform that finds tables where they are: the MMU is off. Frames come from `take`.
+/// The part of a platform that finds tables where they are: the MMU is off. Frames come from
+/// `take`.
 macro_rules! tables {
     ($take:ident) => {
         fn alloc_table(&self, _: Level) -> Option<Pa> {

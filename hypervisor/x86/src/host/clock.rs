@@ -102,8 +102,8 @@ impl Clock {
         ((u128::from(cycles) * u128::from(self.scale)) >> 64) as u64
     }
 
-    /// Returns the page by which the guest finds that time itself ("Partition Reference TSC Mechanism"): its
-    /// sequence, scale and offset.
+    /// Returns the page by which the guest finds that time itself ("Partition Reference TSC
+    /// Mechanism"): its sequence, scale and offset.
     pub fn reference_page(&self) -> [u64; 3] {
         let offset = ((u128::from(self.start) * u128::from(self.scale)) >> 64) as u64;
         [1, self.scale, offset.wrapping_neg()]

@@ -1,4 +1,5 @@
-//! CPUID of the guest: the processor, without features that are not let through, and Hyper-V (TLFS, "Feature and Interface Discovery").
+//! CPUID of the guest: the processor, without features that are not let through, and Hyper-V (TLFS,
+//! "Feature and Interface Discovery").
 
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
 

@@ -48,8 +48,8 @@ pub struct Options {
     pub vcpus: usize,
     /// A time slice.
     pub slice_ns: u64,
-    /// The distance from the index of one vCPU to that of the next: guests may not take them for the
-    /// numbers of processors.
+    /// The distance from the index of one vCPU to that of the next: guests may not take them for
+    /// the numbers of processors.
     pub step: u32,
     /// The recommendation to the guest.
     pub flush: Flush,

@@ -55,8 +55,8 @@ const FREE: [u32; 11] = [
     COUNTER,
 ];
 
-/// Fills the map of the guest's exits: a bitmap of two bits for each, of three ranges of 8192 (APM vol. 2
-/// 15.11).
+/// Fills the map of the guest's exits: a bitmap of two bits for each, of three ranges of 8192 (APM
+/// vol. 2 15.11).
 pub fn bitmap(bytes: &mut [u8]) {
     bytes.fill(0xff);
     for register in FREE {

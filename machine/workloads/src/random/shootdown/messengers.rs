@@ -62,8 +62,8 @@ impl<'k, 'a, 'm> Running<'k, 'a, 'm> {
 impl<'a> Kernel<'a, '_> {
     pub(super) fn here(&self) -> PerCpu<'a, 'a> {
         let cpu = self.machine.cpu().id();
-        // SAFETY: the running CPU (1.), whose handlers come where `poll` says (2.); the machine checks
-        // what it loads (3., 4.).
+        // SAFETY: the running CPU (1.), whose handlers come where `poll` says (2.); the machine
+        // checks what it loads (3., 4.).
         unsafe { self.shootdown.on(cpu) }.expect("a CPU of the machine")
     }
 

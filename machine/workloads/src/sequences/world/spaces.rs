@@ -1,6 +1,7 @@
 //! Spaces come, are shared, become those of guests, and go.
 
 use super::*;
+use crate::sequences::model::Map;
 
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     pub fn create(&self, cpu: usize, dice: &Dice) {
