@@ -100,7 +100,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a protect does not count",
         file: RANGE,
-        find: "if how == Transition::Invalidate {\n                «self.count.begin();»",
+        find: "if plan.invalidate {\n                «self.count.begin();»",
         with: "",
         rules: FORGOTTEN,
     },
