@@ -163,7 +163,10 @@ fn a_flag_that_a_walker_sets_in_a_block_while_it_is_split_goes_into_each_part() 
     platform.1.set(Some((down(down(space.root())), 0)));
     let mut gather = space.gather();
     let mut held = Vec::new();
-    let progress = gather.unmap(span(0x3000, K4), |leaf| keep_going(held.push(leaf)));
+    let progress = gather.unmap(span(0x3000, K4), |leaf| {
+        held.push(leaf);
+        ControlFlow::Continue(())
+    });
     assert!(progress.unwrap().is_done());
     let flushed = gather.flush(|_| ());
     let gone = flushed.release(held.remove(0)).unwrap();
@@ -231,7 +234,7 @@ fn pages_like_the_one_before_are_forgotten_when_their_gather_is_dropped() {
         let change = Change::new().write_protect();
         gather.protect_page(page, change).unwrap();
     };
-    let unmap: Edit = |gather, page| drop(gather.unmap_page(page).unwrap());
+    let unmap: Edit = |gather, page| assert!(gather.unmap_page(page).unwrap().is_some());
     for (attrs, edit) in [
         (clean, protect),
         (Attrs::USER_DATA, protect),

@@ -105,7 +105,10 @@ fn a_page_is_a_range_of_one_page<F: Decoded>() {
                     }
                     2 => {
                         let mut one = None;
-                        let done = ranges.unmap(range, |leaf| keep_going(one = Some(leaf)));
+                        let done = ranges.unmap(range, |leaf| {
+                            one = Some(leaf);
+                            ControlFlow::Continue(())
+                        });
                         let done = done.map(|progress| {
                             assert!(progress.is_done());
                             one
