@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use tablewright::dirty::{Bitmap, Flip};
-use tablewright::hosted::Threads;
+use tablewright_hosted::Threads;
 
 const ROUNDS: usize = 15;
 

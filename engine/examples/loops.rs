@@ -19,11 +19,11 @@ use std::ops::ControlFlow;
 
 use tablewright::format::{Arm64K4, Ept, Format, X86_64};
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
-use tablewright::hosted::{Hosted, Threads};
 use tablewright::shared::{Refused, SharedPlatform, SharedSpace};
 use tablewright::{
     AddressSpace, Attrs, Change, EditError, Encoded, Ipa, Mapping, Pa, Perms, Span, Va,
 };
+use tablewright_hosted::{Hosted, Threads};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Edit {

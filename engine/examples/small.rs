@@ -9,10 +9,10 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use tablewright::format::{Arm64K4, X86_64};
-use tablewright::hosted::Hosted;
 use tablewright::{
     AddressSpace, Attrs, Change, EditError, Encoded, Format, Gather, Mapping, Pa, Span, Va,
 };
+use tablewright_hosted::Hosted;
 
 const PAGES: u64 = 1 << 18;
 

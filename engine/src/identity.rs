@@ -205,7 +205,8 @@ impl<'m> Allocator<'m> {
 /// use core::ptr::NonNull;
 /// use tablewright::arch::{arm64::ttbr, x86_64::cr3};
 /// use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
-/// use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 /// # use tablewright::{Barrier, Entry, Invalidation, Level, Platform};
 ///
 /// /// The platform of one process.

@@ -24,7 +24,8 @@ use crate::addr::{Level, Pa};
 ///
 /// # Example
 /// ```
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;

@@ -27,7 +27,8 @@ use crate::{Address, Level};
 /// made beside it keep them.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, EditError, KernelHalf, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, EditError, KernelHalf, Pa, Span, Va, format::X86_64};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(512, 12);
 /// let space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or("no memory")?;
 /// let mut kernel = KernelHalf::new(space).map_err(|(refused, _)| refused)?;

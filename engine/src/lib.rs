@@ -12,20 +12,19 @@
 //! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |
 //! | **reclaim** | leaves are accounted for, tables that were detached are freed | no |
 //!
-//! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a
-//! platform on ordinary memory for tests, in the module `hosted`, and needs `std`; a kernel leaves
-//! it out.
+//! The crate is `no_std`, needs no allocator and has no features.
 //!
 //! # Ten minutes
 //!
 //! ## A space
 //!
 //! An [`AddressSpace`] is one tree of tables in one [format](mod@format), on one [`Platform`],
-//! which is your kernel's. For a start it is `hosted::Hosted`: frames of ordinary memory, in any
-//! program and any test.
+//! which is your kernel's. For a start it is `Hosted` of the crate `tablewright-hosted`:
+//! frames of ordinary memory, in any program and any test.
 //!
 //! ```
-//! use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+//! use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+//! use tablewright_hosted::Hosted;
 //!
 //! let platform = Hosted::new(64, 12); // 64 frames of 2^12 bytes
 //! let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or("no frame for the root")?;
@@ -48,7 +47,8 @@
 //! because what processors remember has to be forgotten before memory is used for something else:
 //!
 //! ```
-//! # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+//! # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+//! # use tablewright_hosted::Hosted;
 //! # use core::ops::ControlFlow;
 //! # let platform = Hosted::new(64, 12);
 //! # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or("no frame for the root")?;
@@ -118,12 +118,12 @@
 //! | page faults on many processors at once | [`shared`] |
 //! | guests | [`guest`], on [`shared`]; their log of writes is [`dirty`] |
 //! | a guest of Hyper-V's, or guests that take you for it | [`hyperv`] |
-//! | tests without a processor | `hosted`; with one that breaks every promise that it may, the crate `tablewright-machine` |
+//! | tests without a processor | the crate `tablewright-hosted`; with one that breaks every promise that it may, `tablewright-machine` |
 //! | a format that is not here | [`mod@format`], and [`bbm`] for what its architecture lets change in place |
 //!
 //! [`flush`] is what a gather becomes on its way, and is met by those that do something between
 //! *issue* and *complete*.
-#![cfg_attr(not(feature = "hosted"), no_std)]
+#![cfg_attr(not(feature = "loom"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod addr;
@@ -136,8 +136,6 @@ mod entry;
 pub mod flush;
 pub mod format;
 pub mod guest;
-#[cfg(feature = "hosted")]
-pub mod hosted;
 pub mod hyperv;
 mod identity;
 mod invalidation;
@@ -162,34 +160,34 @@ pub use kernel_half::KernelHalf;
 pub use platform::{Barrier, Caps, Hooks, NoHooks, Platform};
 
 /// The examples in the README and the book, compiled and run as tests.
-#[cfg(all(doctest, feature = "hosted", target_arch = "x86_64"))]
+#[cfg(all(doctest, target_arch = "x86_64"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Package;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/embedding.md")]
 struct Embedding;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/process.md")]
 struct Processes;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/guest.md")]
 struct GuestMemory;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/log.md")]
 struct Logging;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/shootdown.md")]
 struct RemoteFlushes;
 
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/hyper-v.md")]
 struct Hypercalls;

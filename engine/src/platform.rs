@@ -18,7 +18,8 @@ use crate::invalidation::Invalidation;
 /// A barrier that an edit needs.
 ///
 /// ```
-/// use tablewright::{Barrier, Platform, hosted::Hosted};
+/// use tablewright::{Barrier, Platform};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(1, 12);
 /// platform.barrier(Barrier::Publish);
 /// assert_eq!(platform.counts().publications, 1);

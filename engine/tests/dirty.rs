@@ -13,13 +13,13 @@ use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4, Stage2K16};
 use tablewright::guest::{
     Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot, SlotCell, SlotError,
 };
-use tablewright::hosted::{Event, Threads};
 use tablewright::shared::{
     Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform, SharedSpace, Unprotectable,
 };
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, Format, Ipa, Level, Mapping, Pa, Perms, Platform, Span,
 };
+use tablewright_hosted::{Event, Threads};
 use tablewright_walker as walker;
 
 // ---- Marks ----
@@ -166,7 +166,7 @@ struct Vm<'s, F: Format<Input = Ipa>> {
 fn by_faults() -> Caps {
     Caps {
         hardware_dirty: false,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     }
 }
 
@@ -502,7 +502,7 @@ fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
 
 #[test]
 fn what_cannot_be_protected_is_refused() {
-    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];
     let (vm, _) = full::<Ept<4>>(&platform, &mut cells, MIB, true);
     assert_eq!(vm.protect_all(), Err(Unprotectable::HardwareDirty));
@@ -604,7 +604,7 @@ fn a_harvest_protects_what_it_gives_out() {
 
 #[test]
 fn what_hardware_marks_is_harvested() {
-    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];
     let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByHardware);
@@ -637,7 +637,7 @@ fn what_hardware_marks_is_harvested() {
 /// and clean again when they are harvested.
 #[test]
 fn what_hardware_logs_is_harvested() {
-    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 2];
     let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
     let ram = Slot::memory(span(0, 4 * MIB), 0);
@@ -765,7 +765,7 @@ fn log_page(log: &[AtomicU64; 512], entry: usize, page: u64) {
 /// after a second drain.
 #[test]
 fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
-    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];
     let (vm, ram) = logged_by_hardware(&platform, &mut cells);
     let mut words = words(16);
@@ -804,7 +804,7 @@ fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
 /// drain, whichever was in the way.
 #[test]
 fn a_drain_beside_a_harvest_loses_no_page() {
-    let platform = Threads::new(700, 12, 2).with_caps(tablewright::hosted::CAPS);
+    let platform = Threads::new(700, 12, 2).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];
     let (vm, ram) = logged_by_hardware(&platform, &mut cells);
     let mut words = words(16);

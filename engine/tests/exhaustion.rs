@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 
 use common::{judge, snapshot};
 use tablewright::format::X86_64;
-use tablewright::hosted::Hosted;
 use tablewright::{AddressSpace, Attrs, Change, EditError, Gather, Level, Pa, Perms, Span, Va};
+use tablewright_hosted::Hosted;
 
 type Space<'h> = AddressSpace<X86_64<4>, &'h Hosted>;
 type Edits<'s, 'h> = Gather<'s, X86_64<4>, &'h Hosted>;

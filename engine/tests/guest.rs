@@ -8,11 +8,11 @@ use std::ptr::NonNull;
 
 use common::{Decoded, judge, snapshot};
 use tablewright::format::{Ept, Npt, Stage2};
-use tablewright::hosted::{Hosted, Told};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Invalidation, Ipa, Level,
     Mapping, Pa, Perms, Platform, Span, Stale,
 };
+use tablewright_hosted::{Hosted, Told};
 
 fn span(first: u64, size: u64) -> Span<Ipa> {
     Span::new(Ipa::new(first), size).unwrap()
@@ -251,7 +251,7 @@ fn a_block_is_broken_on_arm_and_split_in_place_on_x86() {
     // As many as a table has pages: the range is named.
     let caps = Caps {
         invalidate_all_above: 512,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     };
     assert_eq!(split::<Stage2<12, 40>>(caps), (vec![arm], vec![]));
     let bbm2 = Caps { bbm: 2, ..caps };

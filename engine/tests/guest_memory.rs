@@ -7,9 +7,9 @@ use tablewright::guest::{
     Access, Backing, CLAIM, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell,
     SlotError, Zap,
 };
-use tablewright::hosted::Threads;
 use tablewright::shared::{CacheMaintenance, Mapped, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Change, Format, Ipa, Level, Memory, Pa, Perms, Span};
+use tablewright_hosted::Threads;
 
 type K4 = Stage2K4<40>;
 type K16 = Stage2K16<40>;

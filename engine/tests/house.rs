@@ -214,7 +214,8 @@ fn the_house_is_in_order() {
     let mut found = Vec::new();
     files(root, root, &mut found);
     assert!(found.len() > 300, "{} files", found.len());
-    let mut crates: BTreeMap<&Path, (BTreeMap<String, String>, [Vec<String>; 4])> = BTreeMap::new();
+    type Crate = (BTreeMap<String, String>, [Vec<String>; 4]);
+    let mut crates: BTreeMap<&Path, Crate> = BTreeMap::new();
     for (of, path) in &found {
         let text = fs::read_to_string(path).unwrap();
         let (modules, faults) = crates.entry(of.strip_prefix(root).unwrap()).or_default();

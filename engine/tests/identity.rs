@@ -9,7 +9,6 @@ use std::ptr::NonNull;
 use proptest::prelude::*;
 use tablewright::arch::{arm64, x86_64};
 use tablewright::format::{Arm64K4, X86_64};
-use tablewright::hosted::{Event, Hosted, Threads, Told};
 use tablewright::shared::{CacheMaintenance, GracePeriod, NewLeaf, SharedPlatform, SharedSpace};
 use tablewright::shootdown::arm64::{Instruction, Op};
 use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
@@ -17,6 +16,7 @@ use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Invalidation, Level, Liveness,
     Pa, Platform, Span, TableLink, Va,
 };
+use tablewright_hosted::{Event, Hosted, Threads, Told};
 
 const PAGE: u64 = 4096;
 

@@ -7,20 +7,20 @@ use std::ops::ControlFlow;
 use std::ptr::NonNull;
 
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
-use tablewright::hosted::{self, Hosted, Threads};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Hooks, Invalidation, Ipa,
     Level, Mapping, Pa, Perms, Platform, Span, Va,
     format::{Arm64K4, Ept, Npt, X86_64},
 };
+use tablewright_hosted::{Hosted, Threads};
 
 const G1: u64 = 1 << 30;
 
 fn caps(largest_leaf: Level) -> Caps {
     Caps {
         largest_leaf,
-        ..hosted::CAPS
+        ..tablewright_hosted::CAPS
     }
 }
 

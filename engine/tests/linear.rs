@@ -13,7 +13,6 @@ use std::ptr::NonNull;
 use common::{Judged, Mapped, Model, judge};
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
-use tablewright::hosted::{Hosted, Told};
 use tablewright::linear::{
     Coarse, Direct, LinearError, LinearMap, MemoryMap, OneToOne, SlotMemory, Slots, Window,
     Windowed,
@@ -22,6 +21,7 @@ use tablewright::{
     AddressSpace, Attrs, Barrier, Change, EditError, Entry, Format, Invalidation, Level, Mapping,
     Pa, Perms, Platform, Span, Stale, Va,
 };
+use tablewright_hosted::{Hosted, Told};
 
 const SLOTS: usize = 16;
 const SLOT_BASE: u64 = 0x7f_0000_0000;

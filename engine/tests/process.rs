@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use common::{Decoded, Judged, Model, Stretches, is_arm, judge_with_parked, snapshot};
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
-use tablewright::hosted::Hosted;
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, EditError, Leaf, Level, Mapping, Memory, Pa, Perms, Span, Va,
 };
+use tablewright_hosted::Hosted;
 
 const K4: u64 = 4 << 10;
 const M2: u64 = 2 << 20;

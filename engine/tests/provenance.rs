@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use std::ptr::NonNull;
 
 use tablewright::format::{Arm64K4, X86_64};
-use tablewright::hosted::Hosted;
 use tablewright::linear::{Direct, SlotMemory, Slots, Window, Windowed};
 use tablewright::{
     AddressSpace, Attrs, Change, Entry, Format, Level, Mapping, Pa, Perms, Platform, Span, Va,
 };
+use tablewright_hosted::Hosted;
 
 fn span(first: u64, size: u64) -> Span<Va> {
     Span::new(Va::new(first), size).unwrap()

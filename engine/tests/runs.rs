@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use tablewright::dirty::marked;
 use tablewright::flush::Held;
 use tablewright::format::{Arm64K4, X86_64};
-use tablewright::hosted::Hosted;
 use tablewright::{AddressSpace, Attrs, Format, Mapping, Pa, Span, Va};
+use tablewright_hosted::Hosted;
 
 const PAGE: u64 = 4096;
 

@@ -9,13 +9,13 @@ use std::thread;
 
 use common::Judged;
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::hosted::{Event, Threads};
 use tablewright::shared::{
     CacheMaintenance, DeferredReclaim, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace,
 };
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span, Va,
 };
+use tablewright_hosted::{Event, Threads};
 use tablewright_walker as walker;
 
 type Space<'t, F> = SharedSpace<F, &'t Threads>;
@@ -178,7 +178,7 @@ fn what_is_parked_is_given_back_by_a_fault() {
         let name = F::NAME;
         let platform = Threads::new(64, F::PAGE_SHIFT, 1).with_caps(Caps {
             bbm: 0,
-            ..tablewright::hosted::CAPS
+            ..tablewright_hosted::CAPS
         });
         let space = share::<F>(&platform);
         let (page, at) = (1u64 << F::PAGE_SHIFT, Va::new(1 << F::PAGE_SHIFT));
@@ -270,7 +270,7 @@ fn what_was_aged_is_still_remembered() {
     let platform = Threads::new(64, 12, 1).with_caps(Caps {
         hardware_access: false,
         hardware_dirty: false,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     });
     let space = share::<Arm64K4>(&platform);
     let mut gather = space.gather();
@@ -336,9 +336,8 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
     let page = 1u64 << F::PAGE_SHIFT;
     thread::scope(|scope| {
         for cpu in 0..THREADS {
-            let (space, platform) = (&space, &platform);
+            let space = &space;
             scope.spawn(move || {
-                platform.play(cpu);
                 let dice = common::Dice::new(seed * 64 + u64::from(cpu));
                 let mut gather = space.gather();
                 for _ in 0..400 {
@@ -410,14 +409,14 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
 fn a_crowd_leaves_a_tree() {
     let gentle = Caps {
         bbm: 2,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     };
     for seed in 0..12 {
         for clean in [false, true] {
-            a_crowd::<Arm64K4>(seed, tablewright::hosted::CAPS, clean);
+            a_crowd::<Arm64K4>(seed, tablewright_hosted::CAPS, clean);
             a_crowd::<Arm64K4>(seed, gentle, clean);
-            a_crowd::<Arm64K16>(seed, tablewright::hosted::CAPS, clean);
-            a_crowd::<X86_64<4>>(seed, tablewright::hosted::CAPS, clean);
+            a_crowd::<Arm64K16>(seed, tablewright_hosted::CAPS, clean);
+            a_crowd::<X86_64<4>>(seed, tablewright_hosted::CAPS, clean);
         }
     }
 }
@@ -431,10 +430,9 @@ fn one_of_many_installs_and_only_that_one_cleans() {
     let space = share::<Arm64K4>(&platform);
     let installed = AtomicI64::new(0);
     thread::scope(|scope| {
-        for cpu in 0..4 {
-            let (space, platform, installed) = (&space, &platform, &installed);
+        for _ in 0..4 {
+            let (space, installed) = (&space, &installed);
             scope.spawn(move || {
-                platform.play(cpu);
                 let mut gather = space.gather();
                 for page in 0..5_000u64 {
                     let new = leaf(page << 12, Level::PAGE, Attrs::KERNEL_DATA);

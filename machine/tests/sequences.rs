@@ -138,7 +138,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("guest::Guest::drain", "the same"),
     ("dirty::ModificationLog::", "the same"),
     // Whole modules.
-    ("hosted::", "a platform for tests, not for the machine"),
     (
         "hyperv::",
         "wire formats: fuzzed by bytes in the engine's tests",

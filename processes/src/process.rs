@@ -134,7 +134,8 @@ impl core::error::Error for ProcessError {}
 /// ```
 /// use core::cell::RefCell;
 /// use std::collections::BTreeMap;
-/// use tablewright::{Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{Pa, Span, Va, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 /// use tablewright_processes::{Fault, Handled, Memory, Process, ProcessError, Want};
 ///
 /// #[derive(Default)]

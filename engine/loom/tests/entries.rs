@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use loom::thread;
 use tablewright::Pa;
-use tablewright::shared::{Epochs, Quiescence, WalkSlot};
+use tablewright::shared::{Epochs, WalkSlot};
 
 use crate::tables::{ADDRESS, PRESENT, ROOT, Tables, frame};
 
@@ -102,48 +102,6 @@ fn a_table_that_a_walk_may_hold_is_not_past() {
             }
             for walk in walks {
                 walk.join().unwrap();
-            }
-        });
-    }
-}
-
-#[test]
-fn a_table_that_a_processor_may_hold_is_not_past_before_it_passes_or_rests() {
-    for readers in 1..=2 {
-        loom::model(move || {
-            let tables = Tables::new();
-            let child = frame(1);
-            tables.entry(child, 0).store(5);
-            tables.entry(ROOT, 0).store(child.get() | PRESENT);
-            let slots: &'static [WalkSlot] =
-                Vec::leak((0..readers).map(|_| WalkSlot::new()).collect());
-            let states = Arc::new(Quiescence::new(slots));
-            let walks = 3 - readers;
-            let readers: Vec<_> = (0..readers)
-                .map(|cpu| {
-                    let (tables, states) = (tables.clone(), states.clone());
-                    thread::spawn(move || {
-                        // Out of its rest, and between two walks.
-                        for _ in 0..walks {
-                            // SAFETY: this thread alone has the number (1.) and is between two
-                            // walks (2.); nothing else is made of the slots (3.).
-                            unsafe { states.pass(cpu) };
-                            if tables.entry(ROOT, 0).follow() != 0 {
-                                assert_eq!(tables.entry(child, 0).load(), 5);
-                            }
-                        }
-                        // SAFETY: as before, and it walks no more (4.).
-                        unsafe { states.rest(cpu) };
-                    })
-                })
-                .collect();
-            tables.entry(ROOT, 0).store(0);
-            let period = states.advance();
-            if states.is_over(period) {
-                tables.poison(child);
-            }
-            for reader in readers {
-                reader.join().unwrap();
             }
         });
     }

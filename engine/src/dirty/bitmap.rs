@@ -168,7 +168,7 @@ fn any(words: &[AtomicU64]) -> bool {
 /// ```
 /// use core::sync::atomic::AtomicU64;
 /// use tablewright::dirty::{Bitmap, Flip};
-/// use tablewright::hosted::Threads;
+/// use tablewright_hosted::Threads;
 /// let platform = Threads::new(8, 12, 1);
 /// let mut words = [const { AtomicU64::new(0) }; 4];
 /// let (first, second) = words.split_at_mut(2);

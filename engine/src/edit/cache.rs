@@ -17,7 +17,8 @@ use crate::walk::Slice;
 /// Which half of the input space a root translates, for formats that have a root for each.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, EditError, Half, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, EditError, Half, Pa, Span, Va, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(8, 12);
 /// let mut kernel = AddressSpace::<Arm64K4, _>::new_in(&platform, Half::Upper).unwrap();
 /// let low = Span::new(Va::new(0), 4096)?;

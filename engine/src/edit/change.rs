@@ -93,7 +93,8 @@ impl Change {
     /// which is published.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Perms, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let pages = Span::new(Va::new(0x5000), 0x3000)?;

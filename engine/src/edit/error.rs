@@ -9,7 +9,8 @@ use crate::format::Inexpressible;
 /// what is allocated.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(8, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// let hole = Span::new(Va::new(0x8000_0000_0000), 4096)?;

@@ -38,7 +38,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// that it was told of.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut parent = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let heap = Span::new(Va::new(0x40_0000), 0x3000)?;

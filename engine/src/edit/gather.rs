@@ -45,7 +45,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// As there; nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
@@ -76,7 +77,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Pa, Perms, Span, Va, Change};
-/// use tablewright::{format::X86_64, hosted::Hosted};
+/// use tablewright::format::X86_64;
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// space.map(Span::new(Va::new(0), 64 << 20)?, Pa::new(0), Attrs::KERNEL_DATA)?;
@@ -96,7 +98,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// one:
 ///
 /// ```compile_fail,E0499
-/// # use tablewright::{AddressSpace, Level, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Level, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 2 << 20).unwrap();
@@ -107,7 +110,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// ```
 ///
 /// ```compile_fail,E0505
-/// # use tablewright::{AddressSpace, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// let gather = space.gather();
@@ -207,7 +211,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// Makes the edits visible and tells every processor what to forget. Does not wait.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// # let span = Span::new(Va::new(0), 4 << 20)?;
@@ -252,7 +257,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     ///
     /// ```
     /// # use core::ops::ControlFlow;
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// # let span = Span::new(Va::new(0x4000), 0x2000)?;
@@ -287,7 +293,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// Gives it back if it belongs to another flush. Nothing is flushed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// # space.map(Span::new(Va::new(0x7000), 0x1000)?, Pa::new(0x2000), Attrs::USER_RODATA)?;

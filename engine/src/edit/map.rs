@@ -54,7 +54,8 @@ impl<F: Format> Template<F> for Mapping {
 /// kinds, one at a time.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, Encoded, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Encoded, Mapping, Pa, Span, Va, format::X86_64};
+/// use tablewright_hosted::Hosted;
 /// let anonymous = Encoded::<X86_64<4>>::new(Mapping::new(Attrs::USER_DATA).pages_only())?;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -117,7 +118,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// [`NoSuchLeaf`](EditError::NoSuchLeaf); nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, EditError, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, EditError, Mapping, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let mut gather = space.gather();
@@ -150,7 +152,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// As [`map`](Gather::map); nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let frames = [0x9000, 0x3000, 0x7000].map(|frame| Span::new(Pa::new(frame), 4096).unwrap());
@@ -196,7 +199,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// As there; nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, EditError, Encoded, Pa, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, EditError, Encoded, Pa, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let anonymous = Encoded::new(Attrs::USER_DATA)?;
@@ -338,7 +342,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// As there; nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Encoded, Pa, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Encoded, Pa, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let anonymous = Encoded::new(Attrs::USER_DATA)?; // once, for all faults

@@ -17,7 +17,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(8, 16);
     /// # let mut space = AddressSpace::<Arm64K64, _>::new(&platform).unwrap();
     /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_TEXT)?;

@@ -29,7 +29,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// something has to be split. Nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// # space.map(Span::new(Va::new(0x7000), 0x1000)?, Pa::new(0x2000), Attrs::USER_RODATA)?;

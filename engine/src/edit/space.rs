@@ -23,7 +23,8 @@ use crate::walk::{Place, Slice, Visit, descend, descend_near, descend_to_tables,
 /// Whether table walkers use a space while it is edited.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Liveness, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Liveness, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(8, 12);
 /// let space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
 /// assert_eq!(space.liveness(), Liveness::Dead);
@@ -46,7 +47,8 @@ pub enum Liveness {
 /// frees them.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 ///
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
@@ -280,7 +282,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// 2. It was loaded under the identifier that the platform invalidates.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Liveness, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Liveness, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// # space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
@@ -335,7 +338,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// 1. If it was dead, the space is not used any more but to be dropped.
     ///
     /// ```
-    /// use tablewright::{AddressSpace, format::Arm64K4, hosted::Hosted};
+    /// use tablewright::{AddressSpace, format::Arm64K4};
+    /// use tablewright_hosted::Hosted;
     /// struct Process<'p>(AddressSpace<Arm64K4, &'p Hosted>);
     /// impl Drop for Process<'_> {
     ///     fn drop(&mut self) {

@@ -33,7 +33,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// [`OutOfTables`](EditError::OutOfTables). Nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let span = Span::new(Va::new(0), 2 << 20)?;

@@ -37,7 +37,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// something has to be split. Nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # use core::ops::ControlFlow;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -68,7 +69,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// As there; nothing has changed then.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// # space.map_page(Va::new(0x7000), Pa::new(0x2000), Attrs::USER_DATA)?;

@@ -27,7 +27,8 @@ pub trait End<F: Format, P: Platform> {
 /// [forgotten](core::mem::forget), the next gather of the space invalidates everything again.
 ///
 /// ```
-/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
@@ -43,7 +44,8 @@ pub trait End<F: Format, P: Platform> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 /// ```compile_fail,E0277
-/// # use tablewright::{AddressSpace, format::Arm64K4, hosted::Threads};
+/// # use tablewright::{AddressSpace, format::Arm64K4};
+/// # use tablewright_hosted::Threads;
 /// # let platform = Threads::new(64, 12, 2);
 /// # let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
 /// let mut gather = space.gather();
@@ -81,7 +83,8 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
 ///
 /// ```
 /// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;

@@ -11,7 +11,8 @@ use crate::format::{Attrs, Format, Perms, address_of};
 /// contiguous run is one leaf.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(8, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// space.map(Span::new(Va::new(0x20_0000), 2 << 20)?, Pa::new(0), Attrs::USER_DATA)?;
@@ -164,7 +165,8 @@ fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {
 ///
 /// ```
 /// use core::ops::ControlFlow;
-/// use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// let span = Span::new(Va::new(0x4000), 0x2000)?;
@@ -229,7 +231,8 @@ impl Held<Span<Pa>> {
     ///
     /// ```
     /// use core::ops::ControlFlow;
-    /// use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, flush::Held, format::X86_64, hosted::Hosted};
+    /// use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, flush::Held, format::X86_64};
+    /// use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     /// let span = Span::new(Va::new(0x4000), 0x40_0000)?;
@@ -277,7 +280,8 @@ impl Held<Span<Pa>> {
 /// [`Gather::flush`](crate::Gather::flush).
 ///
 /// ```
-/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # space.map(Span::new(Va::new(0x7000), 0x2000)?, Pa::new(0x2000), Attrs::USER_DATA)?;
@@ -330,7 +334,8 @@ pub(crate) fn next_serial(last: u64) -> u64 {
 ///
 /// ```
 /// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;

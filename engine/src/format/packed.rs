@@ -96,6 +96,7 @@ mod tests {
             Memory::Tagged,
         ];
         let domains = [Shareability::Non, Shareability::Outer, Shareability::Inner];
+        extern crate std;
         let mut seen = std::collections::HashSet::new();
         let step = if cfg!(miri) { 37 } else { 1 };
         for bits in (0..1u32 << 9).step_by(step) {

@@ -85,7 +85,7 @@ pub const HOST_WRITES: u8 = 1;
 /// ```
 /// use tablewright::format::Stage2K4;
 /// use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
-/// use tablewright::hosted::Threads;
+/// use tablewright_hosted::Threads;
 /// use tablewright::shared::{Mapped, SharedSpace};
 /// use tablewright::{AddressSpace, Ipa, Pa, Span};
 ///
@@ -452,7 +452,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 ///
 /// ```compile_fail,E0596
 /// # use tablewright::guest::Gather;
-/// # use tablewright::{format::Ept, hosted::Threads};
+/// # use tablewright::format::Ept;
+/// # use tablewright_hosted::Threads;
 /// fn swap<'g>(a: &mut Gather<'g, 'g, Ept<4>, &Threads>, b: &mut Gather<'g, 'g, Ept<4>, &Threads>) {
 ///     core::mem::swap(&mut **a, &mut **b);
 /// }

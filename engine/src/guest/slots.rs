@@ -215,7 +215,8 @@ impl Packed {
 ///
 /// ```compile_fail,E0499
 /// # use tablewright::guest::{Guest, SlotCell};
-/// # use tablewright::{AddressSpace, format::Ept, hosted::Threads, shared::SharedSpace};
+/// # use tablewright::{AddressSpace, format::Ept, shared::SharedSpace};
+/// # use tablewright_hosted::Threads;
 /// # let platform = Threads::new(8, 12, 1);
 /// # let space = || SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()).unwrap();
 /// let mut cells = [const { SlotCell::new() }; 32];

@@ -23,7 +23,7 @@ use super::{Gather, Guest};
 /// # use core::ops::ControlFlow;
 /// # use tablewright::format::Ept;
 /// # use tablewright::guest::{Guest, Pass, SlotCell};
-/// # use tablewright::hosted::Threads;
+/// # use tablewright_hosted::Threads;
 /// # use tablewright::shared::SharedSpace;
 /// # use tablewright::{AddressSpace, Attrs, Ipa, Mapping, Pa, Span};
 /// # let platform = Threads::new(64, 12, 1);

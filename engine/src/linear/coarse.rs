@@ -129,7 +129,8 @@ unsafe impl<I: OneToOne, W: Window> Window for Covered<I, W> {
 ///
 /// ```
 /// use core::ptr::NonNull;
-/// use tablewright::{AddressSpace, Attrs, Entry, Level, Pa, Platform, Span, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Entry, Level, Pa, Platform, Span, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 /// use tablewright::linear::{Coarse, Direct, OneToOne, MemoryMap, Windowed};
 ///
 /// struct Memory<'h>(&'h Hosted);

@@ -241,7 +241,8 @@ impl Iterator for Regions<'_> {
 ///
 /// ```
 /// use tablewright::linear::{LinearMap, MemoryMap};
-/// use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 ///
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<Arm64K4, _>::new_in(&platform, Half::Upper).unwrap();
@@ -406,7 +407,8 @@ impl<A: Address> LinearMap<A> {
 ///
 /// ```
 /// use core::{cell::Cell, ptr::NonNull};
-/// use tablewright::{AddressSpace, Entry, Level, Pa, Platform, format::X86_64, hosted::Hosted, linear::{Window, Windowed}};
+/// use tablewright::{AddressSpace, Entry, Level, Pa, Platform, format::X86_64, linear::{Window, Windowed}};
+/// use tablewright_hosted::Hosted;
 ///
 /// /// A window that counts, over memory that is reachable anyway.
 /// struct Counting<'h>(&'h Hosted, Cell<u32>);
@@ -502,7 +504,8 @@ unsafe impl Window for Direct {
 /// A platform whose tables are reached through a window. Everything else it passes on.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Pa, Platform, format::X86_64, hosted::Hosted, linear::{Direct, Windowed}};
+/// use tablewright::{AddressSpace, Pa, Platform, format::X86_64, linear::{Direct, Windowed}};
+/// use tablewright_hosted::Hosted;
 /// let hosted = Hosted::new(8, 12);
 /// // SAFETY: the frame is the first of the region.
 /// let base = unsafe { hosted.table(Hosted::BASE, tablewright::Level::PAGE) };

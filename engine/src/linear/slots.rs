@@ -68,7 +68,8 @@ enum State {
 ///
 /// ```
 /// use core::ptr::NonNull;
-/// use tablewright::{AddressSpace, Attrs, Entry, Format, Level, Pa, Platform, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::{AddressSpace, Attrs, Entry, Format, Level, Pa, Platform, Va, format::Arm64K4};
+/// use tablewright_hosted::Hosted;
 /// use tablewright::linear::{SlotMemory, Slots, Window, Windowed};
 ///
 /// /// On a machine, the address of the slot; here, where nothing translates, that of the frame.

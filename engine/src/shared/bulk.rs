@@ -27,7 +27,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// has changed.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
     /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();

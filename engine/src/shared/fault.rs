@@ -144,7 +144,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// processor [has none](crate::Caps::largest_leaf) so large.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64};
+    /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace};
     /// # let platform = Threads::new(64, 12, 1);
     /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();

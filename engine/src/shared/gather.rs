@@ -60,7 +60,8 @@ pub(super) fn is_taken<F: Format>(invalid: u64) -> bool {
 /// tables go back to the platform.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::Arm64K4, hosted::Threads};
+/// use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::Arm64K4};
+/// use tablewright_hosted::Threads;
 /// use tablewright::shared::{Mapped, NewLeaf, SharedSpace};
 /// let platform = Threads::new(8, 12, 1);
 /// let space = SharedSpace::new(AddressSpace::<Arm64K4, _>::new(&platform).unwrap()).unwrap();

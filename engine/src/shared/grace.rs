@@ -5,11 +5,12 @@
 //! forgotten it, which a flush takes care of, and not before every such walk is over. Two ways to
 //! know the second:
 //!
-//! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are times at which a
-//!   processor holds no table: between two faults, say, or when it goes idle. Nothing is paid in a
-//!   walk, so nothing is paid many times for many walks.
-//! * **Epochs**, where there are no such times: [`Epochs`]. A walk announces itself when it starts
-//!   and when it ends, which costs a fence.
+//! * **Epochs**: [`Epochs`]. A walk announces itself when it starts and when it ends, which costs a
+//!   fence.
+//! * **Quiescent states** of the embedder's own. There are times at which a processor holds no
+//!   table: between two faults, say, or when it goes idle. Nothing is paid in a walk. The platform's
+//!   [`Walk`](super::SharedPlatform::Walk) is `()`, and its grace period is over when every processor
+//!   has passed such a time.
 //!
 //! # Why an announcement is enough
 //!
@@ -160,37 +161,6 @@ impl WalkSlot {
     }
 }
 
-/// For threads that play processors, and walk in and out of quiescent states.
-#[cfg(all(feature = "hosted", not(feature = "loom")))]
-impl WalkSlot {
-    /// Walks under way, on the processor itself.
-    pub(crate) fn walks(&self) -> u64 {
-        self.depth.load(Ordering::Relaxed)
-    }
-
-    /// Whether nothing is announced, on the processor itself.
-    pub(crate) fn is_outside(&self) -> bool {
-        self.epoch.load(Ordering::Relaxed) == IDLE
-    }
-
-    /// Counts a walk that is not announced. On the processor itself.
-    #[inline]
-    pub(crate) fn count(&self) {
-        self.depth.store(self.walks() + 1, Ordering::Relaxed);
-    }
-
-    /// Such a walk is over.
-    #[inline]
-    pub(crate) fn uncount(&self) {
-        self.depth.store(self.walks() - 1, Ordering::Relaxed);
-    }
-
-    /// The processor is gone, without a walk under way.
-    pub(crate) fn leave(&self) {
-        self.epoch.store(IDLE, Ordering::Release);
-    }
-}
-
 impl Default for WalkSlot {
     fn default() -> Self {
         Self::new()
@@ -223,41 +193,6 @@ impl GracePeriod {
     }
 }
 
-/// The number that processors announce, and what each has announced.
-#[derive(Debug)]
-struct Announced<'s> {
-    now: AtomicU64,
-    slots: &'s [WalkSlot],
-}
-
-impl<'s> Announced<'s> {
-    /// Nothing is announced in the slots.
-    fn new(slots: &'s [WalkSlot]) -> Self {
-        slots.iter().for_each(WalkSlot::reset);
-        Self {
-            now: AtomicU64::new(IDLE + 1),
-            slots,
-        }
-    }
-
-    /// Moves the number on that walks announce.
-    fn advance(&self) -> GracePeriod {
-        // The descriptor before the look at the slots: see above.
-        fence(Ordering::SeqCst);
-        GracePeriod(self.now.fetch_add(1, Ordering::SeqCst) + 1)
-    }
-
-    /// Whether no slot holds a number from before it.
-    fn is_over(&self, period: GracePeriod) -> bool {
-        fence(Ordering::SeqCst);
-        self.slots.iter().all(|slot| {
-            // What the walk did to the table is done before it is freed: acquire, for its release.
-            let entered = slot.epoch.load(Ordering::Acquire);
-            entered == IDLE || entered >= period.0
-        })
-    }
-}
-
 /// Epochs: which walks may still hold what was detached.
 ///
 /// ```
@@ -272,20 +207,21 @@ impl<'s> Announced<'s> {
 /// assert!(epochs.is_over(period));
 /// ```
 #[derive(Debug)]
-pub struct Epochs<'s>(Announced<'s>);
+pub struct Epochs<'s> {
+    /// The number that a walk announces.
+    now: AtomicU64,
+    slots: &'s [WalkSlot],
+}
 
 impl<'s> Epochs<'s> {
     /// Epochs for as many processors as there are slots. What was announced in the slots before is
     /// forgotten.
     pub fn new(slots: &'s [WalkSlot]) -> Self {
-        Self(Announced::new(slots))
-    }
-
-    /// What a walk that starts now would announce. Acquire: such a walk does not find what was
-    /// detached before.
-    #[cfg(all(feature = "hosted", not(feature = "loom")))]
-    pub(crate) fn now(&self) -> u64 {
-        self.0.now.load(Ordering::Acquire)
+        slots.iter().for_each(WalkSlot::reset);
+        Self {
+            now: AtomicU64::new(IDLE + 1),
+            slots,
+        }
     }
 
     /// Processor number `cpu` starts a walk. It may have others under way, which may end in any
@@ -299,8 +235,7 @@ impl<'s> Epochs<'s> {
     /// 3. What is returned stays on this processor until it is dropped. It is not `Send`; code that
     ///    can be moved to another processor in the midst of a thread keeps from being moved
     ///    meanwhile.
-    /// 4. Nothing else has been made of the slots since these epochs were: no other epochs and no
-    ///    [`Quiescence`].
+    /// 4. Nothing else has been made of the slots since these epochs were: no other epochs.
     #[inline]
     pub unsafe fn enter(&self, cpu: usize) -> Option<Walking<'_>> {
         // SAFETY: passed on.
@@ -326,110 +261,30 @@ impl<'s> Epochs<'s> {
     /// As for [`enter`](Epochs::enter).
     #[inline]
     unsafe fn enter_with(&self, cpu: usize, interrupt: impl FnMut()) -> Option<Walking<'_>> {
-        let slot = self.0.slots.get(cpu)?;
+        let slot = self.slots.get(cpu)?;
         // SAFETY: passed on.
-        unsafe { slot.start(&self.0.now, interrupt) };
+        unsafe { slot.start(&self.now, interrupt) };
         Some(Walking {
-            slot: Some(slot),
+            slot,
             not_send: PhantomData,
         })
     }
 
     /// Tables have been detached: a walk that starts later than this does not find them.
     pub fn advance(&self) -> GracePeriod {
-        self.0.advance()
+        // The descriptor before the look at the slots: see above.
+        fence(Ordering::SeqCst);
+        GracePeriod(self.now.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
     /// Whether a grace period is over: so is every walk that started before it. Does not wait.
     pub fn is_over(&self, period: GracePeriod) -> bool {
-        self.0.is_over(period)
-    }
-}
-
-/// Quiescent states: when each processor last held no table.
-///
-/// A processor that has passed such a state with the number of a cut, or a later one, has read that
-/// number after the cut was made, and comes to no table that was detached; what it held before, it
-/// has let go.
-///
-/// ```
-/// use tablewright::shared::{Quiescence, WalkSlot};
-/// let slots = [const { WalkSlot::new() }; 2];
-/// let states = Quiescence::new(&slots);
-/// // SAFETY: one thread uses the states (1.), it walks nothing (2.), and made them alone (3.).
-/// unsafe { states.pass(0) }; // processor 0 has begun; 1 rests
-/// let period = states.advance();
-/// assert!(!states.is_over(period));
-/// // SAFETY: as before.
-/// unsafe { states.pass(0) };
-/// assert!(states.is_over(period));
-/// ```
-#[derive(Debug)]
-pub struct Quiescence<'s>(Announced<'s>);
-
-impl<'s> Quiescence<'s> {
-    /// Quiescent states of as many processors as there are slots. All of them rest.
-    pub fn new(slots: &'s [WalkSlot]) -> Self {
-        Self(Announced::new(slots))
-    }
-
-    /// The number of a state that is passed now. Acquire: such a walk does not find what was
-    /// detached before.
-    #[cfg(all(feature = "hosted", not(feature = "loom")))]
-    pub(crate) fn now(&self) -> u64 {
-        self.0.now.load(Ordering::Acquire)
-    }
-
-    /// Processor number `cpu` holds no table now, and may walk from now on. Nothing happens for one
-    /// that has no slot, and must not walk.
-    ///
-    /// # Safety
-    /// 1. The caller runs on the only processor that passes and rests with this number, and not in
-    ///    an interrupt of a pass or a rest.
-    /// 2. The processor holds no walk that relies on these states, neither here nor in what was
-    ///    interrupted: no value is alive that
-    ///    [`SharedPlatform::enter`](super::SharedPlatform::enter) returned on it, and no pointer to
-    ///    a table that was read in such a walk.
-    /// 3. Nothing else has been made of the slots since this was: no other states and no
-    ///    [`Epochs`].
-    #[inline]
-    pub unsafe fn pass(&self, cpu: usize) {
-        let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) else {
-            return;
-        };
-        let rested = epoch.load(Ordering::Relaxed) == IDLE;
-        // Acquire: what was detached before this number is not found any more. Release: what was
-        // held is let go.
-        epoch.store(self.0.now.load(Ordering::Acquire), Ordering::Release);
-        if rested {
-            // The end of the rest before any descriptor is read, as for epochs.
-            fence(Ordering::SeqCst);
-        }
-    }
-
-    /// Processor number `cpu` holds no table, and does not walk before it
-    /// [passes](Quiescence::pass) again: it is idle, or runs a guest.
-    ///
-    /// # Safety
-    /// 1. to 3. as for [`pass`](Quiescence::pass).
-    /// 4. Neither the processor nor an interrupt on it starts a walk that relies on these states
-    ///    before a later pass has returned.
-    #[inline]
-    pub unsafe fn rest(&self, cpu: usize) {
-        if let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) {
-            epoch.store(IDLE, Ordering::Release);
-        }
-    }
-
-    /// Tables have been detached: a processor that passes later than this does not find them.
-    pub fn advance(&self) -> GracePeriod {
-        self.0.advance()
-    }
-
-    /// Whether a grace period is over: every processor has passed, or rested, since it began. Does
-    /// not wait.
-    pub fn is_over(&self, period: GracePeriod) -> bool {
-        self.0.is_over(period)
+        fence(Ordering::SeqCst);
+        self.slots.iter().all(|slot| {
+            // What the walk did to the table is done before it is freed: acquire, for its release.
+            let entered = slot.epoch.load(Ordering::Acquire);
+            entered == IDLE || entered >= period.0
+        })
     }
 }
 
@@ -437,39 +292,27 @@ impl<'s> Quiescence<'s> {
 #[derive(Debug)]
 #[must_use = "the walk ends when this is dropped"]
 pub struct Walking<'e> {
-    /// `None` for a walk that was not announced.
-    slot: Option<&'e WalkSlot>,
+    slot: &'e WalkSlot,
     not_send: PhantomData<*const ()>,
 }
 
 impl Walking<'_> {
-    /// A walk that needs no announcement: quiescent states tell when it is over. A platform returns
-    /// it where it knows that the processor has passed such a state since it last rested, and
-    /// passes no other while this is alive.
-    pub const UNANNOUNCED: Self = Self {
-        slot: None,
-        not_send: PhantomData,
-    };
-
-    /// Ends with interrupts, for models of them.
-    #[cfg(feature = "loom")]
+    /// Ends the walk with interrupts, for models of them.
+    #[cfg(any(test, feature = "loom"))]
     #[doc(hidden)]
-    pub fn leave_interrupted(mut self, interrupt: impl FnMut()) {
-        if let Some(slot) = self.slot.take() {
-            // SAFETY: taken, and so not ended by the drop (1.).
-            unsafe { slot.end(interrupt) };
-        }
+    pub fn leave_interrupted(self, interrupt: impl FnMut()) {
+        let walk = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the drop, which would end it too, does not run (1.).
+        unsafe { walk.slot.end(interrupt) };
     }
 }
 
 impl Drop for Walking<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            // SAFETY: `enter` started it in this slot, this is on the same processor (enter 3.),
-            // and ends it once (1.).
-            unsafe { slot.end(|| ()) };
-        }
+        // SAFETY: `enter` started it in this slot, this is on the same processor (enter 3.), and
+        // ends it once (1.).
+        unsafe { self.slot.end(|| ()) };
     }
 }
 
@@ -497,11 +340,9 @@ mod tests {
             walk
         }
 
-        fn leave(&self, mut walk: Walking<'_>) {
+        fn leave(&self, walk: Walking<'_>) {
             self.walks.set(self.walks.get() - 1);
-            let slot = walk.slot.take().unwrap();
-            // SAFETY: taken out of the walk, which does not end it any more (1.).
-            unsafe { slot.end(|| self.point()) };
+            walk.leave_interrupted(|| self.point());
         }
 
         fn point(&self) {

@@ -48,7 +48,7 @@ mod range;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use gather::{Beside, DeferredReclaim, Gather};
-pub use grace::{Epochs, GracePeriod, Quiescence, WalkSlot, Walking};
+pub use grace::{Epochs, GracePeriod, WalkSlot, Walking};
 pub use protect_all::{Protecting, Unprotectable};
 pub use range::{Protected, Taken};
 

@@ -107,7 +107,8 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
     /// Goes on until it is over, doing what the embedder does while it waits.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Caps, format::Ept, hosted::Threads};
+    /// # use tablewright::{AddressSpace, Caps, format::Ept};
+    /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
     /// # let platform = Threads::new(8, 12, 1).with_caps(caps);

@@ -29,7 +29,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     ///
     /// ```
     /// # use core::ops::ControlFlow;
-    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
     /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
@@ -107,7 +108,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
     /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
@@ -136,7 +138,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64};
+    /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
     /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();

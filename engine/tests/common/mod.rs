@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
 use std::ops::ControlFlow;
 
-use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Format, Liveness, Memory, Pa, Perms, Platform, Shareability, Va,
     bbm::Rule, format::*,
 };
+use tablewright_hosted::Hosted;
 use tablewright_walker as walker;
 use tablewright_walker::{DirtyState, Granule, Regime};
 

@@ -785,7 +785,7 @@ fn what_no_tlb_holds_is_published_with_the_gather() {
 
 #[test]
 fn a_dead_space_takes_no_barrier_and_no_invalidation() {
-    let platform = Hosted::new(700, 12).with_caps(tablewright::hosted::CAPS);
+    let platform = Hosted::new(700, 12).with_caps(tablewright_hosted::CAPS);
     let mut space = Space::<Arm64K4>::new(&platform).unwrap();
     map(&mut space, span(0, 64 * M2), 0, Attrs::USER_DATA).unwrap();
     protect(

@@ -30,13 +30,13 @@ use std::ptr::NonNull;
 use common::{Judged, is_arm, judge, snapshot, words};
 use tablewright::flush::{Held, MAX_RANGES, MAX_UNLINKED};
 use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64Wide, X86_64};
-use tablewright::hosted::{Event, Hosted, Threads, Told};
 use tablewright::shared::{self, Refused, SharedSpace};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Half, Invalidation,
     KernelHalf, Leaf, Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress,
     Shareability, Span, Stale, TableLink, Va,
 };
+use tablewright_hosted::{Event, Hosted, Threads, Told};
 use tablewright_walker as walker;
 
 type X86 = X86_64<4>;
@@ -59,7 +59,7 @@ fn without_flags(bbm: u8) -> Caps {
         hardware_dirty: false,
         // Out of the way, where a test is not about it.
         invalidate_all_above: 1 << 20,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     }
 }
 

@@ -12,11 +12,11 @@ use crate::common::{
     Decoded, Mapped, Model, Stretches, assert_same, is_el2, is_guest, judge_with_parked, snapshot,
 };
 use proptest::prelude::*;
-use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Gather, Leaf, Level, Liveness,
     Mapping, Memory, Pa, Perms, Platform, Progress, Span,
 };
+use tablewright_hosted::Hosted;
 use tablewright_walker::Regime;
 
 /// An edit in terms that every format can make sense of.
@@ -666,7 +666,7 @@ fn caps() -> impl Strategy<Value = Caps> {
         bbm,
         hardware_access: hardware,
         hardware_dirty: hardware,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     })
 }
 

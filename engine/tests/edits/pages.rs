@@ -68,7 +68,7 @@ fn a_page_is_a_range_of_one_page<F: Decoded>() {
             bbm: 2,
             hardware_access: flags,
             hardware_dirty: flags,
-            ..tablewright::hosted::CAPS
+            ..tablewright_hosted::CAPS
         };
         let [one, other] = [0, 1].map(|_| Hosted::new(64, F::PAGE_SHIFT).with_caps(caps));
         let (mut by_pages, mut by_ranges) = (tables::<F>(&one, flags), tables::<F>(&other, flags));

@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 
 use crate::common::{Decoded, is_arm, judge, judge_with_parked, snapshot};
-use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Liveness, Mapping,
     Memory, Pa, Perms, Span,
 };
+use tablewright_hosted::Hosted;
 
 const NONE: Change = Change::new().perms(Perms::empty());
 
@@ -45,7 +45,7 @@ fn caps(bbm: u8, flags: bool) -> Caps {
         bbm,
         hardware_access: flags,
         hardware_dirty: flags,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     }
 }
 

@@ -12,11 +12,11 @@ use std::ops::ControlFlow;
 use crate::common::{
     Decoded, Dice, Mapped, Model, Stretches, assert_same, is_el2, is_guest, judge, used,
 };
-use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Half, Leaf, Level, Liveness, Mapping,
     Pa, Progress, Span,
 };
+use tablewright_hosted::Hosted;
 
 fn kind_of_memory<F: Decoded>() -> Attrs {
     match is_el2::<F>() {
@@ -327,7 +327,7 @@ fn run<F: Decoded>(seed: u64, half: Half) {
         bbm: dice.roll(3) as u8,
         hardware_access: false,
         hardware_dirty: false,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     };
     let platform = Hosted::new(900, F::PAGE_SHIFT).with_caps(caps);
     let mut space = AddressSpace::<F, _>::new_in(&platform, half).unwrap();

@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn what_is_frozen_is_not_resumed() {
     for forgotten in [false, true] {
-        let platform = platform(tablewright::hosted::CAPS);
+        let platform = platform(tablewright_hosted::CAPS);
         let space = mapped::<S2>(&platform, 1, BLOCK, pages());
         let mut gather = space.gather();
         unmap(&mut gather, ipa(3 * PAGE, PAGE));
@@ -33,7 +33,7 @@ fn what_is_frozen_is_not_resumed() {
 #[test]
 fn what_is_frozen_is_not_freed() {
     for forgotten in [false, true] {
-        let platform = platform(tablewright::hosted::CAPS);
+        let platform = platform(tablewright_hosted::CAPS);
         let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
         let mut gather = space.gather();
         unmap(&mut gather, ipa(BLOCK, BLOCK)); // a table, frozen one level up
@@ -56,7 +56,7 @@ fn what_is_frozen_is_not_freed() {
 /// was.
 #[test]
 fn what_was_taken_and_dropped_is_forgotten() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     for forgotten in [false, true] {
         let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
         let mut gather = space.gather();
@@ -77,7 +77,7 @@ fn what_was_taken_and_dropped_is_forgotten() {
 /// over did not have it forgotten.
 #[test]
 fn what_an_unmap_passes_over_is_forgotten() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
     unmap(&mut gather, ipa(0, PAGE));
@@ -123,7 +123,7 @@ fn a_start_does_not_wait_for_what_was_taken() {
 /// nothing to invalidate.
 #[test]
 fn what_is_protected_already_is_not_complete() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let page = ipa(0, PAGE);
     type Edit = fn(&mut shared::Gather<'_, Npt<4>, &Threads>, Span<Ipa>) -> Protected;
@@ -185,7 +185,7 @@ fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
     // As many as a table has pages: the range is named.
     let platform = platform(Caps {
         invalidate_all_above: 512,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     });
     let space = share::<X86_64<4>>(&platform, 1);
     let mapping = Mapping::new(Attrs::USER_DATA).pages_only();

@@ -17,7 +17,6 @@ use std::thread;
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::format::{Arm64K4, Arm64K64, Ept, Npt, Stage2K4, X86_64};
 use tablewright::guest::{Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot, SlotCell};
-use tablewright::hosted::{Event, Threads, Told, Walk};
 use tablewright::shared::{
     self, Epochs, GracePeriod, Mapped, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
 };
@@ -26,6 +25,7 @@ use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Half, Invalidation, Ipa,
     Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va,
 };
+use tablewright_hosted::{Event, Threads, Told, Walk};
 use tablewright_walker::{Granule, Regime, translate};
 
 type S2 = Stage2K4<40>;
@@ -38,7 +38,7 @@ const RAM: Pa = Pa::new(0x4000_0000);
 /// Hardware does not mark what is written.
 const BY_FAULTS: Caps = Caps {
     hardware_dirty: false,
-    ..tablewright::hosted::CAPS
+    ..tablewright_hosted::CAPS
 };
 
 fn platform(caps: Caps) -> Threads {
@@ -110,7 +110,7 @@ fn abandon<T>(gather: T, forgotten: bool) {
 fn an_edit_invalidates_its_own_space() {
     let platform = platform(Caps {
         bbm: 2,
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     });
     let spaces = [1, 2].map(|id| mapped::<S2>(&platform, id, BLOCK, pages()));
     let mut gathers = spaces.each_ref().map(SharedSpace::gather);
@@ -129,7 +129,7 @@ fn an_edit_invalidates_its_own_space() {
 /// The same for guests: a zap of one does nothing with the gather of another.
 #[test]
 fn a_zap_takes_the_gather_of_its_guest() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 2];
     let guests: Vec<_> = cells
         .chunks_mut(1)
@@ -155,7 +155,7 @@ fn a_zap_takes_the_gather_of_its_guest() {
 /// A table of space 2, whose place a block had taken, was freed by a flush of space 1.
 #[test]
 fn a_table_is_freed_after_its_own_space_was_invalidated() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let one = mapped::<Npt<4>>(&platform, 1, BLOCK, pages());
     let two = mapped::<Npt<4>>(&platform, 2, BLOCK, pages());
     let block = NewLeaf::new(Ipa::new(0), RAM, Level::new(1), Attrs::GUEST_MEMORY).unwrap();
@@ -183,7 +183,7 @@ fn a_table_is_freed_after_its_own_space_was_invalidated() {
 #[test]
 fn a_leaf_is_released_by_its_own_flush_alone() {
     for forgotten in [false, true] {
-        let platform = platform(tablewright::hosted::CAPS);
+        let platform = platform(tablewright_hosted::CAPS);
         let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
         space.map(va(0, PAGE), RAM, Attrs::USER_DATA).unwrap();
         space.make_live();
@@ -212,7 +212,7 @@ fn a_leaf_is_released_by_its_own_flush_alone() {
 /// Tables of one platform were linked into a tree on another, or given back to another.
 #[test]
 fn tables_go_back_to_their_platform() {
-    let (a, b) = (platform(tablewright::hosted::CAPS), Threads::new(8, 12, 1));
+    let (a, b) = (platform(tablewright_hosted::CAPS), Threads::new(8, 12, 1));
     let spaces = [&a, &b].map(|platform| share::<X86_64<4>>(platform, 1));
     for _ in 0..6 {
         a.alloc_table(Level::PAGE).unwrap();
@@ -285,7 +285,7 @@ fn a_walk_is_not_over_before_it_is_dropped() {
 #[test]
 fn two_unmaps_may_be_completed_in_any_order() {
     for first in 0..2 {
-        let platform = platform(tablewright::hosted::CAPS);
+        let platform = platform(tablewright_hosted::CAPS);
         let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
         let mut issued: Vec<_> = [0, BLOCK]
             .into_iter()
@@ -305,26 +305,21 @@ fn two_unmaps_may_be_completed_in_any_order() {
     }
 }
 
-/// A quiescent state was passed in the midst of a walk, which an edit under way held.
+/// An edit under way held a walk.
 #[test]
-fn no_state_is_passed_in_the_midst_of_a_walk() {
-    let platform = platform(tablewright::hosted::CAPS).with_quiescent_states();
-    platform.pass();
+fn what_is_under_way_holds_no_walk() {
+    let platform = platform(tablewright_hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, PAGE, pages());
     let walk = platform.enter();
     let period = space.grace_period();
-    platform.pass();
-    platform.rest();
     assert!(!space.is_over(period));
     drop(walk);
-    platform.pass();
     assert!(space.is_over(period));
-    // What is under way holds no walk: its completion enters another.
+    // The completion enters another walk.
     let mut gather = space.gather();
     unmap(&mut gather, ipa(0, PAGE));
     let issued = gather.issue();
     let period = space.grace_period();
-    platform.rest();
     assert!(space.is_over(period));
     let _cut = issued.complete();
     assert_eq!(space.map_range(ipa(0, PAGE), RAM, pages()), Ok(PAGE));
@@ -361,7 +356,7 @@ fn threads_that_play_no_processor_have_walks_of_their_own() {
 /// A leaf was made clean, its visitor panicked, and no processor was told to set the flag again.
 #[test]
 fn what_was_cleaned_is_invalidated_when_a_visitor_unwinds() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
     let cleared = catch_unwind(AssertUnwindSafe(|| {
@@ -377,7 +372,7 @@ fn what_was_cleaned_is_invalidated_when_a_visitor_unwinds() {
 /// The same of what was taken away, which is also frozen for others until it is forgotten.
 #[test]
 fn what_was_taken_is_invalidated_when_a_visitor_unwinds() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, 2 * PAGE, pages());
     let unmapped = catch_unwind(|| {
         let mut gather = space.gather();
@@ -395,7 +390,7 @@ fn what_was_taken_is_invalidated_when_a_visitor_unwinds() {
 /// An unmap in the upper half took away what was mapped in the lower.
 #[test]
 fn an_address_of_the_other_half_is_refused() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = share::<Arm64K4>(&platform, 1);
     let attrs = Mapping::new(Attrs::USER_DATA).pages_only();
     assert_eq!(space.map_range(va(0, BLOCK), RAM, attrs), Ok(BLOCK));
@@ -409,7 +404,7 @@ fn an_address_of_the_other_half_is_refused() {
 /// split.
 #[test]
 fn an_address_out_of_range_is_refused() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, BLOCK, blocks());
     assert_refused(&space, ipa(1 << 50, BLOCK));
     assert_eq!(space.query(Ipa::new(0)).unwrap().size(), BLOCK);
@@ -443,7 +438,7 @@ fn assert_refused<F: Format>(space: &Space<'_, F>, span: Span<F::Input>) {
 /// A range over the hole of x86-64 was protected by shared edits, and refused by exclusive ones.
 #[test]
 fn a_range_over_the_hole_is_refused() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     let (low, high) = (Va::new(0x7fff_ffff_f000), Va::new(0xffff_8000_0000_0fff));
     let over = Span::inclusive(low, high).unwrap();
@@ -458,7 +453,7 @@ fn a_range_over_the_hole_is_refused() {
 /// run around it.
 #[test]
 fn a_run_is_unfolded_when_its_space_is_shared() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let mut space = AddressSpace::<S2, _>::new(&platform).unwrap();
     space
         .map(ipa(0, 16 * PAGE), RAM, Attrs::GUEST_MEMORY)
@@ -486,7 +481,7 @@ fn a_run_is_unfolded_when_its_space_is_shared() {
 /// execution, and a query said that it could be executed.
 #[test]
 fn a_space_whose_tables_deny_is_not_shared() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let denying = Mapping::new(Attrs::USER_DATA)
         .pages_only()
         .tables_deny_execution();
@@ -517,7 +512,7 @@ fn a_space_whose_tables_deny_is_not_shared() {
 /// The root of a space that was shared at once was zeroed and never published, and then loaded.
 #[test]
 fn a_root_is_published_before_it_is_loaded() {
-    let platform = platform(tablewright::hosted::CAPS);
+    let platform = platform(tablewright_hosted::CAPS);
     let space = AddressSpace::<S2, _>::new(&platform).unwrap();
     assert_eq!(platform.take_events(), []);
     let space = SharedSpace::new(space).ok().unwrap();

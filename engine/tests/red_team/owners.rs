@@ -7,10 +7,10 @@ use std::cell::Cell;
 
 use tablewright::dirty::{Flip, Ring, RingEntry};
 use tablewright::guest::SlotError;
-use tablewright::hosted::Hosted;
 use tablewright::hyperv::{FlushQueue, Pages};
 use tablewright::linear::{SlotMemory, Slots, Window, Windowed};
 use tablewright::shootdown::PreemptedFlag;
+use tablewright_hosted::Hosted;
 
 use super::*;
 

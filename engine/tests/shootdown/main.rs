@@ -16,7 +16,6 @@ use std::sync::atomic::AtomicU64;
 
 use proptest::prelude::*;
 use tablewright::format::X86_64;
-use tablewright::hosted::Threads;
 use tablewright::hyperv::{
     self, Flags, FlushEncoder, HostCaps, Hypercall, Hypercalls, Input, Output, PAGE_WORDS, Status,
 };
@@ -25,6 +24,7 @@ use tablewright::shootdown::amd::{self, Invlpgb};
 use tablewright::shootdown::arm64::{self, Instruction, Op, Regime, Tlbi};
 use tablewright::shootdown::*;
 use tablewright::{AddressSpace, Attrs, Invalidation, Level, Pa, Span, Stale, Va, What};
+use tablewright_hosted::Threads;
 
 const CPUS: usize = 5;
 const SPACES: usize = 9;

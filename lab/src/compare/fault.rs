@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use tablewright::format::{Ept, Stage2K4};
 use tablewright::guest::{Backing, Fault, Gather, Guest, Slot as Memory, SlotCell};
-use tablewright::shared::{Epochs, Quiescence, Refused, SharedSpace, WalkSlot};
+use tablewright::shared::{Epochs, Refused, SharedSpace, WalkSlot};
 use tablewright::{AddressSpace, Format, Ipa, Pa, Span};
 use tablewright_walker::{Granule, Half, Regime};
 
 use crate::compare::calls::{Calls, MOST, PAGE, PHYSICAL, TABLES, VIRTUAL, physical};
-use crate::compare::shared::{Shared, States};
+use crate::compare::shared::{Quiescence, Shared, States};
 use crate::format::Architecture;
 use crate::memory::arena::Arena;
 use crate::memory::judge::Tree;
@@ -33,7 +33,7 @@ pub unsafe fn round(
 ) -> Result<f64, String> {
     let slots = [const { WalkSlot::new() }];
     let epochs = || Epochs::new(&slots);
-    let states = || Quiescence::new(&slots);
+    let states = Quiescence::new;
     // SAFETY: no frame is in use (1.), and one of the two uses the local slots (2.).
     unsafe {
         match (architecture, way) {

@@ -3,9 +3,10 @@
 
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, fence};
 
-use tablewright::shared::{Epochs, GracePeriod, Quiescence, SharedPlatform, Walking};
+use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, Walking};
 use tablewright::{Barrier, Entry, Invalidation, Level, Pa, Platform};
 
 use crate::compare::calls::PAGE;
@@ -64,29 +65,46 @@ unsafe impl States for Epochs<'_> {
     }
 }
 
-// SAFETY: a thread passes states outside of walks alone (1.).
-unsafe impl States for Quiescence<'_> {
-    type Walk<'a>
-        = ()
-    where
-        Self: 'a;
+/// Quiescent states of thread 0, as a kernel has them between two faults.
+pub struct Quiescence {
+    now: AtomicU64,
+    /// The number that the thread last passed.
+    passed: AtomicU64,
+}
+
+impl Quiescence {
+    /// A thread that has passed nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            now: AtomicU64::new(1),
+            passed: AtomicU64::new(0),
+        }
+    }
+}
+
+// SAFETY: only thread 0 walks, and passes states outside of walks alone (1.).
+unsafe impl States for Quiescence {
+    type Walk<'a> = ();
 
     #[inline(always)]
     unsafe fn enter(&self, _: usize) {}
 
     fn grace_period(&self) -> GracePeriod {
-        self.advance()
+        // The detached descriptor before the number that a pass finds.
+        fence(SeqCst);
+        GracePeriod::new(self.now.fetch_add(1, SeqCst) + 1)
     }
 
     fn is_over(&self, period: GracePeriod) -> bool {
-        Quiescence::is_over(self, period)
+        // Acquire: what the thread did to tables is done.
+        self.passed.load(Acquire) >= period.get()
     }
 
     #[inline(always)]
     unsafe fn pass(&self) {
-        // SAFETY: one thread has this number, without interrupts (1.), and is outside of any walk
-        // (2.); the slots are these states' alone (3.).
-        unsafe { Quiescence::pass(self, 0) };
+        // Acquire: what was detached before this number is not found any more. Release: what was
+        // held is let go.
+        self.passed.store(self.now.load(Acquire), Release);
     }
 }
 

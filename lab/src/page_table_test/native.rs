@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use tablewright::format::Stage2K4;
 use tablewright::guest::{Backing, Cause, Fault, Gather, Guest, Log, Slot, SlotCell};
-use tablewright::hosted::Threads;
 use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Ipa, Level, Pa};
+use tablewright_hosted::Threads;
 
 use super::engine::slot;
 use crate::guest::host::{Served, access, grow, protect, serve, set_log};
@@ -109,7 +109,6 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
             .map(|id| {
                 let (test, guest, gate) = (&test, &guest, &gate);
                 scope.spawn(move || {
-                    guest.space().platform().play(id);
                     let mut vcpu = Vcpu {
                         guest,
                         gather: guest.gather().into(),
@@ -127,7 +126,6 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
                 })
             })
             .collect();
-        platform.play(vcpus);
         for (phase, time) in times.iter_mut().enumerate() {
             let started = test.start(&guest, slot, phase);
             gate.wait();

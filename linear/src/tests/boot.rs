@@ -16,11 +16,11 @@ use std::ptr::NonNull;
 use std::vec;
 use std::vec::Vec;
 
-use tablewright::hosted::Hosted;
 use tablewright::linear::{OneToOne, SlotMemory, Window};
 use tablewright::{
     Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Va, What, fill,
 };
+use tablewright_hosted::Hosted;
 use tablewright_walker::{Granule, Half, Regime};
 
 use crate::Fixmap;

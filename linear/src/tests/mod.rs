@@ -10,12 +10,12 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K64, X86_64};
-use tablewright::hosted::Hosted;
 use tablewright::linear::{LinearError, LinearMap, MemoryMap};
 use tablewright::{
     AddressSpace, Attrs, Barrier, EditError, Half, Hooks, Invalidation, Level, Mapping, NoHooks,
     Pa, Platform, Span, Stale, Va, What,
 };
+use tablewright_hosted::Hosted;
 
 use super::engine::coarse;
 use super::{Counted, Counts, Goal, Technique, Techniques, add, build};

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::vec::Vec;
 
-use tablewright::hosted::Hosted;
 use tablewright::{
     Barrier, Caps, Entry, Hooks, Invalidation, Level, NoHooks, Pa, Platform, TableLink,
 };
+use tablewright_hosted::Hosted;
 
 pub struct Spy {
     pub hosted: Hosted,

@@ -17,11 +17,11 @@ use proptest::prelude::*;
 use tablewright::bbm::State;
 use tablewright::flush::MAX_RANGES;
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::hosted::{Hosted, Told};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Invalidation, Kind,
     Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Span, Stale, TableLink, Va, What,
 };
+use tablewright_hosted::{Hosted, Told};
 
 /// Valid entries by their level and the first address that they translate.
 type Tree = BTreeMap<(u8, u64), u64>;
@@ -317,7 +317,7 @@ fn run<F: Judged>() {
             invalidate_all_above,
             hardware_access: hardware,
             hardware_dirty: hardware,
-            ..tablewright::hosted::CAPS
+            ..tablewright_hosted::CAPS
         };
         let liveness = if own { Liveness::Own } else { Liveness::Live };
         pays_what_it_owes::<F>(&ops, caps, liveness);

@@ -20,12 +20,12 @@ use std::ptr::NonNull;
 
 use common::{Judged, words};
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::hosted::Hosted;
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Hooks, Invalidation,
     Kind, Leaf, Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Span, TableLink,
     Va, What,
 };
+use tablewright_hosted::Hosted;
 use tablewright_walker as walker;
 
 // What the hardware does. arm64: DDI 0487 D8.5.1 to D8.5.5. x86-64: SDM vol. 3A 5.8.
@@ -729,7 +729,7 @@ impl<F: Judged> World<'_, '_, F> {
 fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
     let caps = Caps {
         bbm: if F::HALVES { (seed % 4) as u8 } else { 0 },
-        ..tablewright::hosted::CAPS
+        ..tablewright_hosted::CAPS
     };
     // Sometimes enough for a run of blocks and a little more.
     let run = 1u64 << F::contiguous(Level::new(1));

@@ -167,7 +167,6 @@ operations! {
     // ---- Walks of software by themselves ----
     Walks 1 [
         "shared::WalkSlot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_over"
-        "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_over"
     ];
 
     // ---- A half that all roots share ----

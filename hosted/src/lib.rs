@@ -1,8 +1,6 @@
 //! A platform on ordinary memory: table frames are pages of a hosted program.
 //!
-//! You need this for tests on your own computer; the kernel that is shipped leaves the feature out.
-//!
-//! For tests, benchmarks, and the unit tests of embedders. No processor walks these tables, so
+//! For tests and benchmarks of the engine and of its embedders. No processor walks these tables, so
 //! barriers and invalidations do nothing but be counted, and written down where a test wants to see
 //! them. The frames are handed out one after the other from one region; the first has the physical
 //! address [`Hosted::BASE`].
@@ -10,27 +8,25 @@
 //! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an
 //! integer.
 
-#[cfg(not(feature = "loom"))]
 mod threads;
 
-#[cfg(not(feature = "loom"))]
 pub use threads::{Event, Threads, Walk};
 
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::vec::Vec;
 
-use crate::addr::{Level, Pa};
-use crate::entry::{Entry, TableLink, prefetch};
-use crate::invalidation::{Invalidation, Stale, What};
-use crate::platform::{Barrier, Caps, Platform};
+use tablewright::{
+    Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Stale, TableLink, What, prefetch,
+};
 
 /// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every
 /// leaf that a format has, because no processor reads these tables.
 ///
 /// ```
-/// use tablewright::{Caps, Level, hosted::{self, Hosted}};
+/// use tablewright::{Caps, Level};
+/// use tablewright_hosted as hosted;
+/// use tablewright_hosted::Hosted;
 /// // As on a processor of x86-64 without pages of 1 GiB.
 /// let platform = Hosted::new(8, 12).with_caps(Caps { largest_leaf: Level::new(1), ..hosted::CAPS });
 /// ```
@@ -42,7 +38,8 @@ pub const CAPS: Caps = Caps {
 /// Counts of the operations that a platform was asked for.
 ///
 /// ```
-/// use tablewright::{AddressSpace, format::X86_64, hosted::{Counts, Hosted}};
+/// use tablewright::{AddressSpace, format::X86_64};
+/// use tablewright_hosted::{Counts, Hosted};
 /// let platform = Hosted::new(8, 12);
 /// let _space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// assert_eq!(platform.counts(), Counts { tables: 1, allocations: 1, ..Counts::default() });
@@ -66,7 +63,8 @@ pub struct Counts {
 /// An [invalidation](Invalidation) that a platform was asked for, to be looked at later.
 ///
 /// ```
-/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::X86_64};
+/// # use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap().with_id(3);
 /// let span = Span::new(Va::new(0x7000), 0x2000)?;
@@ -142,7 +140,8 @@ impl From<&Invalidation<'_>> for Told {
 /// A region of memory that table frames come from.
 ///
 /// ```
-/// use tablewright::{Level, Platform, hosted::Hosted};
+/// use tablewright::{Level, Platform};
+/// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(2, 12);
 /// let frame = platform.alloc_table(Level::PAGE).unwrap();
 /// assert_eq!(platform.counts().tables, 1);
@@ -191,11 +190,6 @@ impl Hosted {
             handle_alloc_error(layout)
         };
         let region = region.cast::<Entry>();
-        #[cfg(feature = "loom")]
-        for index in 0..entries {
-            // SAFETY: the entry lies inside the region. Loom's atomics are not valid when zeroed.
-            unsafe { region.add(index).write(Entry::new(0)) };
-        }
         Self::make(region, Some(layout), frames, page_shift)
     }
 
@@ -310,11 +304,6 @@ impl Hosted {
 impl Drop for Hosted {
     fn drop(&mut self) {
         if let Some(layout) = self.layout {
-            #[cfg(feature = "loom")]
-            for index in 0..self.frames.max(1) << (self.page_shift - 3) {
-                // SAFETY: every entry was written when the region was made, and is dropped once.
-                unsafe { self.region.add(index).drop_in_place() };
-            }
             // SAFETY: the region was allocated with this layout.
             unsafe { dealloc(self.region.cast().as_ptr(), layout) };
         }
