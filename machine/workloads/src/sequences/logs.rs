@@ -1,14 +1,16 @@
 //! Bitmaps and rings of pages that were written, and the counting of software walks, by themselves:
 //! compared with sets.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
+use std::panic::resume_unwind;
 use std::sync::atomic::AtomicU64;
 
 use tablewright::Format;
 use tablewright::dirty::{Bitmap, Flip, Ring, RingEntry};
-use tablewright::shared::{Epochs, GracePeriod, Quiescence, WalkSlot};
+use tablewright::shared::{Epochs, GracePeriod, WalkSlot};
 
-use super::world::{Guests, World};
+use super::world::{Guests, Planned, World, unwinds};
 use crate::dice::Dice;
 
 const WORDS: usize = 12;
@@ -42,15 +44,22 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
                 model.extend(0..pages);
             }
             3 => {
-                let mut found = BTreeSet::new();
-                bitmap.harvest(at..to, |first, bits| {
-                    let ones = (0..64).filter(|bit| bits >> bit & 1 != 0);
-                    found.extend(ones.map(|bit| first + bit));
+                let visits = Visits::new(dice);
+                let (mut found, mut again) = (BTreeSet::new(), BTreeSet::new());
+                let unwound = unwinds(|| {
+                    bitmap.harvest(at..to, |first, bits| {
+                        if visits.comes_back() {
+                            bitmap.mark(first);
+                            again.insert(first);
+                        }
+                        found.extend(pages_of(first, bits));
+                    });
                 });
                 let inside = |&page: &u64| (at..to).contains(&page);
                 let known: BTreeSet<u64> = model.iter().copied().filter(inside).collect();
-                model.retain(|page| !inside(page));
-                world.check(found == known, || {
+                model.retain(|page| !found.contains(page));
+                model.append(&mut again);
+                world.check(found == known || unwound && found.is_subset(&known), || {
                     format!("a harvest of {at}..{to} gives {found:?}, not {known:?}")
                 });
             }
@@ -68,19 +77,41 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
     let Ok(flip) = Flip::new(bitmap, other) else {
         return;
     };
+    let Some(plat) = world.any_platform() else {
+        return;
+    };
     flip.current().mark(0);
-    let found = std::cell::Cell::new(0);
-    let plat = world.any_platform();
-    if let Some(plat) = plat {
-        let each = |_, bits: u64| found.set(found.get() + u64::from(bits.count_ones()));
-        if flip.drain(&plat, each) {
-            model.extend((pages > 0).then_some(0));
-            let known = model.len() as u64;
-            world.check(found.get() == known, || {
-                format!("{} of {known} pages are drained", found.get())
+    model.extend((pages > 0).then_some(0));
+    let mut found = BTreeSet::new();
+    let mut later = BTreeSet::new();
+    for round in 0..4 {
+        let visits = Visits::new(dice);
+        let mut done = false;
+        let unwound = unwinds(|| {
+            done = flip.drain(&plat, |first, bits| {
+                if visits.comes_back() {
+                    let nested = flip.drain(&plat, |_, _| ());
+                    world.check(!nested, || "a drain in a drain takes marks".into());
+                    flip.current().mark(first);
+                    later.extend((first < pages).then_some(first));
+                }
+                found.extend(pages_of(first, bits));
             });
+        });
+        world.check(!done || found == model, || {
+            format!("{found:?} is drained in round {round}, not {model:?}")
+        });
+        if done {
+            break;
         }
+        world.check(!unwound || found.is_subset(&model), || {
+            format!("{found:?} is drained of {model:?}")
+        });
     }
+    let marked = flip.current().count();
+    world.check(marked == later.len() as u64, || {
+        format!("{marked} pages are marked after a drain, not {later:?}")
+    });
 }
 
 pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
@@ -110,16 +141,39 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
                 }
             }
             2 => {
+                let visits = Visits::new(dice);
                 let mut seen = VecDeque::new();
-                let count = ring.harvest(|slot, page| seen.push_back((slot, page)));
-                world.check(seen == written && count == seen.len() as u64, || {
-                    format!("{seen:?} is harvested, not {written:?}")
+                let mut count = 0;
+                let unwound = unwinds(|| {
+                    count = ring.harvest(|slot, page| {
+                        if visits.comes_back() {
+                            comes_back(world, &ring);
+                        }
+                        seen.push_back((slot, page));
+                    });
                 });
-                harvested.append(&mut written);
+                let taken = written.iter().take(seen.len());
+                let right = seen.iter().eq(taken)
+                    && (unwound || seen.len() == written.len() && count == seen.len() as u64);
+                world.check(right, || format!("{seen:?} is harvested, not {written:?}"));
+                harvested.extend(written.drain(..seen.len()));
             }
             _ => {
+                let visits = Visits::new(dice);
                 let mut seen = VecDeque::new();
-                let entries = ring.collect(|slot, page| seen.push_back((slot, page)));
+                let mut entries = None;
+                let unwound = unwinds(|| {
+                    entries = Some(ring.collect(|slot, page| {
+                        if visits.comes_back() {
+                            comes_back(world, &ring);
+                        }
+                        seen.push_back((slot, page));
+                    }));
+                });
+                let Some(entries) = entries else {
+                    world.check(unwound, || "nothing is collected".into());
+                    continue;
+                };
                 world.check(seen == harvested, || {
                     format!("{seen:?} is collected, not {harvested:?}")
                 });
@@ -138,16 +192,60 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
     }
 }
 
-/// So many processors walk.
+/// A visitor that harvests and collects takes nothing, and leaves the turn of its taker alone.
+fn comes_back<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, ring: &Ring<'_>) {
+    for _ in 0..2 {
+        let count = ring.harvest(|_, _| world.fail("a harvest in a visitor takes an entry"));
+        let entries = ring.collect(|_, _| world.fail("a collection in a visitor takes an entry"));
+        world.check(count == 0 && entries.is_empty(), || {
+            format!(
+                "{count} and {} entries are taken in a visitor",
+                entries.len()
+            )
+        });
+        entries.release();
+    }
+}
+
+/// The pages that a word of marks names.
+fn pages_of(first: u64, bits: u64) -> impl Iterator<Item = u64> {
+    (0..64)
+        .filter(move |bit| bits >> bit & 1 != 0)
+        .map(move |bit| first + bit)
+}
+
+/// The visits of a taker until one unwinds, or calls the log that it visits.
+struct Visits {
+    left: Cell<Option<u64>>,
+    unwinds: bool,
+}
+
+impl Visits {
+    fn new(dice: &Dice) -> Self {
+        Self {
+            left: Cell::new(dice.once_in(2).then(|| dice.below(4))),
+            unwinds: dice.once_in(2),
+        }
+    }
+
+    /// Counts a visit. Returns whether it calls the log.
+    fn comes_back(&self) -> bool {
+        let left = self.left.get();
+        self.left.set(left.and_then(|left| left.checked_sub(1)));
+        if left == Some(0) && self.unwinds {
+            resume_unwind(Box::new(Planned));
+        }
+        left == Some(0)
+    }
+}
+
+/// Processors that walk.
 const WALKERS: usize = 3;
 
 /// Walks that begin and end in any order: no grace period is over while one is under way that began
 /// before it.
 pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
     let slots = [const { WalkSlot::new() }; WALKERS];
-    if dice.once_in(3) {
-        return states(world, dice, &slots);
-    }
     let epochs = Epochs::new(&slots);
     let mut walks = Vec::new();
     // Grace periods, and the numbers of the walks that were under way.
@@ -177,41 +275,6 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
             world.check(right, || {
                 format!("{cut:?} with the walks {alive:?} of {walks:?}: past is {past}")
             });
-        }
-    }
-}
-
-/// States instead of walks: a grace period is over when every processor has passed one since, or
-/// rests.
-fn states<'m, F: Format, G: Guests<'m, F>>(
-    world: &World<'m, F, G>,
-    dice: &Dice,
-    slots: &[WalkSlot; WALKERS],
-) {
-    let states = Quiescence::new(slots);
-    let mut cuts: Vec<(GracePeriod, [bool; WALKERS])> = Vec::new();
-    let mut rests = [true; WALKERS];
-    for _ in 0..24 {
-        let cpu = dice.index(WALKERS);
-        match dice.below(4) {
-            0 => {
-                // SAFETY: one thread plays all processors, in no interrupt (1.), and there are no
-                // walks (2., 4.); nothing else is made of the slots (3.).
-                unsafe { states.rest(cpu) };
-                rests[cpu] = true;
-                cuts.iter_mut().for_each(|(_, passed)| passed[cpu] = true);
-            }
-            1..=2 => {
-                // SAFETY: as above.
-                unsafe { states.pass(cpu) };
-                rests[cpu] = false;
-                cuts.iter_mut().for_each(|(_, passed)| passed[cpu] = true);
-            }
-            _ => cuts.push((states.advance(), rests)),
-        }
-        for (cut, passed) in &cuts {
-            let right = states.is_over(*cut) == passed.iter().all(|&it| it);
-            world.check(right, || format!("{cut:?} was passed by {passed:?}"));
         }
     }
 }

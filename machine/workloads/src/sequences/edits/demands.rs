@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 
 use tablewright::flush::{Completed, Issued};
 use tablewright::format::X86_64;
-use tablewright::hosted::Threads;
 use tablewright::shared::{self, Beside, DeferredReclaim};
 use tablewright::{AddressSpace, Gather};
+use tablewright_hosted::Threads;
 
 use super::*;
 
@@ -124,6 +124,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Something that this CPU has goes to the other.
     pub(super) fn move_value(&self, cpu: usize, dice: &Dice) {
         let to = 1 - cpu;
+        // First: the other CPU may take the value as soon as it is in its place.
+        self.hand_over();
         if !self.takes_values(to) {
             return;
         }
@@ -172,7 +174,6 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 .collect::<Vec<_>>();
             into.held.borrow_mut().extend(held);
         }
-        self.hand_over();
     }
 
     /// A call whose visitor unwinds, or does something else.

@@ -1,5 +1,7 @@
 //! Edits of a space by its own processor, each judged by what is mapped afterwards.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use super::*;
 
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {

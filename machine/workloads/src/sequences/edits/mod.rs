@@ -10,7 +10,6 @@ mod shared;
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
@@ -25,19 +24,11 @@ use super::logs;
 use super::operations::Kind;
 use super::world::{
     Exclusive, FAR, Gathering, Guests, Place, Planned, SPACES, Slot, Way, World, guarded, take_any,
+    unwinds,
 };
 use crate::Bug;
 use crate::dice::Dice;
 use crate::platform::Faulty;
-
-/// Whether something unwinds as it is meant to.
-fn unwinds(what: impl FnOnce()) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(what))
-        && !payload.is::<Planned>()
-    {
-        resume_unwind(payload);
-    }
-}
 
 /// Why a shared edit was refused, if by itself.
 fn refusal<T, A: Copy>(result: &Result<T, Refused<A>>) -> Option<Refused<A>> {

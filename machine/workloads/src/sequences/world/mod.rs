@@ -210,6 +210,15 @@ pub fn take_any<T>(dice: &Dice, from: &RefCell<Vec<T>>) -> Option<T> {
 /// What a visitor unwinds with.
 pub struct Planned;
 
+/// Whether something unwinds, as it is meant to.
+pub fn unwinds(what: impl FnOnce()) -> bool {
+    match catch_unwind(AssertUnwindSafe(what)) {
+        Ok(()) => false,
+        Err(payload) if payload.is::<Planned>() => true,
+        Err(payload) => resume_unwind(payload),
+    }
+}
+
 /// Does something, and `after` it something else, if it ends or unwinds as it is meant to.
 pub fn guarded<T>(what: impl FnOnce() -> T, after: impl FnOnce(bool)) -> T {
     match catch_unwind(AssertUnwindSafe(what)) {
