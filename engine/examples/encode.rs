@@ -15,10 +15,7 @@ const ROUNDS: u32 = 2000;
 const MOST_NS: f64 = 1000.0;
 
 fn main() -> ExitCode {
-    let encoder = FlushEncoder {
-        most_ranges: 64,
-        takes_sets: true,
-    };
+    let encoder = FlushEncoder { most_ranges: 64, takes_sets: true };
     let range = |number: u64| Stale {
         first: number << 16,
         last: (number << 16) + 0x2fff,
@@ -26,12 +23,8 @@ fn main() -> ExitCode {
         tables: false,
     };
     let ranges: Vec<_> = (0..RANGES).map(range).collect();
-    let flush = Invalidation {
-        root: Pa::new(0x1000),
-        id: 1,
-        global: false,
-        what: What::Ranges(&ranges),
-    };
+    let flush =
+        Invalidation { root: Pa::new(0x1000), id: 1, global: false, what: What::Ranges(&ranges) };
     let vps: Vec<usize> = (0..CPUS).map(|cpu| cpu * 5 % 640).collect();
     let mut cpus = Cpus::EMPTY;
     let all = (0..CPUS).all(|cpu| cpus.insert(cpu));

@@ -73,10 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let each = time / count as f64 * 1e9;
         println!("{what:<34} {each:>7.3} ns a word  {:>5.2} x", time / base);
     };
-    println!(
-        "a bitmap of {megabytes} MiB, for {} GiB in pages of 4 KiB",
-        pages >> 18
-    );
+    println!("a bitmap of {megabytes} MiB, for {} GiB in pages of 4 KiB", pages >> 18);
     line("read and zeroed", base);
     line("harvested, 1 % of the words set", few);
     line("drained, all of the words set", all);

@@ -164,10 +164,7 @@ fn guest(pages: u64, mapped: bool) -> Result<(), String> {
     let platform = Threads::new(4096, 12, 1);
     let mut cells = [const { SlotCell::new() }; 8];
     let space = AddressSpace::<Ept<4>, _>::new(&platform).ok_or("no table")?;
-    let guest = Guest::new(
-        SharedSpace::new(space).map_err(|_| "it is not empty")?,
-        &mut cells,
-    );
+    let guest = Guest::new(SharedSpace::new(space).map_err(|_| "it is not empty")?, &mut cells);
     // A page of each table is mapped before what is measured, and as many tables for each size.
     let tables = pages.max(524_288).div_ceil(511);
     let memory = Span::new(Ipa::new(0), tables << 21).map_err(|error| said(&error))?;
@@ -254,9 +251,7 @@ fn programs<F: Format<Input = Va>>(edit: Edit, pages: u64) -> Result<(), EditErr
     };
     let mut sum = 0u64;
     if edit == Edit::ExitSmall {
-        let mut spaces = (0..most)
-            .map(|_| program())
-            .collect::<Result<Vec<_>, EditError<Va>>>()?;
+        let mut spaces = (0..most).map(|_| program()).collect::<Result<Vec<_>, EditError<Va>>>()?;
         parts(pages / 16, 1, |_| {
             if let Some(mut space) = spaces.pop() {
                 // SAFETY: no processor walks tables on the hosted platform.
@@ -330,17 +325,9 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(4096, 12);
     let mut space = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
-    let untouched = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::KERNEL_DATA
-    };
+    let untouched = Attrs { accessed: false, dirty: false, ..Attrs::KERNEL_DATA };
     let contended = edit == Edit::Contended;
-    let attrs = if contended {
-        untouched
-    } else {
-        Attrs::KERNEL_DATA
-    };
+    let attrs = if contended { untouched } else { Attrs::KERNEL_DATA };
     let mapping = Encoded::<F>::new(Mapping::new(attrs).pages_only())?;
     let maps = matches!(edit, Edit::Map | Edit::Fault | Edit::Around);
     if !maps || by < pages {
@@ -372,9 +359,7 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     }
     if edit == Edit::Lookup {
         // What is looked up is near the page that was edited last.
-        space
-            .gather()
-            .protect_page(Va::new(0), Change::new().perms(attrs.perms))?;
+        space.gather().protect_page(Va::new(0), Change::new().perms(attrs.perms))?;
     }
     if matches!(edit, Edit::Lookup | Edit::Far) {
         parts(pages, 1, |part| {
@@ -394,9 +379,9 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
         Edit::Map if EACH => parts(pages, by, |part| {
             gather.map_page(part.start(), Pa::new(part.start().get()), mapping)
         })?,
-        Edit::Map => parts(pages, by, |part| {
-            gather.map(part, Pa::new(part.start().get()), mapping)
-        })?,
+        Edit::Map => {
+            parts(pages, by, |part| gather.map(part, Pa::new(part.start().get()), mapping))?
+        }
         // What the loop itself takes.
         Edit::Nothing => parts(pages, by, |part| {
             sum = sum.wrapping_add(black_box(part.start().get()));
@@ -431,12 +416,10 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
             let page = Va::new(page | (page & 0x1000) << 18);
             gather.protect_page(page, change.perms(Perms::READ))
         })?,
-        _ if EACH => parts(pages, by, |part| {
-            gather.protect_page(part.start(), change.perms(Perms::READ))
-        })?,
-        _ => parts(pages, by, |part| {
-            gather.protect(part, change.perms(Perms::READ))
-        })?,
+        _ if EACH => {
+            parts(pages, by, |part| gather.protect_page(part.start(), change.perms(Perms::READ)))?
+        }
+        _ => parts(pages, by, |part| gather.protect(part, change.perms(Perms::READ)))?,
     }
     gather.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
     black_box(sum);

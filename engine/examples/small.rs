@@ -45,11 +45,10 @@ fn measure<F: Format<Input = Va>>(rounds: usize) -> Result<(), Box<dyn Error>> {
 
     let upwards: Vec<u64> = (0..PAGES).collect();
     // A linear congruential generator of full period passes each page once.
-    let scattered: Vec<u64> = std::iter::successors(Some(1), |page| {
-        Some((page * 0x5851_f42d + 0x1405_7b7f) % PAGES)
-    })
-    .take(PAGES as usize)
-    .collect();
+    let scattered: Vec<u64> =
+        std::iter::successors(Some(1), |page| Some((page * 0x5851_f42d + 0x1405_7b7f) % PAGES))
+            .take(PAGES as usize)
+            .collect();
     println!("{}", F::NAME);
     for (order, pages) in [("upwards", upwards), ("scattered", scattered)] {
         let [mut unmap, mut map, mut protect] = [const { Vec::new() }; 3];

@@ -205,10 +205,7 @@ impl<A: Address> Span<A> {
     pub fn new(start: A, size: u64) -> Result<Self, AddressError> {
         for value in [start.bits(), size] {
             if value & ((1 << MIN_PAGE_SHIFT) - 1) != 0 {
-                return Err(AddressError::Misaligned {
-                    value,
-                    shift: MIN_PAGE_SHIFT,
-                });
+                return Err(AddressError::Misaligned { value, shift: MIN_PAGE_SHIFT });
             }
         }
         if size == 0 {
@@ -226,19 +223,13 @@ impl<A: Address> Span<A> {
     /// As [`Span::new`]; `last + 1` has to be a multiple of 4 KiB.
     #[inline]
     pub fn inclusive(start: A, last: A) -> Result<Self, AddressError> {
-        let size = last
-            .bits()
-            .checked_sub(start.bits())
-            .ok_or(AddressError::Empty)?;
+        let size = last.bits().checked_sub(start.bits()).ok_or(AddressError::Empty)?;
         Self::new(start, size.checked_add(1).ok_or(AddressError::Wraps)?)
     }
 
     /// All addresses of so many bits, fewer than 64 and at least 12.
     pub(crate) fn of_bits(bits: u32) -> Self {
-        Self {
-            start: A::from_bits(0),
-            size: 1 << bits,
-        }
+        Self { start: A::from_bits(0), size: 1 << bits }
     }
 
     /// The first address.
@@ -285,10 +276,7 @@ impl<A: Address> Span<A> {
         let follows = self.last().bits().checked_add(1) == Some(next.start.bits());
         // All addresses that there are have no size.
         let size = self.size.checked_add(next.size).filter(|_| follows)?;
-        Some(Self {
-            start: self.start,
-            size,
-        })
+        Some(Self { start: self.start, size })
     }
 
     /// A range that is known not to wrap: of a leaf, which is aligned to its size, or of what a
@@ -302,10 +290,7 @@ impl<A: Address> Span<A> {
     pub fn intersect(self, other: Self) -> Option<Self> {
         let start = self.start.max(other.start);
         let last = self.last().min(other.last());
-        (start <= last).then(|| Self {
-            start,
-            size: last.bits() - start.bits() + 1,
-        })
+        (start <= last).then(|| Self { start, size: last.bits() - start.bits() + 1 })
     }
 }
 
@@ -338,10 +323,8 @@ impl<A: Address> fmt::Display for Span<A> {
 pub struct Page<A, const SHIFT: u32>(A);
 
 impl<A: Address, const SHIFT: u32> Page<A, SHIFT> {
-    const VALID: () = assert!(
-        SHIFT >= MIN_PAGE_SHIFT && SHIFT < 64,
-        "a page has between 4 KiB and 2^63 bytes"
-    );
+    const VALID: () =
+        assert!(SHIFT >= MIN_PAGE_SHIFT && SHIFT < 64, "a page has between 4 KiB and 2^63 bytes");
 
     /// The page that starts at `start`.
     ///
@@ -353,10 +336,7 @@ impl<A: Address, const SHIFT: u32> Page<A, SHIFT> {
         if start.bits() & ((1 << SHIFT) - 1) == 0 {
             Ok(Self(start))
         } else {
-            Err(AddressError::Misaligned {
-                value: start.bits(),
-                shift: SHIFT,
-            })
+            Err(AddressError::Misaligned { value: start.bits(), shift: SHIFT })
         }
     }
 
@@ -384,10 +364,7 @@ impl<A: Address, const SHIFT: u32> Page<A, SHIFT> {
 
 impl<A: Address, const SHIFT: u32> From<Page<A, SHIFT>> for Span<A> {
     fn from(page: Page<A, SHIFT>) -> Self {
-        Self {
-            start: page.0,
-            size: 1 << SHIFT,
-        }
+        Self { start: page.0, size: 1 << SHIFT }
     }
 }
 
@@ -448,14 +425,8 @@ mod tests {
     fn a_span_may_reach_the_top_of_the_address_space() {
         let top = Span::new(Va::new(0xffff_ffff_ffff_f000), 4096).unwrap();
         assert_eq!(top.last(), Va::new(u64::MAX));
-        assert_eq!(
-            Span::new(Va::new(0xffff_ffff_ffff_f000), 8192),
-            Err(AddressError::Wraps)
-        );
-        assert_eq!(
-            Span::inclusive(Va::new(0), Va::new(u64::MAX)),
-            Err(AddressError::Wraps)
-        );
+        assert_eq!(Span::new(Va::new(0xffff_ffff_ffff_f000), 8192), Err(AddressError::Wraps));
+        assert_eq!(Span::inclusive(Va::new(0), Va::new(u64::MAX)), Err(AddressError::Wraps));
     }
 
     /// One more overflowed.

@@ -61,21 +61,17 @@ pub enum State {
 
 impl State {
     /// A leaf, where it does not matter which.
-    pub(crate) const ANY_LEAF: Self = Self::Leaf {
-        frame: Pa::new(0),
-        attrs: Attrs::USER_DATA,
-        contiguous: false,
-    };
+    pub(crate) const ANY_LEAF: Self =
+        Self::Leaf { frame: Pa::new(0), attrs: Attrs::USER_DATA, contiguous: false };
 
     /// The state that `entry` describes at `level`.
     pub fn of<F: Format>(entry: u64, level: Level) -> Self {
         match F::kind(entry, level) {
             Kind::Invalid => Self::Absent,
             Kind::Leaf if F::is_parked(entry) => Self::Absent,
-            Kind::Table => Self::Table {
-                frame: F::address(entry, level),
-                denied: F::denied(entry),
-            },
+            Kind::Table => {
+                Self::Table { frame: F::address(entry, level), denied: F::denied(entry) }
+            }
             Kind::Leaf => Self::leaf::<F>(entry, level),
         }
     }
@@ -94,10 +90,7 @@ impl State {
     pub(crate) fn leaf<F: Format>(entry: u64, level: Level) -> Self {
         Self::Leaf {
             frame: F::address(entry, level),
-            attrs: Attrs {
-                software: 0,
-                ..meaning::<F>(entry, level)
-            },
+            attrs: Attrs { software: 0, ..meaning::<F>(entry, level) },
             contiguous: entry & F::CONTIGUOUS != 0,
         }
     }
@@ -229,16 +222,8 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             if was == is { Invalidate } else { Break }
         }
         (
-            &State::Leaf {
-                frame: was,
-                attrs: from,
-                contiguous: was_contiguous,
-            },
-            &State::Leaf {
-                frame: is,
-                attrs: to,
-                contiguous: is_contiguous,
-            },
+            &State::Leaf { frame: was, attrs: from, contiguous: was_contiguous },
+            &State::Leaf { frame: is, attrs: to, contiguous: is_contiguous },
         ) => {
             let type_changes = (from.memory, from.shareability) != (to.memory, to.shareability);
             let writable = (from.perms | to.perms).intersects(Perms::ANY_WRITE);
@@ -251,11 +236,7 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             // in them: changing those that differ, and only those, must not break a part of the
             // run.
             let but_for_flags = |accessed, dirty| {
-                let flagged = Attrs {
-                    accessed,
-                    dirty,
-                    ..from
-                };
+                let flagged = Attrs { accessed, dirty, ..from };
                 was_contiguous == is_contiguous && to == flagged
             };
             let run = was_contiguous || is_contiguous;

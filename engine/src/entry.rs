@@ -109,9 +109,7 @@ impl Entry {
     /// What the entry was, if that is not `current`.
     #[inline]
     pub fn compare_exchange(&self, current: u64, new: u64) -> Result<(), u64> {
-        self.0
-            .compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
-            .map(|_| ())
+        self.0.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 }
 
@@ -188,8 +186,7 @@ impl TableLink {
 
     pub(crate) fn set(&self, next: u64, first: u64) {
         self.next.store(next, core::sync::atomic::Ordering::Relaxed);
-        self.first
-            .store(first, core::sync::atomic::Ordering::Relaxed);
+        self.first.store(first, core::sync::atomic::Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> (u64, u64) {

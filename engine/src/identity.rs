@@ -169,11 +169,7 @@ impl<'m> Allocator<'m> {
         }
         let taken = memory.get_mut(..Self::words(bits))?;
         taken.fill(0);
-        Some(Self {
-            taken,
-            bits,
-            next: 1,
-        })
+        Some(Self { taken, bits, next: 1 })
     }
 
     /// Whether it was free.
@@ -284,10 +280,7 @@ impl<'m> Identifiers<'m> {
             return None;
         }
         holders.fill_with(Holder::new);
-        Some(Self {
-            generation: AtomicU64::new(1),
-            holders,
-        })
+        Some(Self { generation: AtomicU64::new(1), holders })
     }
 
     /// The number of this generation, from 1: one less is how often identifiers have rolled over.

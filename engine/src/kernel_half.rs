@@ -50,10 +50,8 @@ pub struct KernelHalf<F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
-    const ONE_ROOT: () = assert!(
-        F::SIGNED && !F::HALVES && F::LEVELS > 1,
-        "each half has a root of its own"
-    );
+    const ONE_ROOT: () =
+        assert!(F::SIGNED && !F::HALVES && F::LEVELS > 1, "each half has a root of its own");
 
     /// The upper half of `space` becomes the kernel's half; what is mapped in it stays so. Takes a
     /// table for each of the root's upper entries that has none. Walkers use it from now on, if
@@ -65,11 +63,7 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
     /// user; [`EditError::AlreadyMapped`] where something is mapped in the lower half, which no
     /// edit would reach any more, or where a leaf stands in the root; [`EditError::Inexpressible`]
     /// for a leaf that is not global; [`EditError::OutOfTables`].
-    #[expect(
-        clippy::result_large_err,
-        clippy::type_complexity,
-        reason = "the space comes back"
-    )]
+    #[expect(clippy::result_large_err, clippy::type_complexity, reason = "the space comes back")]
     pub fn new(
         mut space: AddressSpace<F, P>,
     ) -> Result<Self, (EditError<F::Input>, AddressSpace<F, P>)> {

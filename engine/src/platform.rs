@@ -228,11 +228,7 @@ pub unsafe trait Platform {
     /// cannot be had.
     #[inline]
     fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
-        if tables == 1 {
-            self.alloc_table(level)
-        } else {
-            None
-        }
+        if tables == 1 { self.alloc_table(level) } else { None }
     }
 
     /// Takes back what [`alloc_root`](Platform::alloc_root) gave out for as many tables at `level`.

@@ -32,10 +32,7 @@ pub(crate) fn members<F: Format>(index: usize, level: Level) -> Range<usize> {
 #[inline]
 pub(crate) fn extent<F: Format>(input: u64, level: Level) -> Slice {
     let low = (1u64 << (F::shift(level) + F::contiguous(level))) - 1;
-    Slice {
-        first: input & !low,
-        last: input | low,
-    }
+    Slice { first: input & !low, last: input | low }
 }
 
 /// One descriptor for a run: that of its first member, with the flags of all. `take` reads a
@@ -54,9 +51,7 @@ pub(crate) fn gather<F: Format>(
         // Equal patterns have equal flags.
         if entry & mask != pattern && F::kind(entry, level) == Kind::Leaf {
             pattern = entry & mask;
-            let Attrs {
-                accessed, dirty, ..
-            } = meaning::<F>(entry, level);
+            let Attrs { accessed, dirty, .. } = meaning::<F>(entry, level);
             merged = with_flags::<F>(merged, level, accessed, dirty);
         }
     }

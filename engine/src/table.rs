@@ -37,11 +37,7 @@ pub(crate) struct UpperCache {
 }
 
 impl UpperCache {
-    pub const EMPTY: Self = Self {
-        first: 0,
-        pages: 0,
-        tables: Pa::new(0),
-    };
+    pub const EMPTY: Self = Self { first: 0, pages: 0, tables: Pa::new(0) };
 
     /// The number, among the pages below the table, of the page around `input`.
     #[inline]
@@ -76,11 +72,7 @@ impl<'p, P: Platform> Table<'p, P> {
     pub unsafe fn open(platform: &'p P, frame: Pa, level: Level) -> Self {
         // SAFETY: Platform::table (1.) is (1.) here.
         let base = unsafe { platform.table(frame, level) };
-        Self {
-            platform,
-            base,
-            frame,
-        }
+        Self { platform, base, frame }
     }
 
     /// The frame of the table.
@@ -340,10 +332,7 @@ impl<P: Platform> Table<'_, P> {
             if (entry ^ from) & mask != 0 {
                 break;
             }
-            if self
-                .compare_exchange(index, entry, entry ^ from ^ to)
-                .is_ok()
-            {
+            if self.compare_exchange(index, entry, entry ^ from ^ to).is_ok() {
                 index += 1;
             }
         }

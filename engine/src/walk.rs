@@ -40,10 +40,7 @@ impl Slice {
     #[inline(always)]
     pub fn around<F: Format>(input: u64, level: Level) -> Self {
         let low = (1 << F::shift(level)) - 1;
-        Self {
-            first: input & !low,
-            last: input | low,
-        }
+        Self { first: input & !low, last: input | low }
     }
 
     /// Whether one table of pages covers all of it.

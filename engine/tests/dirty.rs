@@ -29,9 +29,7 @@ fn words(count: usize) -> Vec<AtomicU64> {
 }
 
 fn pages_of(first: u64, bits: u64) -> impl Iterator<Item = u64> {
-    (0..64)
-        .filter(move |bit| bits >> bit & 1 != 0)
-        .map(move |bit| first + bit)
+    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first + bit)
 }
 
 #[derive(Clone, Debug)]
@@ -111,14 +109,9 @@ fn a_bitmap_is_drained_before_it_is_marked_again() {
 #[test]
 fn what_is_no_log_is_refused() {
     let (mut three, mut two) = (words(3), words(2));
-    assert_eq!(
-        Bitmap::new(&mut two, 129).err(),
-        Some(LogError::TooFewBits(128))
-    );
-    let unequal = Flip::new(
-        Bitmap::new(&mut three, 128).unwrap(),
-        Bitmap::new(&mut two, 127).unwrap(),
-    );
+    assert_eq!(Bitmap::new(&mut two, 129).err(), Some(LogError::TooFewBits(128)));
+    let unequal =
+        Flip::new(Bitmap::new(&mut three, 128).unwrap(), Bitmap::new(&mut two, 127).unwrap());
     assert_eq!(unequal.err(), Some(LogError::Unequal));
     let mut entries = [const { RingEntry::new() }; 6];
     assert_eq!(Ring::new(&mut entries).err(), Some(LogError::RingSize(6)));
@@ -164,19 +157,13 @@ struct Vm<'s, F: Format<Input = Ipa>> {
 }
 
 fn by_faults() -> Caps {
-    Caps {
-        hardware_dirty: false,
-        ..tablewright_hosted::CAPS
-    }
+    Caps { hardware_dirty: false, ..tablewright_hosted::CAPS }
 }
 
 impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
     fn new(platform: &'s Threads, cells: &'s mut [SlotCell]) -> Self {
         let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
-        Self {
-            guest: Guest::new(space.ok().unwrap(), cells),
-            platform,
-        }
+        Self { guest: Guest::new(space.ok().unwrap(), cells), platform }
     }
 
     /// What hardware may do at an address.
@@ -185,10 +172,8 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
         let mut read = |table: u64, index: usize| {
             // First tables lie beside each other.
             let page = F::PAGE_SHIFT;
-            let (frame, index) = (
-                table + ((index as u64 * 8) >> page << page),
-                index & ((1 << (page - 3)) - 1),
-            );
+            let (frame, index) =
+                (table + ((index as u64 * 8) >> page << page), index & ((1 << (page - 3)) - 1));
             self.platform.read(Pa::new(frame), index).unwrap()
         };
         let leaf = walker::translate(F::REGIME, root, at, &mut read).ok()?;
@@ -200,10 +185,7 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
     }
 
     fn fault(&self, at: u64, access: Access, size: u64) -> Result<Mapped<F>, Refused<Ipa>> {
-        let request = self
-            .guest
-            .request(&Fault::new(Ipa::new(at), access))
-            .unwrap();
+        let request = self.guest.request(&Fault::new(Ipa::new(at), access)).unwrap();
         let page = Backing::new(Pa::new(at + OFFSET), size);
         let mut gather = self.guest.gather();
         let mut mapped = Err(Refused::Retry);
@@ -219,10 +201,7 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
     }
 
     fn reopen(&self, at: u64, access: Access) -> Result<bool, Refused<Ipa>> {
-        let request = self
-            .guest
-            .request(&Fault::new(Ipa::new(at), access))
-            .unwrap();
+        let request = self.guest.request(&Fault::new(Ipa::new(at), access)).unwrap();
         self.guest.reopen(&request)
     }
 
@@ -251,16 +230,11 @@ fn full<'s, F: Decoded<Input = Ipa>>(
     let vm = Vm::new(platform, cells);
     let ram = Slot::memory(span(0, size), 0);
     vm.guest.insert(ram).unwrap();
-    let attrs = Attrs {
-        software: tablewright::guest::HOST_WRITES,
-        ..Attrs::GUEST_MEMORY
-    };
+    let attrs = Attrs { software: tablewright::guest::HOST_WRITES, ..Attrs::GUEST_MEMORY };
     let mapping = Mapping::new(attrs);
     let mapping = if pages { mapping.pages_only() } else { mapping };
     let space = vm.guest.space();
-    space
-        .map_range(ram.guest, Pa::new(OFFSET), mapping)
-        .unwrap();
+    space.map_range(ram.guest, Pa::new(OFFSET), mapping).unwrap();
     drop(vm.guest.replace(ram.with_log(Log::ByFault)).unwrap());
     (vm, ram.with_log(Log::ByFault))
 }
@@ -285,27 +259,17 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     }
     // A read opens the tables on its way, where they have to be opened, and gives no page back.
     assert_eq!(vm.reopen(5 * page, Access::Read), Ok(true));
-    assert!(
-        vm.access(5 * page)
-            .is_some_and(|access| access.read && !access.write)
-    );
+    assert!(vm.access(5 * page).is_some_and(|access| access.read && !access.write));
     // A write gives one page back, and no other.
     assert_eq!(vm.reopen(5 * page, Access::Write), Ok(true));
     let far = (512 << F::PAGE_SHIFT) + 7 * page;
-    assert!(matches!(
-        vm.fault(far, Access::Write, page),
-        Ok(Mapped::Relaxed)
-    ));
+    assert!(matches!(vm.fault(far, Access::Write, page), Ok(Mapped::Relaxed)));
     for at in addresses().chain([5 * page, far, 4 * page, 6 * page, far - page]) {
         assert_eq!(vm.can_write(at), [5 * page, far].contains(&at), "{at:#x}");
     }
     // And again.
     assert_eq!(vm.protect_all(), Ok(1));
-    assert!(
-        addresses()
-            .chain([5 * page, far])
-            .all(|at| !vm.can_write(at))
-    );
+    assert!(addresses().chain([5 * page, far]).all(|at| !vm.can_write(at)));
     assert_eq!(vm.reopen(6 * page, Access::Write), Ok(true));
     assert!(vm.can_write(6 * page) && !vm.can_write(5 * page));
     // Write-protected tables are taken apart like others.
@@ -325,11 +289,7 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
                 for leaf in held.drain(..) {
                     taken += deferred.release(leaf).ok().unwrap().size();
                 }
-                deferred
-                    .try_complete()
-                    .ok()
-                    .unwrap()
-                    .finish(|leaf| taken += leaf.size());
+                deferred.try_complete().ok().unwrap().finish(|leaf| taken += leaf.size());
             }
         }
     }
@@ -398,11 +358,7 @@ fn levels(platform: &Threads) -> Vec<Option<Level>> {
 /// has taken: until that is forgotten, no other edit names a level there.
 #[test]
 fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
-    let caps = Caps {
-        bbm: 2,
-        invalidate_all_above: 4096,
-        ..by_faults()
-    };
+    let caps = Caps { bbm: 2, invalidate_all_above: 4096, ..by_faults() };
     let platform = Threads::new(64, 12, 1).with_caps(caps);
     let mut cells = [const { SlotCell::new() }; 1];
     let vm = Vm::<Stage2K4<40>>::new(&platform, &mut cells);
@@ -410,9 +366,7 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     let ram = span(0, 8 * MIB);
     guest.insert(Slot::memory(ram, OFFSET)).unwrap();
     let mapping = Mapping::new(Attrs::GUEST_MEMORY);
-    space
-        .map_range(ram, Pa::new(OFFSET), mapping.pages_only())
-        .unwrap();
+    space.map_range(ram, Pa::new(OFFSET), mapping.pages_only()).unwrap();
     let block = |at: u64| span(at, 2 * MIB);
     let protect = |at: u64| {
         let mut gather = space.gather();
@@ -450,12 +404,8 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     assert_eq!(named(protect(0)), 0);
     assert_eq!(named(relax(0)), 0);
     assert_eq!(named(clear(2 * MIB)), 0);
-    let other = NewLeaf::new(
-        Ipa::new(2 * MIB),
-        Pa::new(4 * OFFSET),
-        Level::new(1),
-        Attrs::GUEST_MEMORY,
-    );
+    let other =
+        NewLeaf::new(Ipa::new(2 * MIB), Pa::new(4 * OFFSET), Level::new(1), Attrs::GUEST_MEMORY);
     let mut gather = space.gather();
     let replaced = gather.map(&other.unwrap());
     assert!(matches!(replaced, Ok(Mapped::Replaced(_))), "{replaced:?}");
@@ -587,18 +537,12 @@ fn a_harvest_protects_what_it_gives_out() {
     assert_eq!(protected, Ok(Protected::default()));
     let unknown = Harvest::from_bits_retain(6);
     assert_eq!(harvest(0..1, unknown), Err(SlotError::Flags(6)));
-    assert_eq!(
-        harvest(0..513, Harvest::empty()),
-        Err(SlotError::Pages(512))
-    );
+    assert_eq!(harvest(0..513, Harvest::empty()), Err(SlotError::Pages(512)));
     let mut gather = vm.guest.gather();
     let unlogged = ram.with_log(Log::Off);
     assert_eq!(gather.protect(&unlogged, 0..1), Err(SlotError::Unknown));
     drop(vm.guest.replace(unlogged).unwrap());
-    assert_eq!(
-        gather.protect(&unlogged, 0..1),
-        Err(SlotError::NotLogged(0))
-    );
+    assert_eq!(gather.protect(&unlogged, 0..1), Err(SlotError::NotLogged(0)));
     assert!(gather.is_clean() && gather.finish(|_| ()).is_ok());
 }
 
@@ -610,11 +554,7 @@ fn what_hardware_marks_is_harvested() {
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByHardware);
     vm.guest.insert(ram).unwrap();
     for page in 0..20 {
-        let access = if page % 3 == 0 {
-            Access::Write
-        } else {
-            Access::Read
-        };
+        let access = if page % 3 == 0 { Access::Write } else { Access::Read };
         assert_eq!(vm.fault(page << 12, access, 2 * MIB), Ok(Mapped::Installed));
         // Pages, and none that faults again.
         assert!(vm.can_write(page << 12));
@@ -665,18 +605,11 @@ fn what_hardware_logs_is_harvested() {
     let mut words = words(16);
     let bitmap = Bitmap::new(&mut words, 1024).unwrap();
     let page = [const { AtomicU64::new(0) }; 512];
-    for (entry, at) in [
-        (511, 515u64 << 12),
-        (510, 513 << 12),
-        (509, 9 * MIB),
-        (508, 515 << 12),
-    ] {
+    for (entry, at) in [(511, 515u64 << 12), (510, 513 << 12), (509, 9 * MIB), (508, 515 << 12)] {
         page[entry].store(at, std::sync::atomic::Ordering::Relaxed);
     }
     let log = ModificationLog::new(&page);
-    let marked = vm
-        .guest
-        .drain(&log, 507, |slot| (slot.id == 0).then_some(&bitmap));
+    let marked = vm.guest.drain(&log, 507, |slot| (slot.id == 0).then_some(&bitmap));
     assert_eq!(marked, Ok(3));
     // A fault that writes is of a page that is dirty from the beginning, and marked by the handler.
     let request = vm.guest.request(&Fault::new(Ipa::new(0), Access::Write));
@@ -686,9 +619,7 @@ fn what_hardware_logs_is_harvested() {
     bitmap.mark(0);
     let mut found = Vec::new();
     let each = |first, bits| found.extend(pages_of(first, bits));
-    gather
-        .harvest(&logged, &bitmap, 0..1024, Harvest::empty(), each)
-        .unwrap();
+    gather.harvest(&logged, &bitmap, 0..1024, Harvest::empty(), each).unwrap();
     assert!(!gather.is_clean() && gather.finish(|_| ()).is_ok());
     assert_eq!(found, [0, 513, 515]);
     assert!([0, 513, 515].iter().all(|&page| vm.can_write(page << 12)));
@@ -721,19 +652,9 @@ fn leaves_are_split_ahead_as_far_as_there_are_tables() {
     assert_eq!(gather.split_range(rest), Ok(None));
     assert!(gather.finish(|_| ()).is_ok());
     let level = |at| vm.guest.space().query(Ipa::new(at)).unwrap().level();
+    assert!((0..16 * MIB).step_by(1 << 12).all(|at| level(at) == Level::PAGE));
     assert!(
-        (0..16 * MIB)
-            .step_by(1 << 12)
-            .all(|at| level(at) == Level::PAGE)
-    );
-    assert!(
-        vm.guest
-            .space()
-            .query(Ipa::new(5 * MIB))
-            .unwrap()
-            .attrs()
-            .perms
-            .contains(Perms::WRITE)
+        vm.guest.space().query(Ipa::new(5 * MIB)).unwrap().attrs().perms.contains(Perms::WRITE)
     );
 }
 
@@ -780,9 +701,7 @@ fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
     let harvest = || {
         let (mut found, mut gather) = (Vec::new(), vm.guest.gather());
         let each = |first, bits| found.extend(pages_of(first, bits));
-        gather
-            .harvest(&ram, &bitmap, 0..1024, Harvest::empty(), each)
-            .unwrap();
+        gather.harvest(&ram, &bitmap, 0..1024, Harvest::empty(), each).unwrap();
         assert!(gather.finish(|_| ()).is_ok());
         found
     };
@@ -815,9 +734,7 @@ fn a_drain_beside_a_harvest_loses_no_page() {
     let mut harvest = || {
         let mut gather = vm.guest.gather();
         let each = |first, bits| pages_of(first, bits).for_each(|page| found[page as usize] += 1);
-        gather
-            .harvest(&ram, &bitmap, 0..1024, Harvest::empty(), each)
-            .unwrap();
+        gather.harvest(&ram, &bitmap, 0..1024, Harvest::empty(), each).unwrap();
         assert!(gather.finish(|_| ()).is_ok());
     };
     std::thread::scope(|scope| {
@@ -840,13 +757,6 @@ fn a_drain_beside_a_harvest_loses_no_page() {
     });
     // Every page was in some round, and none twice as often as it was drained.
     assert!(found.iter().all(|&times| (1..=ROUNDS).contains(&times)));
-    let clean = |page: u64| {
-        !vm.guest
-            .space()
-            .query(Ipa::new(page << 12))
-            .unwrap()
-            .attrs()
-            .dirty
-    };
+    let clean = |page: u64| !vm.guest.space().query(Ipa::new(page << 12)).unwrap().attrs().dirty;
     assert!((0..1024).all(clean));
 }

@@ -79,9 +79,7 @@ fn edit_across<F: Decoded<Input = Ipa>>(border: u64) {
     assert_eq!(leaf.frame(), Pa::new(12 * page));
 
     let change = Change::new().perms(Perms::READ.and_user());
-    gather
-        .protect(span(border - page, 2 * page), change)
-        .unwrap();
+    gather.protect(span(border - page, 2 * page), change).unwrap();
     assert_eq!(judge::<F>(&platform, gather.root()).0.len(), 3);
 
     // The last page that there is.
@@ -128,19 +126,14 @@ fn a_root_is_aligned_whatever_was_taken_before() {
     type F = Stage2<12, 43>;
     let platform = Hosted::new(64, 12);
     let level = Level::PAGE;
-    let taken: Vec<Pa> = (0..3)
-        .map(|_| platform.alloc_table(level).unwrap())
-        .collect();
+    let taken: Vec<Pa> = (0..3).map(|_| platform.alloc_table(level).unwrap()).collect();
     let root = platform.alloc_root(F::root_level(), 16).unwrap();
     assert!(root.is_aligned(12 + 4));
     assert!(!taken.contains(&root));
     // What was passed over is not lost: 64 frames in all.
     let mut rest = Vec::new();
     while let Some(frame) = platform.alloc_table(level) {
-        assert!(
-            frame < root || frame.get() >= root.get() + (16 << 12),
-            "{frame} twice"
-        );
+        assert!(frame < root || frame.get() >= root.get() + (16 << 12), "{frame} twice");
         rest.push(frame);
     }
     assert_eq!(rest.len(), 64 - 16 - 3);
@@ -241,18 +234,11 @@ fn split<F: Decoded<Input = Ipa>>(caps: Caps) -> (Vec<Stale>, Vec<Stale>) {
 
 #[test]
 fn a_block_is_broken_on_arm_and_split_in_place_on_x86() {
-    let block = |shift: u32, level, tables| Stale {
-        first: 0,
-        last: (1 << shift) - 1,
-        level,
-        tables,
-    };
+    let block =
+        |shift: u32, level, tables| Stale { first: 0, last: (1 << shift) - 1, level, tables };
     let arm = block(21, Some(Level::new(1)), false);
     // As many as a table has pages: the range is named.
-    let caps = Caps {
-        invalidate_all_above: 512,
-        ..tablewright_hosted::CAPS
-    };
+    let caps = Caps { invalidate_all_above: 512, ..tablewright_hosted::CAPS };
     assert_eq!(split::<Stage2<12, 40>>(caps), (vec![arm], vec![]));
     let bbm2 = Caps { bbm: 2, ..caps };
     let x86 = block(21, None, true);

@@ -29,10 +29,8 @@ fn cells<const N: usize>() -> [SlotCell; N] {
 type Vm<'s, F> = Guest<'s, F, &'s Threads>;
 
 fn platform<F: Format>(clean: bool) -> Threads {
-    Threads::new(700, F::PAGE_SHIFT, 2).with_cache_maintenance(CacheMaintenance {
-        clean,
-        ..CacheMaintenance::NONE
-    })
+    Threads::new(700, F::PAGE_SHIFT, 2)
+        .with_cache_maintenance(CacheMaintenance { clean, ..CacheMaintenance::NONE })
 }
 
 fn vm<'s, F: Format<Input = Ipa>>(platform: &'s Threads, cells: &'s mut [SlotCell]) -> Vm<'s, F> {
@@ -48,18 +46,12 @@ struct Vcpu<'g, 's, F: Format<Input = Ipa>> {
 
 impl<'g, 's, F: Format<Input = Ipa>> Vcpu<'g, 's, F> {
     fn of(vm: &'g Vm<'s, F>) -> Self {
-        Self {
-            gather: vm.gather(),
-            top_ups: 0,
-        }
+        Self { gather: vm.gather(), top_ups: 0 }
     }
 
     /// Handles a fault on memory that lies in pages of `size` bytes, at guest address + 1 TiB / 16.
     fn fault(&mut self, fault: Fault, size: u64) -> Result<Mapped<F>, Refused<Ipa>> {
-        self.fault_on(
-            fault,
-            Backing::new(Pa::new(fault.at.get() + (1 << 36)), size),
-        )
+        self.fault_on(fault, Backing::new(Pa::new(fault.at.get() + (1 << 36)), size))
     }
 
     fn fault_on(&mut self, fault: Fault, page: Backing) -> Result<Mapped<F>, Refused<Ipa>> {
@@ -100,15 +92,9 @@ fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     let slot = |id, first, size| Slot::memory(span(first, size), u64::from(id) << 40).with_id(id);
     assert_eq!(guest.insert(slot(1, 4 * GIB, GIB)), Ok(()));
     assert_eq!(guest.insert(slot(2, 0, MIB)), Ok(()));
-    assert_eq!(
-        guest.insert(slot(3, 4 * GIB + GIB - 0x1000, 0x2000)),
-        Err(SlotError::Overlap(1))
-    );
+    assert_eq!(guest.insert(slot(3, 4 * GIB + GIB - 0x1000, 0x2000)), Err(SlotError::Overlap(1)));
     assert_eq!(guest.insert(slot(2, GIB, MIB)), Err(SlotError::Overlap(2)));
-    assert_eq!(
-        guest.insert(slot(3, 1 << 40, MIB)),
-        Err(SlotError::OutOfRange)
-    );
+    assert_eq!(guest.insert(slot(3, 1 << 40, MIB)), Err(SlotError::OutOfRange));
     assert_eq!(guest.insert(slot(3, MIB, MIB)), Ok(()));
     assert_eq!(guest.insert(slot(4, GIB, MIB)), Err(SlotError::Full));
     let found = |at| guest.slot(Ipa::new(at)).map(|slot| slot.id);
@@ -123,10 +109,7 @@ fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     assert_eq!(found(MIB), Err(SlotError::Unknown));
     assert_eq!(found(4 * GIB), Ok(1));
     // One that does not fit leaves the old one.
-    assert_eq!(
-        guest.replace(slot(1, 0, MIB)).err(),
-        Some(SlotError::Overlap(2))
-    );
+    assert_eq!(guest.replace(slot(1, 0, MIB)).err(), Some(SlotError::Overlap(2)));
     assert_eq!(found(4 * GIB), Ok(1));
     assert!(guest.replace(slot(1, GIB, GIB)).is_ok());
     assert_eq!(found(GIB), Ok(1));
@@ -135,9 +118,7 @@ fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     let device = Slot {
         memory: Memory::Device,
         page: 1 << 30,
-        ..slot(9, 8 * GIB, GIB)
-            .with_log(Log::ByFault)
-            .with_perms(Perms::READ)
+        ..slot(9, 8 * GIB, GIB).with_log(Log::ByFault).with_perms(Perms::READ)
     };
     assert_eq!(guest.insert(device), Ok(()));
     assert_eq!(guest.slot(Ipa::new(8 * GIB)), Ok(device));
@@ -185,26 +166,12 @@ fn an_arm64_syndrome_is_classified() {
     // In a walk of stage 1: a read, unless it was a flag that could not be written.
     let got = fault(data, 1 << 7 | 1 << 6 | 0b000111).unwrap();
     assert_eq!((got.at, got.access), (Ipa::new(page), Access::Read));
-    assert_eq!(
-        fault(data, 1 << 7 | 0b001111).unwrap().access,
-        Access::Write
-    );
-    assert_eq!(
-        fault(instruction, 1 << 7 | 0b000111).unwrap().access,
-        Access::Read
-    );
+    assert_eq!(fault(data, 1 << 7 | 0b001111).unwrap().access, Access::Write);
+    assert_eq!(fault(instruction, 1 << 7 | 0b000111).unwrap().access, Access::Read);
     // Cache maintenance.
-    assert_eq!(
-        fault(data, 1 << 8 | 1 << 6 | 0b000111).unwrap().access,
-        Access::Read
-    );
+    assert_eq!(fault(data, 1 << 8 | 1 << 6 | 0b000111).unwrap().access, Access::Read);
     // An external abort, an alignment fault, a TLB conflict, and an abort from the same level.
-    for (class, iss) in [
-        (data, 0b010000),
-        (data, 0b100001),
-        (data, 0b110000),
-        (0x25, 0b000111),
-    ] {
+    for (class, iss) in [(data, 0b010000), (data, 0b100001), (data, 0b110000), (0x25, 0b000111)] {
         assert_eq!(fault(class, iss), None);
     }
 }
@@ -219,20 +186,14 @@ fn the_exits_of_x86_are_classified() {
     let got = Fault::ept(0b101_010, 0);
     assert_eq!((got.access, got.cause), (Access::Write, Cause::Permission));
     let got = Fault::ept(0b001_100, 0);
-    assert_eq!(
-        (got.access, got.cause),
-        (Access::Execute, Cause::Permission)
-    );
+    assert_eq!((got.access, got.cause), (Access::Execute, Cause::Permission));
     assert_eq!(Fault::ept(0b000_001, 0).access, Access::Read);
     // Only the guest's user may fetch.
     assert_eq!(Fault::ept(1 << 6 | 0b100, 0).cause, Cause::Permission);
     let got = Fault::nested(1 << 32 | 0b110, 0x5000).unwrap();
     assert_eq!((got.access, got.cause), (Access::Write, Cause::Translation));
     let got = Fault::nested(0b1_0101, 0).unwrap();
-    assert_eq!(
-        (got.access, got.cause),
-        (Access::Execute, Cause::Permission)
-    );
+    assert_eq!((got.access, got.cause), (Access::Execute, Cause::Permission));
     assert_eq!(Fault::nested(0b1000, 0), None);
 }
 
@@ -243,37 +204,25 @@ fn sizes<F: Format<Input = Ipa> + PartialEq>(clean: bool) {
     let mut cpu = Vcpu::of(&vm);
     let page = 1 << F::PAGE_SHIFT;
     let block = 1u64 << F::shift(Level::new(1));
-    let ram = Slot {
-        page: block,
-        ..Slot::memory(span(0, 8 * GIB), 0)
-    };
+    let ram = Slot { page: block, ..Slot::memory(span(0, 8 * GIB), 0) };
     vm.insert(ram).unwrap();
     let large = if clean && block > CLAIM { page } else { block };
     assert_eq!(cpu.fault(write(block + 5), page), Ok(Mapped::Installed));
     assert_eq!(size(&vm, block), Some(page));
     assert_eq!(cpu.top_ups, 0);
-    assert_eq!(
-        cpu.fault(write(3 * block + page), block),
-        Ok(Mapped::Installed)
-    );
+    assert_eq!(cpu.fault(write(3 * block + page), block), Ok(Mapped::Installed));
     assert_eq!(size(&vm, 3 * block + page), Some(large));
     // Two pages of the host: smaller than a block.
     assert_eq!(cpu.fault(write(4 * block), 2 * page), Ok(Mapped::Installed));
     assert_eq!(size(&vm, 4 * block), Some(page));
     // The page lies in a block, but not where the guest has it.
     let shifted = Backing::new(Pa::new((1 << 36) + page), block);
-    assert_eq!(
-        cpu.fault_on(write(6 * block), shifted),
-        Ok(Mapped::Installed)
-    );
+    assert_eq!(cpu.fault_on(write(6 * block), shifted), Ok(Mapped::Installed));
     assert_eq!(vm.space().query(Ipa::new(6 * block)).unwrap().size(), page);
     if clean {
         // One that is there is not cleaned again, nor by another fault.
         let before = platform.cleaned();
-        assert_eq!(
-            cpu.fault(write(3 * block + page), block),
-            Ok(Mapped::Already)
-        );
+        assert_eq!(cpu.fault(write(3 * block + page), block), Ok(Mapped::Already));
         assert_eq!(platform.cleaned(), before);
     } else {
         assert_eq!(platform.cleaned(), 0);
@@ -316,14 +265,7 @@ fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
         let mapped = cpu.fault(write(at), GIB);
         assert_eq!(platform.cleaned(), (block + 1) * CLAIM);
         let last = block == 511;
-        assert_eq!(
-            mapped,
-            Ok(if last {
-                Mapped::Collapsed
-            } else {
-                Mapped::Installed
-            })
-        );
+        assert_eq!(mapped, Ok(if last { Mapped::Collapsed } else { Mapped::Installed }));
         assert_eq!(size(&vm, at), Some(if last { GIB } else { CLAIM }));
     }
     // The root has two tables, and nothing is below.
@@ -343,11 +285,7 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     // A read of a logged slot gives no permission to write, and takes nothing apart.
     assert_eq!(cpu.fault(read(0x3000), CLAIM), Ok(Mapped::Already));
     assert_eq!(size(&vm, 0), Some(CLAIM));
-    let fault = Fault {
-        cause: Cause::Permission,
-        level: Some(Level::new(1)),
-        ..write(0x5000)
-    };
+    let fault = Fault { cause: Cause::Permission, level: Some(Level::new(1)), ..write(0x5000) };
     let request = vm.request(&fault).unwrap();
     assert!(request.is_logged_write());
     assert_eq!(request.tables(), 1);
@@ -498,10 +436,7 @@ fn accessed_pages_are_found_once() {
     };
     assert_eq!(age(), (0..10).collect::<Vec<_>>());
     assert_eq!(age(), []);
-    let touched = Fault {
-        cause: Cause::AccessFlag,
-        ..read(3 << 12)
-    };
+    let touched = Fault { cause: Cause::AccessFlag, ..read(3 << 12) };
     vm.set_accessed(&touched).unwrap();
     assert_eq!(age(), [3]);
 }

@@ -10,15 +10,7 @@ const LONGEST: usize = 910;
 /// Columns of a line at most.
 const WIDEST: usize = 100;
 /// Words that no doc comment opens with.
-const OPENERS: [&str; 7] = [
-    "The same",
-    "What",
-    "Who",
-    "Whether that",
-    "Where",
-    "So",
-    "As",
-];
+const OPENERS: [&str; 7] = ["The same", "What", "Who", "Whether that", "Where", "So", "As"];
 
 /// Faults that a crate still has: files in circles, rooms in circles, wide lines, and doc comments
 /// with one of the openers. All others have none. The numbers may only fall.
@@ -98,17 +90,11 @@ fn imports(modules: &BTreeMap<String, String>) -> Imports {
         }
         found
     };
-    let root = modules
-        .get("lib")
-        .or(modules.get("main"))
-        .map_or("", |it| it);
+    let root = modules.get("lib").or(modules.get("main")).map_or("", |it| it);
     let exported = trees(root, "pub use ").into_iter();
     let exported = exported.filter_map(|path| {
         let (module, name) = path.rsplit_once("::")?;
-        Some((
-            name.to_owned(),
-            module.trim_start_matches("crate::").to_owned(),
-        ))
+        Some((name.to_owned(), module.trim_start_matches("crate::").to_owned()))
     });
     let exported: BTreeMap<String, String> = exported.collect();
     let resolve = |path: &str| {
@@ -120,10 +106,7 @@ fn imports(modules: &BTreeMap<String, String>) -> Imports {
             match path.rsplit_once("::") {
                 Some((head, _)) => path = head,
                 None => {
-                    return exported
-                        .get(path)
-                        .filter(|it| modules.contains_key(*it))
-                        .cloned();
+                    return exported.get(path).filter(|it| modules.contains_key(*it)).cloned();
                 }
             }
         }
@@ -138,26 +121,15 @@ fn imports(modules: &BTreeMap<String, String>) -> Imports {
             let mut parent = name.rsplit_once("::").map_or("", |(parent, _)| parent);
             let mut path = path.as_str();
             while let Some(above) = path.strip_prefix("super::") {
-                (path, parent) = (
-                    above,
-                    parent.rsplit_once("::").map_or("", |(above, _)| above),
-                );
+                (path, parent) = (above, parent.rsplit_once("::").map_or("", |(above, _)| above));
             }
-            named.push(
-                format!("{parent}::{path}")
-                    .trim_start_matches("::")
-                    .to_owned(),
-            );
+            named.push(format!("{parent}::{path}").trim_start_matches("::").to_owned());
         }
         let others = named.iter().filter_map(|path| resolve(path));
         others.filter(|other| other != name).collect()
     };
-    let inner = modules
-        .iter()
-        .filter(|(name, _)| !["lib", "main"].contains(&&***name));
-    inner
-        .map(|(name, code)| (name.clone(), of(name, code)))
-        .collect()
+    let inner = modules.iter().filter(|(name, _)| !["lib", "main"].contains(&&***name));
+    inner.map(|(name, code)| (name.clone(), of(name, code))).collect()
 }
 
 /// The imports between rooms: the first part of each path.
@@ -165,10 +137,7 @@ fn rooms(imports: &Imports) -> Imports {
     let room = |module: &String| module.split("::").next().unwrap().to_owned();
     let mut rooms = Imports::new();
     for (module, others) in imports {
-        let others = others
-            .iter()
-            .map(room)
-            .filter(|other| *other != room(module));
+        let others = others.iter().map(room).filter(|other| *other != room(module));
         rooms.entry(room(module)).or_default().extend(others);
     }
     rooms
@@ -179,13 +148,7 @@ fn in_circles(imports: &Imports) -> Vec<String> {
     let reaches_itself = |start: &&String| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![*start]);
         while let Some(at) = next.pop() {
-            next.extend(
-                imports
-                    .get(at)
-                    .into_iter()
-                    .flatten()
-                    .filter(|it| seen.insert(*it)),
-            );
+            next.extend(imports.get(at).into_iter().flatten().filter(|it| seen.insert(*it)));
         }
         seen.contains(start)
     };
@@ -196,9 +159,7 @@ fn in_circles(imports: &Imports) -> Vec<String> {
 fn opens_badly(before: &str, line: &str) -> bool {
     let text = |line: &str| {
         let line = line.trim_start();
-        let text = line
-            .strip_prefix("///")
-            .or_else(|| line.strip_prefix("//!"));
+        let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
         text.map(|text| text.trim_start().to_owned())
     };
     let opens = |text: &str| {
@@ -233,15 +194,9 @@ fn the_house_is_in_order() {
             before = line;
         }
         if let Ok(module) = path.strip_prefix(of.join("src")) {
-            let name = module
-                .with_extension("")
-                .to_str()
-                .unwrap()
-                .replace('/', "::");
+            let name = module.with_extension("").to_str().unwrap().replace('/', "::");
             let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-            let code = code
-                .lines()
-                .map(|line| line.split("//").next().unwrap().to_owned() + "\n");
+            let code = code.lines().map(|line| line.split("//").next().unwrap().to_owned() + "\n");
             modules.insert(name.trim_end_matches("::mod").to_owned(), code.collect());
         }
     }
@@ -252,23 +207,13 @@ fn the_house_is_in_order() {
         faults[0] = in_circles(&imports);
         faults[1] = in_circles(&rooms(&imports));
         let of = of.to_str().unwrap();
-        let most = RATCHET
-            .iter()
-            .find(|(name, _)| *name == of)
-            .map_or([0; 4], |it| it.1);
+        let most = RATCHET.iter().find(|(name, _)| *name == of).map_or([0; 4], |it| it.1);
         let counts = faults.each_ref().map(Vec::len);
         now += &format!("    (\"{of}\", {counts:?}),\n");
         let grown = |kind: &usize| counts[*kind] > most[*kind];
-        worse.extend(
-            (0..4)
-                .filter(grown)
-                .map(|kind| (of, most[kind], faults[kind].clone())),
-        );
+        worse.extend((0..4).filter(grown).map(|kind| (of, most[kind], faults[kind].clone())));
     }
-    assert!(
-        worse.is_empty(),
-        "more than there were: {worse:#?}\nnow:\n{now}"
-    );
+    assert!(worse.is_empty(), "more than there were: {worse:#?}\nnow:\n{now}");
 }
 
 #[test]
@@ -278,10 +223,7 @@ fn faults_are_found() {
         (text("lib"), text("pub use a::{A, B};\n")),
         (text("a"), text("use crate::b::c::{D, E};\n")),
         (text("b"), text("")),
-        (
-            text("b::c"),
-            text("use super::super::{A};\nuse core::fmt;\n"),
-        ),
+        (text("b::c"), text("use super::super::{A};\nuse core::fmt;\n")),
         (text("d"), text("use crate::A;\n")),
     ]);
     assert_eq!(in_circles(&imports(&modules)), ["a", "b::c"]);
@@ -291,12 +233,7 @@ fn faults_are_found() {
     let imports = Imports::from(imports);
     assert!(in_circles(&imports).is_empty());
     assert_eq!(in_circles(&rooms(&imports)), ["a", "c"]);
-    let bad = [
-        "/// What it is",
-        "    //! As, say",
-        "/// The same of b",
-        "/// Where: here",
-    ];
+    let bad = ["/// What it is", "    //! As, say", "/// The same of b", "/// Where: here"];
     assert!(bad.iter().all(|line| opens_badly("", line)));
     assert!(!opens_badly("", "/// Sounds, Assets") && !opens_badly("/// Is", "/// What it is"));
 }

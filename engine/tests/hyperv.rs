@@ -24,28 +24,16 @@ const PROCESSORS: usize = Cpus::MOST;
 const ROOT: u64 = 0x1234_5000;
 
 fn range(first: u64, last: u64) -> Stale {
-    Stale {
-        first,
-        last,
-        level: None,
-        tables: false,
-    }
+    Stale { first, last, level: None, tables: false }
 }
 
 fn flush(what: What<'_>, global: bool) -> Invalidation<'_> {
-    Invalidation {
-        root: Pa::new(ROOT),
-        id: 7,
-        global,
-        what,
-    }
+    Invalidation { root: Pa::new(ROOT), id: 7, global, what }
 }
 
 fn set(processors: impl IntoIterator<Item = usize>) -> Cpus {
     let mut set = Cpus::EMPTY;
-    processors
-        .into_iter()
-        .for_each(|vp| assert!(set.insert(vp)));
+    processors.into_iter().for_each(|vp| assert!(set.insert(vp)));
     set
 }
 
@@ -80,10 +68,7 @@ fn elements(first: u64, last: u64) -> u64 {
 
 fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
     // Apart from each other, so that they come back as they are.
-    let range = (
-        1..200_000u64,
-        prop_oneof![4 => 1..40u64, 1 => 4000..20_000u64],
-    );
+    let range = (1..200_000u64, prop_oneof![4 => 1..40u64, 1 => 4000..20_000u64]);
     prop::collection::vec(range, 1..40).prop_map(|ranges| {
         let mut at = 0;
         let place = |(gap, pages): (u64, u64)| {
@@ -139,14 +124,9 @@ proptest! {
 
 #[test]
 fn a_page_holds_what_it_holds_and_no_more() {
-    let encoder = FlushEncoder {
-        most_ranges: usize::MAX,
-        takes_sets: true,
-    };
+    let encoder = FlushEncoder { most_ranges: usize::MAX, takes_sets: true };
     let ranges = |count| -> Vec<_> {
-        (0..count)
-            .map(|page| range(page << 13, (page << 13) + 4095))
-            .collect()
+        (0..count).map(|page| range(page << 13, (page << 13) + 4095)).collect()
     };
     for (processors, room) in [
         (set([63]), LIST as u64),
@@ -165,14 +145,9 @@ fn a_page_holds_what_it_holds_and_no_more() {
     // As many pages as one element holds, and one more.
     for (pages, needed) in [(4096, 1), (4097, 2), (8192, 2), (8193, 3)] {
         let what = [range(0, pages * 4096 - 1)];
-        let decoded = through(encoder, None, &flush(What::Ranges(&what), true))
-            .unwrap()
-            .unwrap();
+        let decoded = through(encoder, None, &flush(What::Ranges(&what), true)).unwrap().unwrap();
         assert_eq!(decoded.reps(), needed);
-        assert_eq!(
-            decoded.ranges().map(|range| range.count).sum::<u64>(),
-            pages
-        );
+        assert_eq!(decoded.ranges().map(|range| range.count).sum::<u64>(), pages);
     }
 }
 
@@ -185,10 +160,7 @@ fn an_empty_set_is_not_all_and_too_many_are_refused() {
     assert_eq!(through(encoder, Some(&none), what), Ok(None));
     let nothing = flush(What::Ranges(&[]), true);
     assert_eq!(through(encoder, None, &nothing), Ok(None));
-    let old = FlushEncoder {
-        takes_sets: false,
-        ..encoder
-    };
+    let old = FlushEncoder { takes_sets: false, ..encoder };
     let far = set([64]);
     assert_eq!(through(old, Some(&far), what), Err(Status::CODE));
     let near = set([63]);
@@ -197,10 +169,7 @@ fn an_empty_set_is_not_all_and_too_many_are_refused() {
     let mut page = [0; PAGE_WORDS];
     let wide = set([1, 70, 140, 4000]);
     encoder.encode(&mut page, Some(&wide), what).unwrap();
-    let input = encoder
-        .encode(&mut page, Some(&far), what)
-        .unwrap()
-        .unwrap();
+    let input = encoder.encode(&mut page, Some(&far), what).unwrap().unwrap();
     assert_eq!(decode(input, 0, &page, &HOST).unwrap().targets, Some(far));
 }
 
@@ -214,11 +183,7 @@ struct Slow {
 impl Slow {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let flush = decode(input, 0, page, &HOST).unwrap();
-        let ranges: Vec<_> = flush
-            .ranges()
-            .take(self.step)
-            .map(|pages| pages.first)
-            .collect();
+        let ranges: Vec<_> = flush.ranges().take(self.step).map(|pages| pages.first).collect();
         if input.start() >= self.fails_at {
             return Output::new(Status(11), input.start());
         }
@@ -230,28 +195,18 @@ impl Slow {
 
 #[test]
 fn a_call_goes_on_where_the_host_has_stopped() {
-    let ranges: Vec<_> = (0..10u64)
-        .map(|page| range(page << 13, (page << 13) + 4095))
-        .collect();
+    let ranges: Vec<_> = (0..10u64).map(|page| range(page << 13, (page << 13) + 4095)).collect();
     let what = flush(What::Ranges(&ranges), false);
     let expected: Vec<u64> = (0..10).map(|page| page << 13).collect();
     let mut page = [0; PAGE_WORDS];
     for step in [1, 3, 10] {
-        let host = Slow {
-            step,
-            fails_at: usize::MAX,
-            done: Vec::new().into(),
-        };
+        let host = Slow { step, fails_at: usize::MAX, done: Vec::new().into() };
         let call = |input, page: &_| host.call(input, page);
         let sent = FlushEncoder::default().send(&mut page, None, &what, call);
         assert_eq!(sent, Ok(()));
         assert_eq!(*host.done.borrow(), expected);
     }
-    let host = |step, fails_at| Slow {
-        step,
-        fails_at,
-        done: Vec::new().into(),
-    };
+    let host = |step, fails_at| Slow { step, fails_at, done: Vec::new().into() };
     let mut send = |host: &Slow| {
         let call = |input, page: &_| host.call(input, page);
         FlushEncoder::default().send(&mut page, None, &what, call)
@@ -299,11 +254,7 @@ fn every_field_that_is_wrong_gets_its_status() {
             assert_eq!(wrong(bits & !0xffff | u64::from(code)), Err(Status::CODE));
         }
         for bit in (27..31).chain(44..48).chain(60..64) {
-            assert_eq!(
-                wrong(bits | 1 << bit),
-                Err(Status::INPUT),
-                "{call:?}: bit {bit}"
-            );
+            assert_eq!(wrong(bits | 1 << bit), Err(Status::INPUT), "{call:?}: bit {bit}");
         }
         // Bit 31 is for a hypervisor in between.
         assert!(wrong(bits | 1 << 31).is_ok());
@@ -330,10 +281,7 @@ fn every_field_that_is_wrong_gets_its_status() {
         assert!(decode(input, end, &page[..size], &HOST).is_ok());
         assert_eq!(decode(input, end + 8, &page, &HOST), Err(Status::ALIGNMENT));
         assert!(decode(input.fast(), 0, &page[..size], &HOST).is_ok());
-        assert_eq!(
-            decode(input.fast(), 0, &page[..size - 1], &HOST),
-            Err(Status::INPUT)
-        );
+        assert_eq!(decode(input.fast(), 0, &page[..size - 1], &HOST), Err(Status::INPUT));
         // More than any page has, from an embedder that hands over more than registers reach.
         if call.is_rep() {
             let most = PAGE_WORDS - call.header() - input.banks();
@@ -341,10 +289,7 @@ fn every_field_that_is_wrong_gets_its_status() {
             let long = decode(input.with_reps(most + 1).fast(), 0, &long, &HOST);
             assert_eq!(long, Err(Status::INPUT));
         }
-        let old = HostCaps {
-            xmm_input: false,
-            ..HOST
-        };
+        let old = HostCaps { xmm_input: false, ..HOST };
         assert_eq!(decode(input.fast(), 0, &page, &old), Err(Status::INPUT));
         // The parameters.
         let with = |at: usize, word: u64| {
@@ -353,11 +298,7 @@ fn every_field_that_is_wrong_gets_its_status() {
             decode(input, 0x3000, &page, &HOST)
         };
         for bit in 4..64 {
-            assert_eq!(
-                with(1, 1 << bit),
-                Err(Status::PARAMETER),
-                "{call:?}: flag {bit}"
-            );
+            assert_eq!(with(1, 1 << bit), Err(Status::PARAMETER), "{call:?}: flag {bit}");
         }
         let physical = matches!(call, Call::GuestSpace | Call::GuestList);
         for flag in Flags::all().iter() {
@@ -377,10 +318,7 @@ fn every_field_that_is_wrong_gets_its_status() {
             assert_eq!(with(3, 0b1), Err(Status::INPUT));
         }
         if physical {
-            let old = HostCaps {
-                guest_physical: false,
-                ..HOST
-            };
+            let old = HostCaps { guest_physical: false, ..HOST };
             assert_eq!(decode(input, 0x3000, &page, &old), Err(Status::CODE));
         }
         if call.is_rep() {
@@ -393,24 +331,13 @@ fn every_field_that_is_wrong_gets_its_status() {
                 }
                 decode(input, 0x3000, &page, &HOST)
             };
-            let expected = Pages {
-                first: 5 << 30,
-                count: 7,
-                size: 1 << 30,
-            };
+            let expected = Pages { first: 5 << 30, count: 7, size: 1 << 30 };
             let large = expected.encode().unwrap();
             assert_eq!(extended(large).unwrap().ranges().next(), Some(expected));
             for bit in 13..21 {
-                assert_eq!(
-                    extended(large | 1 << bit),
-                    Err(Status::PARAMETER),
-                    "bit {bit}"
-                );
+                assert_eq!(extended(large | 1 << bit), Err(Status::PARAMETER), "bit {bit}");
             }
-            let old = HostCaps {
-                extended_ranges: false,
-                ..HOST
-            };
+            let old = HostCaps { extended_ranges: false, ..HOST };
             let mut page = page;
             page[1] = Flags::EXTENDED_RANGES.bits();
             assert!(decode(input, 0x3000, &page, &old).is_err());
@@ -424,14 +351,8 @@ fn an_empty_mask_means_all_and_none_beyond_the_last_is_told() {
     page[2] = 0;
     assert_eq!(decode(input, 0, &page, &HOST).unwrap().targets, None);
     page[2] = u64::MAX;
-    let few = HostCaps {
-        processors: 5,
-        ..HOST
-    };
-    assert_eq!(
-        decode(input, 0, &page, &few).unwrap().targets,
-        Some(set(0..5))
-    );
+    let few = HostCaps { processors: 5, ..HOST };
+    assert_eq!(decode(input, 0, &page, &few).unwrap().targets, Some(set(0..5)));
 }
 
 /// Random and broken input: no panic, nothing read beyond what was given, and nothing decoded that
@@ -535,18 +456,12 @@ fn nothing_that_was_queued_is_lost() {
                 let queue = &queue;
                 scope.spawn(move || {
                     for page in (half..PUSHED).step_by(2) {
-                        queue.push(Pages {
-                            first: page << 12,
-                            count: 1,
-                            size: 4096,
-                        });
+                        queue.push(Pages { first: page << 12, count: 1, size: 4096 });
                     }
                 })
             })
             .collect();
-        pushers
-            .into_iter()
-            .for_each(|pusher| pusher.join().unwrap());
+        pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
         stop.store(true, Ordering::Release);
         taker.join().unwrap()
     });

@@ -61,11 +61,7 @@ struct Tables<'k, P> {
 
 impl<'k, P> Tables<'k, P> {
     fn new(inner: P, identity: &'k Identity) -> Self {
-        Self {
-            inner,
-            identity,
-            at_publish: &|| (),
-        }
+        Self { inner, identity, at_publish: &|| () }
     }
 }
 
@@ -139,9 +135,7 @@ fn live<'k, F: Format<Input = Va>, P: Platform + Copy>(
 ) -> AddressSpace<F, Tables<'k, P>> {
     let mut space = AddressSpace::<F, _>::new(tables).unwrap();
     let mapping = tablewright::Mapping::new(attrs).pages_only();
-    space
-        .map(span(HEAP, 1024), Pa::new(0x8000_0000), mapping)
-        .unwrap();
+    space.map(span(HEAP, 1024), Pa::new(0x8000_0000), mapping).unwrap();
     space.make_live();
     space
 }
@@ -198,9 +192,7 @@ fn an_invalidation_names_the_identifier_of_its_time() {
     hosted.record();
     // SAFETY: no processor walks these tables.
     unsafe { space.retire() };
-    let [told] = &hosted.take_log()[..] else {
-        panic!("one invalidation")
-    };
+    let [told] = &hosted.take_log()[..] else { panic!("one invalidation") };
     assert_eq!((told.id, told.everything, told.global), (id, true, false));
 }
 
@@ -217,17 +209,11 @@ fn the_identifier_is_read_when_the_stores_are_published() {
             loaded.set(Some(switch.1));
         }
     };
-    let tables = Tables {
-        at_publish: &load,
-        ..Tables::new(&hosted, &identity)
-    };
+    let tables = Tables { at_publish: &load, ..Tables::new(&hosted, &identity) };
     let mut space = live::<X86_64<4>, _>(tables, Attrs::USER_DATA);
     // Not by the publication of what was made before it was live.
     assert_eq!(loaded.get(), None);
-    assert_eq!(
-        (ids(&protect(&mut space, 1)), loaded.get()),
-        (vec![1], Some(1))
-    );
+    assert_eq!((ids(&protect(&mut space, 1)), loaded.get()), (vec![1], Some(1)));
 }
 
 #[test]
@@ -268,10 +254,7 @@ fn what_is_loaded_is_what_is_live() {
     let shared = SharedSpace::new(new()).ok().unwrap();
     assert_eq!(root(0), Some(shared.root()));
     let mut space = shared.into_exclusive();
-    assert_eq!(
-        (root(0), space.liveness()),
-        (Some(space.root()), Liveness::Live)
-    );
+    assert_eq!((root(0), space.liveness()), (Some(space.root()), Liveness::Live));
     // SAFETY: as above.
     unsafe { space.retire() };
     assert_eq!(root(0), None);
@@ -291,10 +274,8 @@ fn shared_edits_name_it_too() {
     let (mut holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
     let kernel = Ids::new(&mut holders, &mut memory);
     let (threads, identity) = (Threads::new(64, 12, 1).recording(), Identity::new());
-    let space = SharedSpace::new(live::<Arm64K4, _>(
-        Tables::new(&threads, &identity),
-        Attrs::USER_RODATA,
-    ));
+    let space =
+        SharedSpace::new(live::<Arm64K4, _>(Tables::new(&threads, &identity), Attrs::USER_RODATA));
     let space = space.ok().unwrap();
     threads.record();
     let id = kernel.switch(0, &identity).unwrap().1;
@@ -303,12 +284,7 @@ fn shared_edits_name_it_too() {
     let protected = gather.protect(span(HEAP, 1), change);
     assert!(protected.is_ok());
     // More is allowed: what this processor remembers goes.
-    let leaf = NewLeaf::new(
-        Va::new(HEAP),
-        Pa::new(0x8000_0000),
-        Level::PAGE,
-        Attrs::USER_DATA,
-    );
+    let leaf = NewLeaf::new(Va::new(HEAP), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA);
     assert!(gather.map(&leaf.unwrap()).is_ok());
     let unmapped = gather.unmap(span(HEAP + PAGE, 1), |_| ControlFlow::Continue(()));
     assert!(unmapped.unwrap().progress.is_done());
@@ -321,10 +297,7 @@ fn shared_edits_name_it_too() {
             _ => None,
         })
         .collect();
-    assert!(
-        told.len() >= 2 && told.iter().all(|&named| named == id),
-        "{told:?}"
-    );
+    assert!(told.len() >= 2 && told.iter().all(|&named| named == id), "{told:?}");
 }
 
 /// What a space without global leaves has forgotten is its own: one instruction, of its identifier.
@@ -340,19 +313,11 @@ fn everything_of_a_space_is_one_instruction_of_its_identifier() {
     let id = kernel.switch(0, &identity).unwrap().1;
     assert_eq!(kernel.switch(1, &of_x86).unwrap().1, id + 1);
     let pcid = id + 1;
-    let features = x86_64::Features {
-        pcid: true,
-        invpcid: true,
-        invlpgb: Some(7),
-        ..x86_64::Features::LEAST
-    };
+    let features =
+        x86_64::Features { pcid: true, invpcid: true, invlpgb: Some(7), ..x86_64::Features::LEAST };
     let arm64_says = |told: &[Told]| {
-        let cpu = arm64::Cpu::of::<Arm64K4>(&arm64::Ids {
-            isar0: 0,
-            mmfr0: 0x25,
-            mmfr1: 0,
-            mmfr2: 0,
-        });
+        let cpu =
+            arm64::Cpu::of::<Arm64K4>(&arm64::Ids { isar0: 0, mmfr0: 0x25, mmfr1: 0, mmfr2: 0 });
         let mut all = Vec::new();
         for told in told {
             cpu.instructions(&told.invalidation(), |one| match one {
@@ -364,30 +329,21 @@ fn everything_of_a_space_is_one_instruction_of_its_identifier() {
     };
     let x86_says = |cpu: x86_64::Cpu, told: &[Told]| {
         // Another space is loaded.
-        let loaded = x86_64::Loaded {
-            cr3: 0x5000,
-            cr4: PCIDE,
-        };
+        let loaded = x86_64::Loaded { cr3: 0x5000, cr4: PCIDE };
         let mut all = Vec::new();
         for told in told {
             cpu.instructions(&told.invalidation(), loaded, |one| all.push(one));
         }
         all
     };
-    let (alone, broadcast) = (
-        x86_64::Cpu::alone(features),
-        x86_64::Cpu::broadcast(features).unwrap(),
-    );
+    let (alone, broadcast) =
+        (x86_64::Cpu::alone(features), x86_64::Cpu::broadcast(features).unwrap());
     use x86_64::{Instruction as X86, Invpcid};
-    for (global, change) in [
-        (false, Change::new().write_protect()),
-        (true, Change::new().accessed(false)),
-    ] {
+    for (global, change) in
+        [(false, Change::new().write_protect()), (true, Change::new().accessed(false))]
+    {
         if global {
-            let attrs = Attrs {
-                global: true,
-                ..Attrs::USER_DATA
-            };
+            let attrs = Attrs { global: true, ..Attrs::USER_DATA };
             space.map(span(0, 1), Pa::new(0), attrs).unwrap();
             x86.map(span(0, 1), Pa::new(0), attrs).unwrap();
         }
@@ -570,12 +526,7 @@ fn a_range_of_any_size_takes_few_instructions() {
         hosted.take_log()
     }
     let arm64 = |isar0: u64, pages, unmap| {
-        let ids = arm64::Ids {
-            isar0,
-            mmfr0: 0x25,
-            mmfr1: 0,
-            mmfr2: 0,
-        };
+        let ids = arm64::Ids { isar0, mmfr0: 0x25, mmfr1: 0, mmfr2: 0 };
         let mut all = 0;
         for told in told::<Arm64K4>(ids.caps(), pages, unmap) {
             let cpu = arm64::Cpu::of::<Arm64K4>(&ids);
@@ -584,17 +535,10 @@ fn a_range_of_any_size_takes_few_instructions() {
         all
     };
     let x86 = |invlpgb, pages, unmap| {
-        let features = x86_64::Features {
-            pcid: true,
-            invpcid: true,
-            invlpgb,
-            ..x86_64::Features::LEAST
-        };
+        let features =
+            x86_64::Features { pcid: true, invpcid: true, invlpgb, ..x86_64::Features::LEAST };
         let cpu = x86_64::Cpu::broadcast(features).unwrap_or(x86_64::Cpu::alone(features));
-        let loaded = x86_64::Loaded {
-            cr3: 5,
-            cr4: 1 << 17,
-        };
+        let loaded = x86_64::Loaded { cr3: 5, cr4: 1 << 17 };
         let mut all = 0;
         for told in told::<X86_64<4>>(features.caps(), pages, unmap) {
             cpu.instructions(&told.invalidation(), loaded, |_| all += 1);

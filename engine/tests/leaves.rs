@@ -18,10 +18,7 @@ use tablewright_hosted::{Hosted, Threads};
 const G1: u64 = 1 << 30;
 
 fn caps(largest_leaf: Level) -> Caps {
-    Caps {
-        largest_leaf,
-        ..tablewright_hosted::CAPS
-    }
+    Caps { largest_leaf, ..tablewright_hosted::CAPS }
 }
 
 /// The size of a leaf at the lower of the two levels.
@@ -42,9 +39,7 @@ fn a_space_has_no_larger_leaf<F: Format<Input = Va>>(sure: u8) {
         let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
         let span = Span::new(Va::new(0), G1).unwrap();
         for wish in [Level::PAGE, Level::new(1), Level::new(2)] {
-            let mapping = Mapping::new(Attrs::KERNEL_DATA)
-                .largest(wish)
-                .without_runs();
+            let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(wish).without_runs();
             space.map(span, Pa::new(0), mapping).unwrap();
             let found = space.query(Va::new(0x1234)).unwrap();
             assert_eq!(found.size(), size::<F>(largest, wish), "{}", F::NAME);
@@ -53,12 +48,7 @@ fn a_space_has_no_larger_leaf<F: Format<Input = Va>>(sure: u8) {
             gather.collapse(span, Level::new(2), false).unwrap();
             gather.finish(|_| ());
             let found = space.query(Va::new(0x1234)).unwrap();
-            assert_eq!(
-                found.size(),
-                size::<F>(largest, Level::new(2)),
-                "{}",
-                F::NAME
-            );
+            assert_eq!(found.size(), size::<F>(largest, Level::new(2)), "{}", F::NAME);
             let mut gather = space.gather();
             let all = gather.unmap(span, |_| core::ops::ControlFlow::Continue(()));
             assert!(all.unwrap().is_done());
@@ -98,12 +88,7 @@ fn a_shared_space_has_no_larger_leaf<F: Format<Input = Ipa> + PartialEq>(sure: u
                 true => Ok(Mapped::Installed),
                 false => Err(Refused::Edit(EditError::NoSuchLeaf)),
             };
-            assert_eq!(
-                gather.map(&leaf.unwrap()),
-                expected,
-                "{} {level:?}",
-                F::NAME
-            );
+            assert_eq!(gather.map(&leaf.unwrap()), expected, "{} {level:?}", F::NAME);
         }
         assert!(gather.finish(|_| ()).is_ok());
     }
@@ -224,29 +209,19 @@ unsafe impl<F: Format> Hooks for Walked<F> {
 /// Each page is like the last, so that the engine does to it what it did to that; and is written
 /// between the look and the edit.
 fn a_page_like_the_last_is_written_meanwhile<F: Format<Input = Va>>() {
-    let platform = Walked::<F> {
-        memory: Hosted::new(16, 12),
-        is_due: Cell::new(false),
-        format: PhantomData,
-    };
+    let platform =
+        Walked::<F> { memory: Hosted::new(16, 12), is_due: Cell::new(false), format: PhantomData };
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
-    let clean = Attrs {
-        dirty: false,
-        ..Attrs::USER_DATA
-    };
+    let clean = Attrs { dirty: false, ..Attrs::USER_DATA };
     let page = |number: u64| Va::new(number << 12);
     for number in 0..6 {
-        space
-            .map_page(page(number), Pa::new(number << 12), clean)
-            .unwrap();
+        space.map_page(page(number), Pa::new(number << 12), clean).unwrap();
     }
     space.make_live();
     let mut gather = space.gather();
     for number in 0..3 {
         platform.is_due.set(number != 0);
-        gather
-            .protect_page(page(number), Change::new().write_protect())
-            .unwrap();
+        gather.protect_page(page(number), Change::new().write_protect()).unwrap();
         assert!(!platform.is_due.get(), "it was written by no store");
         let attrs = gather.query(page(number)).unwrap().attrs();
         assert_eq!(attrs.dirty, number != 0, "{}", F::NAME);

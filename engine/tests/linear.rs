@@ -80,9 +80,7 @@ unsafe impl<F: Judged> Platform for Boot<F> {
         let covered = |slot: &usize| told.covers(SLOT_BASE + ((*slot as u64) << F::PAGE_SHIFT));
         // Only what is not mapped now is forgotten for good.
         let gone = |slot: &usize| self.slots[*slot].load() & 1 == 0;
-        self.issued
-            .borrow_mut()
-            .extend((0..SLOTS).filter(|slot| covered(slot) && gone(slot)));
+        self.issued.borrow_mut().extend((0..SLOTS).filter(|slot| covered(slot) && gone(slot)));
     }
 }
 
@@ -93,11 +91,7 @@ unsafe impl<F: Judged> SlotMemory for SlotsOf<'_, F> {
     fn pointer(&self, slot: usize, frame: Pa) -> NonNull<Entry> {
         let boot = self.0;
         let entry = boot.slots[slot].load();
-        assert_eq!(
-            F::address(entry, Level::PAGE),
-            frame,
-            "the slot maps another frame"
-        );
+        assert_eq!(F::address(entry, Level::PAGE), frame, "the slot maps another frame");
         let before = boot.remembered.borrow_mut().insert(slot, frame.get());
         assert!(
             before.is_none_or(|before| before == frame.get()),
@@ -203,15 +197,8 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
     let base = Hosted::BASE.get();
     let ram = [span(base, 3000 << 12)];
     let reserved = [span(base + (1100 << 12), 3 << 12)];
-    let memory = MemoryMap {
-        ram: &ram,
-        reserved: &reserved,
-        special: &[],
-    };
-    let identity = IdentityOf {
-        boot: &boot,
-        root: Cell::new(None),
-    };
+    let memory = MemoryMap { ram: &ram, reserved: &reserved, special: &[] };
+    let identity = IdentityOf { boot: &boot, root: Cell::new(None) };
     let window = slots(&boot);
     let attrs = Attrs::KERNEL_DATA;
     // SAFETY: the slots show all frames of the boot memory (1.); nothing loads the root (2.).
@@ -226,10 +213,7 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
     space.map(all, Pa::new(0), mapping).unwrap();
     let counts = boot.memory.counts();
-    assert_eq!(
-        counts.invalidations, 0,
-        "nothing to invalidate while the map is used"
-    );
+    assert_eq!(counts.invalidations, 0, "nothing to invalidate while the map is used");
     // A handful of openings through slots, for the first tables; the rest through the map.
     assert!(boot.opened.get() <= 60, "{} openings", boot.opened.get());
 
@@ -238,16 +222,8 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
         assert_eq!(first, mapped.pa);
         covered += mapped.size;
         let mapped = Span::new(Pa::new(first), mapped.size).unwrap();
-        assert_eq!(
-            mapped.intersect(reserved[0]),
-            None,
-            "reserved memory is mapped"
-        );
-        assert_eq!(
-            mapped.intersect(ram[0]),
-            Some(mapped),
-            "something else than RAM is mapped"
-        );
+        assert_eq!(mapped.intersect(reserved[0]), None, "reserved memory is mapped");
+        assert_eq!(mapped.intersect(ram[0]), Some(mapped), "something else than RAM is mapped");
     }
     assert!(covered >= 2500 << 12);
     let root = space.root();
@@ -257,10 +233,7 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
     // SAFETY: no processor has the root loaded; the frames are those of the boot memory.
     unsafe { coarse.finish(&boot.memory) };
     let counts = boot.memory.counts();
-    assert_eq!(
-        counts.invalidations,
-        before.invalidations + slots_cleared + 1
-    );
+    assert_eq!(counts.invalidations, before.invalidations + slots_cleared + 1);
     assert_eq!(counts.bad_frees, 0);
     let tables = 1 + 1 + 5 + 2500;
     assert_eq!(counts.tables, tables, "only the tables of the map are left");
@@ -290,10 +263,7 @@ fn a_second_root_and_tables_without_a_map_use_the_same_window() {
     let next = Span::new(Va::new(0x8000), 0x4000).unwrap();
     main.map(next, Pa::new(0x4000), mapping).unwrap();
     let far = Span::new(Va::new(0x40_0000_0000), 0x4000).unwrap();
-    assert_eq!(
-        main.map(far, Pa::new(0), mapping),
-        Err(EditError::NeedsTable(far.start()))
-    );
+    assert_eq!(main.map(far, Pa::new(0), mapping), Err(EditError::NeedsTable(far.start())));
     assert_eq!(boot.memory.counts().allocations, allocations);
     // SAFETY: the frame was never used.
     unsafe { platform.free_table(spare, Level::PAGE) };
@@ -324,37 +294,22 @@ fn memory_comes_and_goes_and_is_sealed_with_one_invalidation() {
         Err(LinearError::NotRam(span(0x9_0000_0000, 0x1000)))
     );
     let expected_all = expected::<X86_64<4>>(&grown, offset, Attrs::KERNEL_DATA);
-    assert_eq!(
-        judge::<X86_64<4>>(&memory, space.root()),
-        expected_all.stretches()
-    );
+    assert_eq!(judge::<X86_64<4>>(&memory, space.root()), expected_all.stretches());
 
     // Sealing: whole leaves, so nothing is split, and one range is invalidated.
     memory.record();
     let seal = Change::new().perms(Perms::READ);
     let mut gather = space.gather();
-    linear
-        .protect(&mut gather, span(0x200_0000, 0x40_0000), seal)
-        .unwrap();
+    linear.protect(&mut gather, span(0x200_0000, 0x40_0000), seal).unwrap();
     gather.flush(|_| ());
     let log = memory.take_log();
     assert_eq!(log.len(), 1);
     let first = offset + 0x200_0000;
-    let stale = Stale {
-        first,
-        last: first + 0x3f_ffff,
-        level: Some(Level::new(1)),
-        tables: false,
-    };
-    assert_eq!(
-        (log[0].everything, &log[0].ranges[..]),
-        (false, &[stale][..])
-    );
+    let stale = Stale { first, last: first + 0x3f_ffff, level: Some(Level::new(1)), tables: false };
+    assert_eq!((log[0].everything, &log[0].ranges[..]), (false, &[stale][..]));
 
     let mut removed = 0;
-    let progress = linear
-        .remove(&mut gather, both[1], |_| ControlFlow::Continue(()))
-        .unwrap();
+    let progress = linear.remove(&mut gather, both[1], |_| ControlFlow::Continue(())).unwrap();
     assert!(progress.is_done());
     gather.finish(|leaf| removed += leaf.size());
     // One 1 GiB leaf: it was detached by itself, not with a table.
@@ -368,11 +323,7 @@ fn a_map_that_fails_takes_back_what_it_mapped() {
     let mut space = AddressSpace::<X86_64<4>, _>::new(&memory).unwrap();
     let linear = LinearMap::new(Va::new(0), Mapping::new(Attrs::KERNEL_DATA).pages_only());
     let ram: Vec<_> = (0..6).map(|i| span(i << 32, 0x1000)).collect();
-    let map = MemoryMap {
-        ram: &ram,
-        reserved: &[],
-        special: &[],
-    };
+    let map = MemoryMap { ram: &ram, reserved: &[], special: &[] };
     let result = linear.build(&mut space, &map);
     assert_eq!(result, Err(LinearError::Edit(EditError::OutOfTables)));
     assert!(judge::<X86_64<4>>(&memory, space.root()).0.is_empty());
@@ -386,18 +337,11 @@ fn the_wide_formats_map_memory_beyond_48_bits() {
     let mut space = AddressSpace::<Arm64K64Wide, _>::new(&memory).unwrap();
     let linear = LinearMap::new(Va::new(0), Mapping::new(Attrs::KERNEL_DATA));
     let ram = [span((1 << 48) - (4 << 30), 8 << 30)];
-    let map = MemoryMap {
-        ram: &ram,
-        reserved: &[],
-        special: &[],
-    };
+    let map = MemoryMap { ram: &ram, reserved: &[], special: &[] };
     linear.build(&mut space, &map).unwrap();
     let found = judge::<Arm64K64Wide>(&memory, space.root());
     assert_eq!(found.0.len(), 1);
-    assert_eq!(
-        (found.0[0].1.pa, found.0[0].1.size),
-        ((1 << 48) - (4 << 30), 8 << 30)
-    );
+    assert_eq!((found.0[0].1.pa, found.0[0].1.size), ((1 << 48) - (4 << 30), 8 << 30));
 }
 
 #[test]
@@ -458,11 +402,7 @@ proptest! {
 #[test]
 fn a_memory_map_out_of_order_is_refused() {
     let ram = [span(0x2000, 0x1000), span(0x1000, 0x1000)];
-    let map = MemoryMap {
-        ram: &ram,
-        reserved: &[],
-        special: &[],
-    };
+    let map = MemoryMap { ram: &ram, reserved: &[], special: &[] };
     let refused = map.regions::<Va>(Attrs::KERNEL_DATA);
     assert_eq!(refused.err(), Some(LinearError::Order(ram[1])));
     let _: Option<Mapped> = None;

@@ -17,12 +17,7 @@ const K4: u64 = 4 << 10;
 const M2: u64 = 2 << 20;
 
 fn caps(bbm: u8, flags: bool) -> Caps {
-    Caps {
-        bbm,
-        hardware_access: flags,
-        hardware_dirty: flags,
-        ..Caps::CONSERVATIVE
-    }
+    Caps { bbm, hardware_access: flags, hardware_dirty: flags, ..Caps::CONSERVATIVE }
 }
 
 fn span(first: u64, size: u64) -> Span<Va> {
@@ -106,11 +101,7 @@ fn fork<F: Judged>(pieces: &[Piece], at: (u64, u64), bbm: u8, flags: bool, how: 
         let forked = gather.fork(at, change, &mut into, |leaf: Leaf<F>| {
             told.add(
                 leaf.input().get(),
-                common::Mapped {
-                    size: leaf.size(),
-                    pa: leaf.frame().get(),
-                    attrs: leaf.attrs(),
-                },
+                common::Mapped { size: leaf.size(), pa: leaf.frame().get(), attrs: leaf.attrs() },
             );
         });
         drop((gather, into));
@@ -125,9 +116,7 @@ fn fork<F: Judged>(pieces: &[Piece], at: (u64, u64), bbm: u8, flags: bool, how: 
         assert_eq!(judge_with_parked(&platform, &parent), tables);
         assert_eq!(judge_with_parked(&platform, &child), Stretches::default());
     }
-    before.change(first, last, |attrs| {
-        change.apply_on(attrs, F::RULE, &caps(bbm, flags))
-    });
+    before.change(first, last, |attrs| change.apply_on(attrs, F::RULE, &caps(bbm, flags)));
     assert_eq!(judge_with_parked(&platform, &parent), before.stretches());
     let gone = before.unmap(first, last);
     assert_eq!(judge_with_parked(&platform, &child), gone.sorted());
@@ -183,10 +172,7 @@ fn replace<F: Judged>(pieces: &[Piece], pages: &[u64], bbm: u8, flags: bool) {
             (None, Err(error)) => assert_eq!(error, EditError::NotMapped(at)),
             (Some((was, attrs)), Ok(held)) => {
                 let leaf = completed.release(held).unwrap();
-                assert_eq!(
-                    (leaf.input(), leaf.frame(), leaf.size()),
-                    (at, Pa::new(was), size)
-                );
+                assert_eq!((leaf.input(), leaf.frame(), leaf.size()), (at, Pa::new(was), size));
                 assert_eq!(leaf.attrs(), attrs);
                 let _ = model.unmap(at.get(), at.get() + (size - 1));
                 model.map(at.get(), size, to.get(), Attrs::USER_DATA);
@@ -228,9 +214,7 @@ fn a_replacement_that_is_refused_changes_nothing() {
     fn refuse<F: Judged>() {
         let platform = Hosted::new(16, 12).with_caps(caps(2, true));
         let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
-        space
-            .map(span(0, M2), Pa::new(0), Attrs::KERNEL_DATA)
-            .unwrap();
+        space.map(span(0, M2), Pa::new(0), Attrs::KERNEL_DATA).unwrap();
         space.make_own();
         let whole = snapshot::<F>(&platform, space.root());
         let mut gather = space.gather();
@@ -275,19 +259,9 @@ fn a_fork_whose_visitor_unwinds_has_everything_forgotten() {
     assert_eq!(told.len(), 1);
     assert!(told[0].everything, "{told:?}");
     // The child has the leaves that it was told of.
-    assert_eq!(
-        child.query(Va::new(99 * K4)).map(|leaf| leaf.level()),
-        Some(Level::PAGE)
-    );
+    assert_eq!(child.query(Va::new(99 * K4)).map(|leaf| leaf.level()), Some(Level::PAGE));
     assert!(child.query(Va::new(100 * K4)).is_none());
-    assert!(
-        !parent
-            .query(Va::new(0))
-            .unwrap()
-            .attrs()
-            .perms
-            .contains(Perms::WRITE)
-    );
+    assert!(!parent.query(Va::new(0)).unwrap().attrs().perms.contains(Perms::WRITE));
 }
 
 /// What a break has taken out is put back, or other edits take it for theirs: a block for a table
@@ -300,10 +274,7 @@ fn a_fork_whose_visitor_unwinds_leaves_nothing_suspended() {
         (mapping, protect),
         (mapping.pages_only(), protect),
         (mapping, Change::new().memory(Memory::NonCacheable)),
-        (
-            mapping.pages_only(),
-            Change::new().memory(Memory::NonCacheable),
-        ),
+        (mapping.pages_only(), Change::new().memory(Memory::NonCacheable)),
     ] {
         for size in [16 * K4, M2, 16 * M2] {
             let platform = Hosted::new(64, 12).with_caps(caps(0, false));
@@ -331,9 +302,7 @@ fn a_fork_whose_visitor_unwinds_leaves_nothing_suspended() {
 fn what_a_fork_makes_global_is_invalidated_as_global_if_its_visitor_unwinds() {
     let platform = Hosted::new(64, 12);
     let mut parent = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    parent
-        .map(span(0, 4 * K4), Pa::new(0), Attrs::USER_DATA)
-        .unwrap();
+    parent.map(span(0, 4 * K4), Pa::new(0), Attrs::USER_DATA).unwrap();
     parent.make_live();
     let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     platform.record();
@@ -378,9 +347,7 @@ fn what_is_made_writable_is_writable_in_hardware() {
         });
         let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
         let page = span(0x7000, K4);
-        space
-            .map(page, Pa::new(0x9000), Attrs::USER_RODATA)
-            .unwrap();
+        space.map(page, Pa::new(0x9000), Attrs::USER_RODATA).unwrap();
         let writable = Change::new().perms(Attrs::USER_DATA.perms);
         let mut gather = space.gather();
         gather.protect(page, writable).unwrap();
@@ -400,9 +367,7 @@ fn what_a_forgotten_gather_has_mapped_is_published_by_the_next() {
     let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
     space.make_live();
     let mut gather = space.gather();
-    gather
-        .map(span(0, K4), Pa::new(0), Attrs::USER_DATA)
-        .unwrap();
+    gather.map(span(0, K4), Pa::new(0), Attrs::USER_DATA).unwrap();
     core::mem::forget(gather);
     let before = platform.counts().publications;
     space.gather().finish(|_| ());
@@ -425,17 +390,11 @@ fn a_page_is_mapped_or_nothing_is() {
             let mapped = space.map_page(at, Pa::new(3 * page), rodata);
             if tables + 1 < F::LEVELS {
                 assert_eq!(mapped, Err(EditError::OutOfTables));
-                assert_eq!(
-                    (platform.counts().tables, platform.counts().bad_frees),
-                    (1, 0)
-                );
+                assert_eq!((platform.counts().tables, platform.counts().bad_frees), (1, 0));
                 continue;
             }
             assert_eq!(mapped, Ok(()));
-            assert_eq!(
-                space.query(at).map(|leaf| leaf.frame()),
-                Some(Pa::new(3 * page))
-            );
+            assert_eq!(space.query(at).map(|leaf| leaf.frame()), Some(Pa::new(3 * page)));
             let again = space.map_page(at, Pa::new(0), rodata);
             assert_eq!(again, Err(EditError::AlreadyMapped(at)));
             let askew = space.map_page(Va::new(5 * page + 8), Pa::new(0), rodata);

@@ -61,10 +61,7 @@ fn unmap<F: Format<Input = Va>>(
 }
 
 fn runs<F: Format<Input = Va>>() {
-    for mapping in [
-        Mapping::new(Attrs::USER_DATA),
-        Mapping::new(Attrs::USER_DATA).pages_only(),
-    ] {
+    for mapping in [Mapping::new(Attrs::USER_DATA), Mapping::new(Attrs::USER_DATA).pages_only()] {
         let platform = Hosted::new(64, 12);
         // Two that follow each other, one that does not, one before the first.
         let pieces = [
@@ -74,25 +71,17 @@ fn runs<F: Format<Input = Va>>() {
             (0x1_8000, 2, 0x7fff_e000),
         ];
         let mut space = live::<F>(&platform, &pieces, mapping);
-        let expected = [
-            memory(0x8000_0000, 19),
-            memory(0x9000_0000, 1),
-            memory(0x7fff_e000, 2),
-        ];
+        let expected = [memory(0x8000_0000, 19), memory(0x9000_0000, 1), memory(0x7fff_e000, 2)];
         // The table stays.
         space.map(span(0x10_0000, 1), Pa::new(0), mapping).unwrap();
         assert_eq!(unmap(&mut space, span(0x4000, 22)), expected);
         // What is left goes with its table.
         assert_eq!(unmap(&mut space, span(0, 512)), [memory(0, 1)]);
         // Tables in the midst: what is reclaimed comes behind what was held.
-        space
-            .map(span(0x1000, 1536), Pa::new(0x1000), mapping)
-            .unwrap();
+        space.map(span(0x1000, 1536), Pa::new(0x1000), mapping).unwrap();
         let mut all = unmap(&mut space, span(0x1000, 1536));
         all.sort_by_key(|run| run.start());
-        let joined = all
-            .into_iter()
-            .reduce(|one, next| one.join(next).expect("no gap"));
+        let joined = all.into_iter().reduce(|one, next| one.join(next).expect("no gap"));
         assert_eq!(joined, Some(memory(0x1000, 1536)));
     }
 }
@@ -140,19 +129,10 @@ fn spans_end_where_addresses_do() {
 
 #[test]
 fn marks_of_a_word_are_ranges() {
-    for bits in [
-        0,
-        1,
-        u64::MAX,
-        1 << 63,
-        0x8000_0000_0000_0001,
-        0x00ff_0f00_0000_0006,
-    ] {
+    for bits in [0, 1, u64::MAX, 1 << 63, 0x8000_0000_0000_0001, 0x00ff_0f00_0000_0006] {
         let pages: Vec<u64> = marked(64, bits).flatten().collect();
-        let expected: Vec<u64> = (0..64)
-            .filter(|at| bits >> at & 1 != 0)
-            .map(|at| 64 + at)
-            .collect();
+        let expected: Vec<u64> =
+            (0..64).filter(|at| bits >> at & 1 != 0).map(|at| 64 + at).collect();
         assert_eq!(pages, expected);
     }
 }

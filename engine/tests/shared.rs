@@ -25,9 +25,7 @@ type Edits<'s, 't, F> = Gather<'s, F, &'t Threads>;
 const OFFSET: u64 = 1 << 30;
 
 fn share<F: Format<Input = Va>>(platform: &Threads) -> Space<'_, F> {
-    SharedSpace::new(AddressSpace::<F, _>::new(platform).unwrap())
-        .ok()
-        .unwrap()
+    SharedSpace::new(AddressSpace::<F, _>::new(platform).unwrap()).ok().unwrap()
 }
 
 fn leaf<F: Format<Input = Va>>(at: u64, level: Level, attrs: Attrs) -> NewLeaf<F> {
@@ -79,9 +77,7 @@ fn unmap_all<F: Format<Input = Va>>(space: &Space<'_, F>, span: Span<Va>) -> u64
     for leaf in held {
         bytes += deferred.release(leaf).ok().unwrap().size();
     }
-    let Ok(completed) = deferred.try_complete() else {
-        panic!("no other walk is under way")
-    };
+    let Ok(completed) = deferred.try_complete() else { panic!("no other walk is under way") };
     completed.finish(|leaf| bytes += leaf.size());
     bytes
 }
@@ -99,25 +95,14 @@ fn a_fault_is_answered_by_what_is_there() {
     assert_eq!(map(&mut gather, &write), Ok(Mapped::Relaxed));
     // Less than what is there is there.
     assert_eq!(map(&mut gather, &read), Ok(Mapped::Already));
-    let other = NewLeaf::new(
-        Va::new(0x1000),
-        Pa::new(0x7000),
-        Level::PAGE,
-        Attrs::USER_DATA,
-    )
-    .unwrap();
+    let other =
+        NewLeaf::new(Va::new(0x1000), Pa::new(0x7000), Level::PAGE, Attrs::USER_DATA).unwrap();
     let Ok(Mapped::Replaced(gone)) = map(&mut gather, &other) else {
         panic!("another frame takes its place");
     };
     assert_eq!(gone.frame(), Pa::new(0x1000 + OFFSET));
-    assert_eq!(
-        space.query(Va::new(0x1000)).unwrap().frame(),
-        Pa::new(0x7000)
-    );
-    assert_eq!(
-        space.relax(Va::new(0x2000), Perms::WRITE, true),
-        Ok(Relaxed::Absent)
-    );
+    assert_eq!(space.query(Va::new(0x1000)).unwrap().frame(), Pa::new(0x7000));
+    assert_eq!(space.relax(Va::new(0x2000), Perms::WRITE, true), Ok(Relaxed::Absent));
     reclaim(&mut gather, &mut |_| ());
     gather.release_tables();
     let all = Span::new(Va::new(0), 1 << 39).unwrap();
@@ -128,10 +113,8 @@ fn a_fault_is_answered_by_what_is_there() {
 #[test]
 fn pages_become_a_block_and_a_block_pages() {
     for maintenance in [false, true] {
-        let platform = Threads::new(64, 12, 1).with_cache_maintenance(CacheMaintenance {
-            clean: maintenance,
-            instructions: false,
-        });
+        let platform = Threads::new(64, 12, 1)
+            .with_cache_maintenance(CacheMaintenance { clean: maintenance, instructions: false });
         let space = share::<Arm64K4>(&platform);
         let mut gather = space.gather();
         for page in 0..300 {
@@ -143,10 +126,7 @@ fn pages_become_a_block_and_a_block_pages() {
         let block = leaf(0, Level::new(1), Attrs::KERNEL_DATA);
         assert_eq!(map(&mut gather, &block), Ok(Mapped::Collapsed));
         // What was mapped has been cleaned already; the rest is now.
-        assert_eq!(
-            platform.cleaned() - before,
-            u64::from(maintenance) * (212 << 12)
-        );
+        assert_eq!(platform.cleaned() - before, u64::from(maintenance) * (212 << 12));
         assert_eq!(space.query(Va::new(0x1f_f000)).unwrap().size(), 2 << 20);
         // A page inside it is there.
         let page = leaf(0x5000, Level::PAGE, Attrs::KERNEL_DATA);
@@ -157,10 +137,7 @@ fn pages_become_a_block_and_a_block_pages() {
         assert_eq!(gather.split(Va::new(0x1234), Level::PAGE), Ok(true));
         assert_eq!(gather.split(Va::new(0x1234), Level::PAGE), Ok(false));
         let page = space.query(Va::new(0x1f_f000)).unwrap();
-        assert_eq!(
-            (page.size(), page.frame()),
-            (0x1000, Pa::new(0x1f_f000 + OFFSET))
-        );
+        assert_eq!((page.size(), page.frame()), (0x1000, Pa::new(0x1f_f000 + OFFSET)));
         reclaim(&mut gather, &mut |_| panic!("no leaf has gone"));
         drop(gather);
         let all = Span::new(Va::new(0), 1 << 39).unwrap();
@@ -176,17 +153,12 @@ fn pages_become_a_block_and_a_block_pages() {
 fn what_is_parked_is_given_back_by_a_fault() {
     fn parked<F: Judged + PartialEq>() {
         let name = F::NAME;
-        let platform = Threads::new(64, F::PAGE_SHIFT, 1).with_caps(Caps {
-            bbm: 0,
-            ..tablewright_hosted::CAPS
-        });
+        let platform = Threads::new(64, F::PAGE_SHIFT, 1)
+            .with_caps(Caps { bbm: 0, ..tablewright_hosted::CAPS });
         let space = share::<F>(&platform);
         let (page, at) = (1u64 << F::PAGE_SHIFT, Va::new(1 << F::PAGE_SHIFT));
         let whole = Span::new(at, page).unwrap();
-        let written = Attrs {
-            software: 5,
-            ..Attrs::USER_DATA
-        };
+        let written = Attrs { software: 5, ..Attrs::USER_DATA };
         let none = Change::new().perms(Perms::empty());
         let mut gather = space.gather();
         let new = leaf(at.get(), Level::PAGE, written);
@@ -253,10 +225,7 @@ fn what_is_parked_is_given_back_by_a_fault() {
         assert_eq!(space.query(at).unwrap().attrs().perms, written.perms);
         reclaim(&mut gather, &mut |_| ());
         drop(gather);
-        unmap_all(
-            &space,
-            Span::new(Va::new(0), 1 << F::shift(Level::new(2))).unwrap(),
-        );
+        unmap_all(&space, Span::new(Va::new(0), 1 << F::shift(Level::new(2))).unwrap());
     }
     parked::<X86_64<4>>();
     parked::<Arm64K4>();
@@ -296,16 +265,11 @@ fn what_was_aged_is_still_remembered() {
 
 #[test]
 fn caches_are_cleaned_for_memory_and_not_for_devices() {
-    let platform = Threads::new(64, 12, 1).with_cache_maintenance(CacheMaintenance {
-        clean: true,
-        instructions: true,
-    });
+    let platform = Threads::new(64, 12, 1)
+        .with_cache_maintenance(CacheMaintenance { clean: true, instructions: true });
     let space = share::<Arm64K4>(&platform);
     let mut gather = space.gather();
-    let device = Attrs {
-        memory: Memory::Device,
-        ..Attrs::KERNEL_DATA
-    };
+    let device = Attrs { memory: Memory::Device, ..Attrs::KERNEL_DATA };
     map(&mut gather, &leaf(0, Level::PAGE, device)).unwrap();
     assert_eq!(platform.cleaned(), 0);
     let page = leaf(0x1000, Level::PAGE, Attrs::KERNEL_DATA);
@@ -313,10 +277,7 @@ fn caches_are_cleaned_for_memory_and_not_for_devices() {
     assert_eq!(platform.cleaned(), 0x1000);
     let span = Span::new(Va::new(2 << 20), 6 << 20).unwrap();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    assert_eq!(
-        space.map_range(span, Pa::new((2 << 20) + OFFSET), mapping),
-        Ok(6 << 20)
-    );
+    assert_eq!(space.map_range(span, Pa::new((2 << 20) + OFFSET), mapping), Ok(6 << 20));
     assert_eq!(platform.cleaned(), 0x1000 + (6 << 20));
     reclaim(&mut gather, &mut |_| ());
 }
@@ -327,10 +288,7 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
     const THREADS: u16 = 4;
     let platform = Threads::new(600, F::PAGE_SHIFT, THREADS.into())
         .with_caps(caps)
-        .with_cache_maintenance(CacheMaintenance {
-            clean,
-            instructions: false,
-        });
+        .with_cache_maintenance(CacheMaintenance { clean, instructions: false });
     let space = share::<F>(&platform);
     let block = 1u64 << F::shift(Level::new(1));
     let page = 1u64 << F::PAGE_SHIFT;
@@ -389,28 +347,17 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
         ControlFlow::Continue(())
     })
     .unwrap();
-    assert_eq!(
-        platform.tables(),
-        tables,
-        "{}: seed {seed}: a table is lost",
-        F::NAME
-    );
+    assert_eq!(platform.tables(), tables, "{}: seed {seed}: a table is lost", F::NAME);
     // No claim is left behind: everything can be taken away, and mapped again.
     let all = Span::new(Va::new(0), 2 * block).unwrap();
     unmap_all(&space, all);
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    assert_eq!(
-        space.map_range(all, Pa::new(OFFSET), mapping),
-        Ok(2 * block)
-    );
+    assert_eq!(space.map_range(all, Pa::new(OFFSET), mapping), Ok(2 * block));
 }
 
 #[test]
 fn a_crowd_leaves_a_tree() {
-    let gentle = Caps {
-        bbm: 2,
-        ..tablewright_hosted::CAPS
-    };
+    let gentle = Caps { bbm: 2, ..tablewright_hosted::CAPS };
     for seed in 0..12 {
         for clean in [false, true] {
             a_crowd::<Arm64K4>(seed, tablewright_hosted::CAPS, clean);
@@ -423,10 +370,8 @@ fn a_crowd_leaves_a_tree() {
 
 #[test]
 fn one_of_many_installs_and_only_that_one_cleans() {
-    let platform = Threads::new(200, 12, 4).with_cache_maintenance(CacheMaintenance {
-        clean: true,
-        instructions: false,
-    });
+    let platform = Threads::new(200, 12, 4)
+        .with_cache_maintenance(CacheMaintenance { clean: true, instructions: false });
     let space = share::<Arm64K4>(&platform);
     let installed = AtomicI64::new(0);
     thread::scope(|scope| {

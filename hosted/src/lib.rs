@@ -30,10 +30,7 @@ use tablewright::{
 /// // As on a processor of x86-64 without pages of 1 GiB.
 /// let platform = Hosted::new(8, 12).with_caps(Caps { largest_leaf: Level::new(1), ..hosted::CAPS });
 /// ```
-pub const CAPS: Caps = Caps {
-    largest_leaf: Level::ANY,
-    ..Caps::CONSERVATIVE
-};
+pub const CAPS: Caps = Caps { largest_leaf: Level::ANY, ..Caps::CONSERVATIVE };
 
 /// Counts of the operations that a platform was asked for.
 ///
@@ -112,11 +109,7 @@ impl Told {
             root: self.root,
             id: self.id,
             global: self.global,
-            what: if self.everything {
-                What::Everything
-            } else {
-                What::Ranges(&self.ranges)
-            },
+            what: if self.everything { What::Everything } else { What::Ranges(&self.ranges) },
         }
     }
 }
@@ -127,13 +120,7 @@ impl From<&Invalidation<'_>> for Told {
             What::Everything => (true, Vec::new()),
             What::Ranges(ranges) => (false, ranges.to_vec()),
         };
-        Self {
-            root: told.root,
-            id: told.id,
-            global: told.global,
-            everything,
-            ranges,
-        }
+        Self { root: told.root, id: told.id, global: told.global, everything, ranges }
     }
 }
 
@@ -175,10 +162,7 @@ impl Hosted {
     /// # Panics
     /// If `page_shift` is not that of a granule (12, 14 or 16), or the memory cannot be had.
     pub fn new(frames: usize, page_shift: u32) -> Self {
-        assert!(
-            matches!(page_shift, 12 | 14 | 16),
-            "a granule has 4, 16 or 64 KiB"
-        );
+        assert!(matches!(page_shift, 12 | 14 | 16), "a granule has 4, 16 or 64 KiB");
         let entry = size_of::<Entry>();
         let entries = frames.max(1) << (page_shift - 3);
         let layout = Layout::from_size_align(entries * entry, 1 << page_shift);
@@ -202,10 +186,7 @@ impl Hosted {
     /// # Panics
     /// If `page_shift` is not that of a granule.
     pub unsafe fn over(region: NonNull<u8>, frames: usize, page_shift: u32) -> Self {
-        assert!(
-            matches!(page_shift, 12 | 14 | 16),
-            "a granule has 4, 16 or 64 KiB"
-        );
+        assert!(matches!(page_shift, 12 | 14 | 16), "a granule has 4, 16 or 64 KiB");
         Self::make(region.cast(), None, frames, page_shift)
     }
 
@@ -261,11 +242,7 @@ impl Hosted {
 
     /// The invalidations since [`record`](Hosted::record) or the last call.
     pub fn take_log(&self) -> Vec<Told> {
-        self.log
-            .borrow_mut()
-            .as_mut()
-            .map(core::mem::take)
-            .unwrap_or_default()
+        self.log.borrow_mut().as_mut().map(core::mem::take).unwrap_or_default()
     }
 
     /// Reads the entry `index` of the table in `frame`, which for concatenated tables may lie in a

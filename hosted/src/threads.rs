@@ -190,10 +190,7 @@ impl Threads {
     /// # Panics
     /// If `page_shift` is not that of a granule (12, 14 or 16), or the memory cannot be had.
     pub fn new(frames: usize, page_shift: u32, threads: usize) -> Self {
-        assert!(
-            matches!(page_shift, 12 | 14 | 16),
-            "a granule has 4, 16 or 64 KiB"
-        );
+        assert!(matches!(page_shift, 12 | 14 | 16), "a granule has 4, 16 or 64 KiB");
         let layout = Layout::from_size_align(frames.max(1) << page_shift, 1 << page_shift);
         let Ok(layout) = layout else {
             panic!("{frames} frames do not fit into the address space");
@@ -284,14 +281,12 @@ impl Threads {
     fn announce(&self) -> Option<Announced<'_>> {
         let first = FIRST.with(Cell::get);
         let slots = self.claimed.len();
-        let number = (0..slots)
-            .map(|next| (first + next) % slots)
-            .find(|&number| {
-                // Acquire: comes after the end of the walk that had the slot before.
-                self.claimed[number]
-                    .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-            })?;
+        let number = (0..slots).map(|next| (first + next) % slots).find(|&number| {
+            // Acquire: comes after the end of the walk that had the slot before.
+            self.claimed[number]
+                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        })?;
         // SAFETY: the slot is this walk's alone until it is given up (1.), in a thread of a program,
         // which no interrupt walks in (2.). A `Walk` is not `Send` (3.). Nothing else is made of the
         // slots (4.).

@@ -39,17 +39,10 @@ const QUESTIONS: u64 = 200;
 
 /// Stage 1 of EL1, with so many bits.
 const fn stage_1(input_bits: u32) -> Regime {
-    Regime::Arm64Stage1Sized {
-        granule: Granule::K4,
-        input_bits: input_bits as u8,
-        wide: false,
-    }
+    Regime::Arm64Stage1Sized { granule: Granule::K4, input_bits: input_bits as u8, wide: false }
 }
-const EL2: Regime = Regime::Arm64El2 {
-    granule: Granule::K4,
-    input_bits: Own::INPUT_BITS as u8,
-    wide: false,
-};
+const EL2: Regime =
+    Regime::Arm64El2 { granule: Granule::K4, input_bits: Own::INPUT_BITS as u8, wide: false };
 const STAGE_2: Regime = Regime::Arm64Stage2 {
     granule: Granule::K4,
     input_bits: Stage2::INPUT_BITS as u8,
@@ -102,10 +95,7 @@ fn ask(at: u64, access: Access) -> Answer {
     }
     match par & 1 {
         0 => Answer::Page(par & 0x000f_ffff_ffff_f000),
-        _ => Answer::Fault {
-            stage: 1 + (par >> 9 & 1) as u8,
-            status: par >> 1 & 0x3f,
-        },
+        _ => Answer::Fault { stage: 1 + (par >> 9 & 1) as u8, status: par >> 1 & 0x3f },
     }
 }
 
@@ -119,50 +109,30 @@ fn judge(
 ) -> Result<u64, Answer> {
     let mut read = |table: u64, index: usize| {
         // SAFETY: a table of one of the trees, mapped one to one.
-        unsafe {
-            ptr::with_exposed_provenance::<u64>(table as usize)
-                .add(index)
-                .read_volatile()
-        }
+        unsafe { ptr::with_exposed_provenance::<u64>(table as usize).add(index).read_volatile() }
     };
     // DDI 0487, ISS encoding of a data abort, DFSC: translation, access flag, permission, each with
     // the level.
-    let fault = |kind: u64, level: i8| Answer::Fault {
-        stage,
-        status: kind << 2 | level as u64 & 3,
-    };
+    let fault =
+        |kind: u64, level: i8| Answer::Fault { stage, status: kind << 2 | level as u64 & 3 };
     match translate(regime, root.get(), at, &mut read) {
         Ok(leaf) if !leaf.accessed => Err(fault(2, leaf.level)),
         Ok(leaf) if !allows(&leaf) => Err(fault(3, leaf.level)),
         Ok(leaf) => Ok(leaf.physical(at) & !(PAGE - 1)),
         Err(Fault::NotMapped { level }) => Err(fault(1, level)),
         // The engine writes no such thing; no processor answers so.
-        Err(_) => Err(Answer::Fault {
-            stage: 0,
-            status: 0,
-        }),
+        Err(_) => Err(Answer::Fault { stage: 0, status: 0 }),
     }
 }
 
 fn expected(at: u64, access: Access, first: (Regime, Pa), root_2: Pa) -> Answer {
     let allows = |perms: &Permissions| {
-        if access.write {
-            perms.write
-        } else {
-            perms.read
-        }
+        if access.write { perms.write } else { perms.read }
     };
-    let allows_1 = |leaf: &Leaf| {
-        allows(if access.user {
-            &leaf.access.user
-        } else {
-            &leaf.access.privileged
-        })
-    };
+    let allows_1 =
+        |leaf: &Leaf| allows(if access.user { &leaf.access.user } else { &leaf.access.privileged });
     let answer = judge(1, first.0, first.1, at, allows_1).and_then(|page| match access.both {
-        true => judge(2, STAGE_2, root_2, page, |leaf| {
-            allows(&leaf.access.privileged)
-        }),
+        true => judge(2, STAGE_2, root_2, page, |leaf| allows(&leaf.access.privileged)),
         false => Ok(page),
     });
     answer.map_or_else(|fault| fault, Answer::Page)
@@ -173,10 +143,7 @@ fn question(at: u64, access: Access, first: (Regime, Pa), root_2: Pa) {
     let answer = ask(at, access);
     let is_right = answer == expected(at, access, first, root_2);
     count(Count::Asked, 1);
-    count(
-        Count::Translated,
-        u64::from(matches!(answer, Answer::Page(_))),
-    );
+    count(Count::Translated, u64::from(matches!(answer, Answer::Page(_))));
     count(Count::Disagreed, u64::from(!is_right));
 }
 
@@ -215,12 +182,8 @@ fn of_el2(own: &mut AddressSpace<Own, &Machine>, questions: u64) -> Result<(), &
             window.edit(own, &mut random);
         }
         for _ in 0..QUESTIONS {
-            let access = Access {
-                el2: true,
-                both: false,
-                user: false,
-                write: random.below(2) == 0,
-            };
+            let access =
+                Access { el2: true, both: false, user: false, write: random.below(2) == 0 };
             let at = VIRTUAL + random.below(WINDOW);
             question(at, access, (EL2, own.root()), own.root());
             asked += 1;
@@ -267,9 +230,7 @@ fn of_el1<F: Translation<Input = Va>>(
     let mut stage_2 = stage_2.with_id(VMID);
     let tables =
         Span::new(tablewright::Ipa::new(own.start().get()), own.size()).map_err(|_| NO_MEMORY)?;
-    stage_2
-        .map(tables, own.start(), Attrs::GUEST_MEMORY)
-        .map_err(|_| NO_MEMORY)?;
+    stage_2.map(tables, own.start(), Attrs::GUEST_MEMORY).map_err(|_| NO_MEMORY)?;
     stage_1.make_live();
     stage_2.make_live();
     // SAFETY: EL1 does not run, and is set up anew before it does; its stage 1 is read through a
@@ -287,18 +248,8 @@ fn of_el1<F: Translation<Input = Va>>(
         );
     }
     let largest = Level::new(2);
-    let first = Window {
-        from: VIRTUAL,
-        to: INTERMEDIATE,
-        attrs: &of_el1,
-        largest,
-    };
-    let second = Window {
-        from: INTERMEDIATE,
-        to: PHYSICAL,
-        attrs: &of_guest,
-        largest,
-    };
+    let first = Window { from: VIRTUAL, to: INTERMEDIATE, attrs: &of_el1, largest };
+    let second = Window { from: INTERMEDIATE, to: PHYSICAL, attrs: &of_guest, largest };
     let mut asked = 0;
     while asked < questions {
         for _ in 0..EDITS {

@@ -244,9 +244,7 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
             Share::Alone => 0,
             Share::Several => 1 << 8 | 1 << 12,
         };
-        write_cptr_el2(CptrEl2::from_bits_retain(
-            0x22ff | trace | activity | vectors,
-        ));
+        write_cptr_el2(CptrEl2::from_bits_retain(0x22ff | trace | activity | vectors));
         asm!("isb", options(nostack, preserves_flags));
         if vectors == 0 && has(features, 32) {
             // ZCR_EL2.LEN: vectors as long as they come.
@@ -262,11 +260,7 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
             // Memory is copied by instructions, where there are such: they need nothing of the
             // hypervisor. Nothing else is allowed or trapped that is not without this register.
             let copies = has(read_id_aa64isar2_el1().bits(), 16);
-            write_hcrx_el2(if copies {
-                HcrxEl2::MSCEN
-            } else {
-                HcrxEl2::empty()
-            });
+            write_hcrx_el2(if copies { HcrxEl2::MSCEN } else { HcrxEl2::empty() });
         }
         let fine = read_id_aa64mmfr0_el1().bits() >> 56 & 0xf;
         if fine != 0 {
@@ -292,11 +286,7 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
         if has(features, 24) {
             // The registers of the interrupt controller are the guest's.
             write_icc_sre_el2(IccSreEl2::SRE | IccSreEl2::DFB | IccSreEl2::DIB | IccSreEl2::ENABLE);
-            asm!(
-                "isb",
-                "msr s3_4_c12_c11_0, xzr",
-                options(nostack, preserves_flags)
-            ); // ICH_HCR_EL2
+            asm!("isb", "msr s3_4_c12_c11_0, xzr", options(nostack, preserves_flags)); // ICH_HCR_EL2
         }
         // All counters of events belong to the guest: HPMN is their number.
         let counters: u64;

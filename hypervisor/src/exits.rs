@@ -152,23 +152,21 @@ fn abort(trapped: &mut Trapped<'_>, are_several: bool) {
             None => return,
         },
     };
-    let is_done = abort
-        .map(|abort| abort.fault(hpfar, far))
-        .is_some_and(|fault| {
-            let at = fault.at.get();
-            match in_walk {
-                false if are_several && devices::access(trapped, at) => true,
-                false if at == BELL && !are_several => bell(trapped),
-                _ => match world::fault(&fault) {
-                    Next::Declined(Declined::Denied(slot))
-                        if (CONTROL_SLOT..PIECE_SLOT).contains(&slot.id) =>
-                    {
-                        emulate(trapped, fault.at)
-                    }
-                    next => next == Next::Resume,
-                },
-            }
-        });
+    let is_done = abort.map(|abort| abort.fault(hpfar, far)).is_some_and(|fault| {
+        let at = fault.at.get();
+        match in_walk {
+            false if are_several && devices::access(trapped, at) => true,
+            false if at == BELL && !are_several => bell(trapped),
+            _ => match world::fault(&fault) {
+                Next::Declined(Declined::Denied(slot))
+                    if (CONTROL_SLOT..PIECE_SLOT).contains(&slot.id) =>
+                {
+                    emulate(trapped, fault.at)
+                }
+                next => next == Next::Resume,
+            },
+        }
+    });
     if is_done {
         return;
     }

@@ -125,19 +125,14 @@ pub fn read(crm: u8, op2: u8, is_several: bool) -> u64 {
     if is_several && matches!((crm, op2), (4, 4 | 5)) {
         return 0;
     }
-    let register = REGISTERS
-        .iter()
-        .find(|register| (register.crm, register.op2) == (crm, op2));
+    let register = REGISTERS.iter().find(|register| (register.crm, register.op2) == (crm, op2));
     // One of which nothing is kept.
     let Some(register) = register else { return 0 };
     let is = (register.read)();
-    let kept = register
-        .most
-        .iter()
-        .fold(is & register.kept, |all, &(first, most)| {
-            let version = is >> first & 0xf;
-            all | if version == 0xf { 0 } else { version.min(most) } << first
-        });
+    let kept = register.most.iter().fold(is & register.kept, |all, &(first, most)| {
+        let version = is >> first & 0xf;
+        all | if version == 0xf { 0 } else { version.min(most) } << first
+    });
     match (crm, op2) {
         (6, 2) if !has_memory_copies() => kept & !fields(&[16]),
         // SVE; SME; performance monitors.

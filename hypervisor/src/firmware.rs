@@ -36,10 +36,7 @@ pub fn call(registers: &[u64; 19]) -> u64 {
         // No trusted system that would have to be moved.
         Function::MigrateInfoType => 2,
         Function::Features { .. } => features(first),
-        Function::AffinityInfo {
-            mpidr,
-            lowest_affinity_level: 0,
-        } => match vcpu(mpidr.into()) {
+        Function::AffinityInfo { mpidr, lowest_affinity_level: 0 } => match vcpu(mpidr.into()) {
             Some(vcpu) => match vcpu.power.state(|| is_off(vcpu.affinity)) {
                 State::On | State::Leaving => 0,
                 State::Off => 1,
@@ -49,11 +46,7 @@ pub fn call(registers: &[u64; 19]) -> u64 {
         },
         Function::AffinityInfo { .. } => error(ErrorCode::InvalidParameters),
         Function::CpuOn { target_cpu, entry } => {
-            match start(
-                target_cpu.into(),
-                entry.entry_point_address(),
-                entry.context_id(),
-            ) {
+            match start(target_cpu.into(), entry.entry_point_address(), entry.context_id()) {
                 Ok(()) => 0,
                 Err(why) => error(why),
             }
@@ -121,12 +114,10 @@ fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
         return Err(ErrorCode::InvalidAddress);
     }
     let power = &world.cpus[number].power;
-    power
-        .claim(|| is_off(affinity))
-        .map_err(|taken| match taken {
-            Taken::Pending => ErrorCode::OnPending,
-            Taken::On => ErrorCode::AlreadyOn,
-        })?;
+    power.claim(|| is_off(affinity)).map_err(|taken| match taken {
+        Taken::Pending => ErrorCode::OnPending,
+        Taken::On => ErrorCode::AlreadyOn,
+    })?;
     let run = move || {
         cpu::become_number(number);
         // SAFETY: the map that the first processor has made, and runs on; the guest's tables map

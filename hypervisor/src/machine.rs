@@ -131,10 +131,7 @@ fn taken(first: Pa, size: u64) -> Pa {
 }
 
 /// Invalidates everything that was combined with stage 1.
-pub const COMBINED: Tlbi = Tlbi {
-    op: Op::Vmalle1,
-    operand: 0,
-};
+pub const COMBINED: Tlbi = Tlbi { op: Op::Vmalle1, operand: 0 };
 
 /// Executes an instruction of a flush, and says what it is about.
 fn tell(one: Instruction, domain: Domain) {
@@ -196,10 +193,7 @@ fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
             range.last = range.first | (PAGE - 1);
         }
         range.tables &= !is_planted(Plant::LeavesOfTables);
-        execute(&Invalidation {
-            what: What::Ranges(&[range]),
-            ..*flush
-        });
+        execute(&Invalidation { what: What::Ranges(&[range]), ..*flush });
     }
 }
 
@@ -223,10 +217,7 @@ unsafe impl Platform for Machine {
     unsafe fn free_table(&self, frame: Pa, _: Level) {
         count(Count::Tables, 1u64.wrapping_neg());
         // SAFETY: a frame of this machine's that is not in use any more (1.).
-        unsafe {
-            self.frames
-                .give(frame, || report(Report::Given, frame.get()))
-        };
+        unsafe { self.frames.give(frame, || report(Report::Given, frame.get())) };
     }
 
     fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
@@ -315,10 +306,7 @@ unsafe impl SharedPlatform for Machine {
     fn maintenance(&self) -> CacheMaintenance {
         // The guest starts with its caches off, and reads memory past them, if it is not forced to
         // write-back. CTR_EL0.DIC: instruction caches look after themselves.
-        CacheMaintenance {
-            clean: !FORCED,
-            instructions: read_ctr_el0().bits() >> 29 & 1 == 0,
-        }
+        CacheMaintenance { clean: !FORCED, instructions: read_ctr_el0().bits() >> 29 & 1 == 0 }
     }
 
     fn clean(&self, frame: Pa, size: u64) {

@@ -156,10 +156,7 @@ impl Rest {
     unsafe fn take<T>(&mut self, count: u64) -> &'static mut [T] {
         let first = self.next.next_multiple_of(PAGE);
         self.next = first + (count * size_of::<T>() as u64).next_multiple_of(PAGE);
-        assert!(
-            self.next <= self.end,
-            "the hypervisor's memory is too small"
-        );
+        assert!(self.next <= self.end, "the hypervisor's memory is too small");
         let first = ptr::with_exposed_provenance_mut::<T>(first as usize);
         // SAFETY: in the memory that is free (2.), and given out only here.
         unsafe {
@@ -175,24 +172,14 @@ fn own_map(
     machine: &'static Machine,
     tree: &Tree,
 ) -> Result<AddressSpace<Own, &'static Machine>, Reason> {
-    let [text, rodata, data] = [
-        &raw const text_begin,
-        &raw const rodata_begin,
-        &raw const data_begin,
-    ]
-    .map(address);
+    let [text, rodata, data] =
+        [&raw const text_begin, &raw const rodata_begin, &raw const data_begin].map(address);
     let span = |from: u64, to: u64| {
         Span::new(Pa::new(from), to - from).map_err(|_| "the image is not laid out in pages")
     };
-    let special = [
-        (span(text, rodata)?, Attrs::KERNEL_TEXT),
-        (span(rodata, data)?, Attrs::KERNEL_RODATA),
-    ];
-    let memory = MemoryMap {
-        ram: &[tree.ram],
-        reserved: &[],
-        special: &special,
-    };
+    let special =
+        [(span(text, rodata)?, Attrs::KERNEL_TEXT), (span(rodata, data)?, Attrs::KERNEL_RODATA)];
+    let memory = MemoryMap { ram: &[tree.ram], reserved: &[], special: &special };
     let mut space = AddressSpace::<Own, _>::new(machine).ok_or("no memory for the root")?;
     LinearMap::new(Va::new(0), Mapping::new(Attrs::KERNEL_DATA))
         .build(&mut space, &memory)
@@ -253,10 +240,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
 
     // The rest of the hypervisor's memory: room for a copy of the guest at the end, side memory of
     // the guest's pages, and tables.
-    let mut rest = Rest {
-        next: image_end + HEAP_SIZE,
-        end: guest.start().get(),
-    };
+    let mut rest = Rest { next: image_end + HEAP_SIZE, end: guest.start().get() };
     let largest = asked.leaves.largest::<Machine>().max(2 << 20);
     let copy = match asked.snapshot {
         Some(_) => {
@@ -275,11 +259,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, is nothing
     // else (2.).
     let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &mut [AtomicU64]) = unsafe {
-        (
-            rest.take(pages),
-            rest.take(Memory::<Machine>::blocks(&pieces)),
-            rest.take(2 * logged),
-        )
+        (rest.take(pages), rest.take(Memory::<Machine>::blocks(&pieces)), rest.take(2 * logged))
     };
     let tables =
         Span::new(Pa::new(rest.next), rest.end - rest.next).map_err(|_| "no memory for tables")?;
@@ -317,14 +297,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
         return Ok(None);
     }
     let (guest, slots) = slots(machine, &tree, &pieces, asked.leaves)?;
-    let memory = Memory::new(
-        pieces,
-        asked.leaves,
-        asked.evict,
-        frames,
-        scattered,
-        machine,
-    );
+    let memory = Memory::new(pieces, asked.leaves, asked.evict, frames, scattered, machine);
     let log = log(&options, &pieces, words)?;
     // The last processor is the hypervisor's where there is a log.
     let cpus = tree.cpus.len() - usize::from(log.is_some());
@@ -338,10 +311,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     let helper = tree.cpus.get(cpus).copied();
     let distributor = tree.distributor;
     let redistributor = tree.redistributors.start + cpus as u64 * REDISTRIBUTOR;
-    let vcpu = |affinity| Vcpu {
-        affinity,
-        power: Power::off(),
-    };
+    let vcpu = |affinity| Vcpu { affinity, power: Power::off() };
     let vcpus: Vec<_> = tree.cpus.into_iter().take(cpus).map(vcpu).collect();
     if let Some(first) = vcpus.first() {
         first.power.set(State::On);
@@ -387,11 +357,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
 }
 
 /// Side memory of guests: the frame of each page, the blocks of which pages have moved, marks.
-type Given = (
-    &'static [AtomicU32],
-    &'static [AtomicBool],
-    &'static mut [AtomicU64],
-);
+type Given = (&'static [AtomicU32], &'static [AtomicBool], &'static mut [AtomicU64]);
 
 /// Prepares several guests: the first vCPU of each waits for its turn, and the other processors
 /// have theirs.
@@ -417,10 +383,7 @@ fn boot_several(
     if areas.len() > GUESTS {
         return Err("too many guests");
     }
-    let evict = Evictions {
-        count: common.evict.count / areas.len() as u64,
-        ..common.evict
-    };
+    let evict = Evictions { count: common.evict.count / areas.len() as u64, ..common.evict };
     let mut vms = Vec::new();
     for (number, area) in areas.iter().enumerate() {
         let pages = area.size() / PAGE;
@@ -441,9 +404,7 @@ fn boot_several(
             page: common.leaves.largest::<Machine>(),
             ..Slot::memory(memory, area.start().get())
         };
-        guest
-            .insert(slot)
-            .map_err(|_| "the guest's memory is no slot")?;
+        guest.insert(slot).map_err(|_| "the guest's memory is no slot")?;
         let marked = common.log.map_or(0, |_| 2 * pages.div_ceil(64));
         (marks, words) = core::mem::take(&mut words).split_at_mut(marked as usize);
         let log = log(options, &memory.into(), marks)?;
@@ -519,27 +480,16 @@ fn slots(
             0 => slot.with_id(MEMORY_SLOT),
             more => slot.with_id(PIECE_SLOT + more as u16),
         };
-        slots
-            .insert(slot)
-            .map_err(|_| "the guest's memory is no slot")?;
+        slots.insert(slot).map_err(|_| "the guest's memory is no slot")?;
         *place = Some(slot);
     }
     let insert = |number, registers: Range<u64>, perms| {
-        let (first, end) = (
-            registers.start & !(PAGE - 1),
-            registers.end.next_multiple_of(PAGE),
-        );
+        let (first, end) = (registers.start & !(PAGE - 1), registers.end.next_multiple_of(PAGE));
         let registers =
             Span::new(Ipa::new(first), end - first).map_err(|_| "a device lies nowhere")?;
-        let slot = Slot::memory(registers, first)
-            .with_id(number)
-            .with_perms(perms);
+        let slot = Slot::memory(registers, first).with_id(number).with_perms(perms);
         slots
-            .insert(Slot {
-                memory: MemoryType::Device,
-                page: PAGE,
-                ..slot
-            })
+            .insert(Slot { memory: MemoryType::Device, page: PAGE, ..slot })
             .map_err(|_| "a device is no slot")
     };
     for (number, device) in (1..CONTROL_SLOT).zip(&tree.devices) {

@@ -63,9 +63,7 @@ impl Power {
         let next = (word - word % CHANGE).wrapping_add(CHANGE) + to as u64;
         // Acquire: what the processor did before it was off. Release: what was done before it is
         // this.
-        let changed = self
-            .0
-            .compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed);
+        let changed = self.0.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed);
         changed.is_ok()
     }
 

@@ -28,8 +28,5 @@ pub enum Report {
 }
 
 /// How many there are.
-#[allow(
-    dead_code,
-    reason = "a reader of what was written down does not count them"
-)]
+#[allow(dead_code, reason = "a reader of what was written down does not count them")]
 pub const REPORTS: usize = 9;

@@ -33,14 +33,8 @@ const KEPT: [&str; 8] = [
 ];
 
 /// What one of several guests may have: the rest is not emulated.
-const EMULATED: [&str; 6] = [
-    "arm,pl011",
-    "arm,gic-v3",
-    "arm,armv8-timer",
-    "arm,psci-0.2",
-    "arm,psci",
-    "fixed-clock",
-];
+const EMULATED: [&str; 6] =
+    ["arm,pl011", "arm,gic-v3", "arm,armv8-timer", "arm,psci-0.2", "arm,psci", "fixed-clock"];
 
 const BLOCK: u64 = 2 << 20;
 
@@ -112,10 +106,8 @@ impl Tree {
     pub fn read(fdt: &Fdt<'_>) -> Result<Self, Reason> {
         let model = DeviceTree::from_fdt(fdt);
         let root = &model.root;
-        let memory: Vec<_> = root
-            .children()
-            .filter(|node| text(node, "device_type") == "memory")
-            .collect();
+        let memory: Vec<_> =
+            root.children().filter(|node| text(node, "device_type") == "memory").collect();
         let [memory] = memory[..] else {
             return Err("there is not one memory node");
         };
@@ -144,10 +136,8 @@ impl Tree {
             // The loader writes them in the cells of the root.
             ranges(node, root).first().cloned()
         };
-        let devices = root
-            .children()
-            .filter(|node| is_any(node, &KEPT))
-            .flat_map(|node| ranges(node, root));
+        let devices =
+            root.children().filter(|node| is_any(node, &KEPT)).flat_map(|node| ranges(node, root));
         let devices = devices.filter(|range| *range != redistributors).collect();
         Ok(Self {
             ram,
@@ -236,9 +226,8 @@ impl Tree {
                             chosen.add_property(property.clone());
                         }
                     }
-                    let kernel = node
-                        .children()
-                        .find(|node| node.is_compatible("multiboot,kernel"));
+                    let kernel =
+                        node.children().find(|node| node.is_compatible("multiboot,kernel"));
                     if let Some(arguments) = kernel.and_then(|kernel| kernel.property("bootargs")) {
                         let mut text = arguments.value().to_vec();
                         if let Some(number) = number {
@@ -249,11 +238,7 @@ impl Tree {
                         add(&mut chosen, "bootargs", &text);
                     }
                     if let Some(initrd) = &self.initrd {
-                        add(
-                            &mut chosen,
-                            "linux,initrd-start",
-                            &initrd.start.to_be_bytes(),
-                        );
+                        add(&mut chosen, "linux,initrd-start", &initrd.start.to_be_bytes());
                         add(&mut chosen, "linux,initrd-end", &initrd.end.to_be_bytes());
                     }
                     given.root.add_child(chosen);
@@ -265,11 +250,7 @@ impl Tree {
                     ));
                     add(&mut memory, "device_type", b"memory\0");
                     let cells = |(_, piece): (u64, Span<Ipa>)| {
-                        [
-                            piece.start().get().to_be_bytes(),
-                            piece.size().to_be_bytes(),
-                        ]
-                        .concat()
+                        [piece.start().get().to_be_bytes(), piece.size().to_be_bytes()].concat()
                     };
                     let reg: Vec<u8> = guest.iter().flat_map(cells).collect();
                     add(&mut memory, "reg", &reg);
@@ -283,10 +264,7 @@ impl Tree {
         let blob = given.to_dtb();
         // A kernel takes more memory than its file has, for which the loader has left room before
         // the initial file system.
-        let initrd = self
-            .initrd
-            .as_ref()
-            .ok_or("no initial file system was loaded")?;
+        let initrd = self.initrd.as_ref().ok_or("no initial file system was loaded")?;
         let at = Pa::new(self.kernel.end.max(initrd.end).next_multiple_of(BLOCK));
         // What was loaded is in the first piece.
         let first = guest.iter().next();

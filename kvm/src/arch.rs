@@ -22,10 +22,7 @@ pub struct Place {
 }
 
 /// A guest of the guest. Its page and the page after it are mapped, and this vCPU's alone.
-#[cfg_attr(
-    target_arch = "aarch64",
-    expect(dead_code, reason = "none is made there")
-)]
+#[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "none is made there"))]
 pub struct Inner {
     /// Its control block, a page, as the host has it.
     pub block: std::ptr::NonNull<u8>,
@@ -42,10 +39,7 @@ unsafe extern "C" {
 
 /// The guest's code; it may lie at any address.
 pub fn code() -> &'static [u8] {
-    let (begin, end) = (
-        &raw const tablewright_guest_begin,
-        &raw const tablewright_guest_end,
-    );
+    let (begin, end) = (&raw const tablewright_guest_begin, &raw const tablewright_guest_end);
     let length = end.addr() - begin.addr();
     // SAFETY: the two labels are the ends of one run of constant bytes of this program.
     unsafe { std::slice::from_raw_parts(begin, length) }

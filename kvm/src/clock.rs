@@ -16,19 +16,13 @@ impl Took {
     /// Both, one after the other.
     #[must_use]
     pub fn then(self, other: Self) -> Self {
-        Self {
-            wall: self.wall + other.wall,
-            cpu: self.cpu + other.cpu,
-        }
+        Self { wall: self.wall + other.wall, cpu: self.cpu + other.cpu }
     }
 
     /// Both, at the same time.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
-        Self {
-            wall: self.wall.max(other.wall),
-            cpu: self.cpu + other.cpu,
-        }
+        Self { wall: self.wall.max(other.wall), cpu: self.cpu + other.cpu }
     }
 
     /// What it did not run.
@@ -39,19 +33,13 @@ impl Took {
     /// Of so many, each on average.
     #[must_use]
     pub fn each_of(self, times: u32) -> Self {
-        Self {
-            wall: self.wall / times.max(1),
-            cpu: self.cpu / times.max(1),
-        }
+        Self { wall: self.wall / times.max(1), cpu: self.cpu / times.max(1) }
     }
 
     /// Without a part of it.
     #[must_use]
     pub fn without(self, part: Self) -> Self {
-        Self {
-            wall: self.wall.saturating_sub(part.wall),
-            cpu: self.cpu.saturating_sub(part.cpu),
-        }
+        Self { wall: self.wall.saturating_sub(part.wall), cpu: self.cpu.saturating_sub(part.cpu) }
     }
 }
 
@@ -104,10 +92,7 @@ fn arithmetic() {
 
 /// CPU time of the calling thread since it began.
 pub fn thread_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `clock_gettime`: the structure is there to be written to; the clock exists in every
     // Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
@@ -119,10 +104,7 @@ pub fn thread_time() -> Duration {
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Took) {
     let (begin, cpu) = (Instant::now(), thread_time());
     let done = work();
-    let took = Took {
-        cpu: thread_time().saturating_sub(cpu),
-        wall: begin.elapsed(),
-    };
+    let took = Took { cpu: thread_time().saturating_sub(cpu), wall: begin.elapsed() };
     (done, took)
 }
 

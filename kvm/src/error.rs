@@ -126,25 +126,16 @@ pub enum Error {
 impl Error {
     /// Another command line, another user or another computer would help.
     pub fn is_refusal(&self) -> bool {
-        !matches!(
-            self,
-            Self::Call { .. } | Self::Guest { .. } | Self::Log { .. }
-        )
+        !matches!(self, Self::Call { .. } | Self::Guest { .. } | Self::Log { .. })
     }
 
     /// What the kernel said of the last call.
     pub(crate) fn last(call: &'static str) -> Self {
-        Self::Call {
-            call,
-            error: io::Error::last_os_error(),
-        }
+        Self::Call { call, error: io::Error::last_os_error() }
     }
 
     /// The same, of an error of the KVM crate.
     pub(crate) fn of(call: &'static str) -> impl Fn(kvm_ioctls::Error) -> Self {
-        move |error| Self::Call {
-            call,
-            error: io::Error::from_raw_os_error(error.errno()),
-        }
+        move |error| Self::Call { call, error: io::Error::from_raw_os_error(error.errno()) }
     }
 }

@@ -108,10 +108,7 @@ impl Orders {
 
     /// The same until it is stopped.
     pub const fn endless(self) -> Self {
-        Self {
-            count: u64::MAX,
-            ..self
-        }
+        Self { count: u64::MAX, ..self }
     }
 }
 
@@ -132,8 +129,7 @@ impl Block {
         self.pages.store(orders.pages, Relaxed);
         self.stride.store(orders.stride, Relaxed);
         self.count.store(orders.count, Relaxed);
-        self.threshold
-            .store(threshold(orders.write_percent), Relaxed);
+        self.threshold.store(threshold(orders.write_percent), Relaxed);
         self.random.store(u64::from(orders.random), Relaxed);
         self.half.store(orders.half, Relaxed);
         self.position.store(0, Relaxed);
@@ -187,10 +183,7 @@ mod tests {
                 assert!(class >= before && class < CLASSES, "{ticks}");
                 before = class;
                 let from = smallest(class);
-                assert!(
-                    from <= ticks && ticks - from <= ticks / 64,
-                    "{ticks} {from}"
-                );
+                assert!(from <= ticks && ticks - from <= ticks / 64, "{ticks} {from}");
             }
         }
         assert_eq!(class(u64::MAX), CLASSES - 1);
@@ -199,10 +192,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_writes_a_half_writes_about_a_half() {
-        let orders = Orders {
-            write_percent: 50,
-            ..Orders::write(0, 10_000)
-        };
+        let orders = Orders { write_percent: 50, ..Orders::write(0, 10_000) };
         let mut count = 0;
         written(&orders, 1, 10_000, |_| count += 1);
         assert!((4_700..5_300).contains(&count), "{count}");

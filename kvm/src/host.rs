@@ -94,15 +94,9 @@ impl Host {
             })
         };
         let flags = field("flags").unwrap_or_default();
-        let cpus = cpuinfo
-            .lines()
-            .filter(|line| line.starts_with("processor"))
-            .count();
+        let cpus = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
         Self {
-            vendor: match field("vendor_id")
-                .or_else(|| field("CPU implementer"))
-                .as_deref()
-            {
+            vendor: match field("vendor_id").or_else(|| field("CPU implementer")).as_deref() {
                 Some("AuthenticAMD") => "AMD".to_owned(),
                 Some("GenuineIntel") => "Intel".to_owned(),
                 Some("0x41") => "Arm".to_owned(),
@@ -112,9 +106,7 @@ impl Host {
             kernel: text("proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
             tdp_mmu: parameter("kvm", "tdp_mmu"),
             eager_split: parameter("kvm", "eager_page_split"),
-            modification_log: module
-                .as_deref()
-                .and_then(|module| parameter(module, "pml")),
+            modification_log: module.as_deref().and_then(|module| parameter(module, "pml")),
             module,
             paging,
             is_guest: flags.split(' ').any(|flag| flag == "hypervisor"),
@@ -185,29 +177,19 @@ pub fn open(path: &Path) -> Result<Kvm, Error> {
     let named = path.display().to_string();
     let file = fs::File::options().read(true).write(true).open(path);
     let file = file.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Error::NoDevice {
-            path: named.clone(),
-        },
-        std::io::ErrorKind::PermissionDenied => Error::Permission {
-            path: named.clone(),
-        },
+        std::io::ErrorKind::NotFound => Error::NoDevice { path: named.clone() },
+        std::io::ErrorKind::PermissionDenied => Error::Permission { path: named.clone() },
         // A device file without a driver.
-        _ if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => Error::NoDevice {
-            path: named.clone(),
-        },
-        _ => Error::NotKvm {
-            path: named.clone(),
-            why: error,
-        },
+        _ if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => {
+            Error::NoDevice { path: named.clone() }
+        }
+        _ => Error::NotKvm { path: named.clone(), why: error },
     })?;
     // SAFETY: the descriptor is open, and given away.
     let kvm = unsafe { Kvm::from_raw_fd(file.into_raw_fd()) };
     match kvm.get_api_version() {
         12 => Ok(kvm),
-        ..0 => Err(Error::NotKvm {
-            path: named,
-            why: std::io::Error::last_os_error(),
-        }),
+        ..0 => Err(Error::NotKvm { path: named, why: std::io::Error::last_os_error() }),
         other => Err(Error::NotKvm {
             path: named,
             why: std::io::Error::other(format!("its version is {other} and not 12")),
@@ -218,14 +200,11 @@ pub fn open(path: &Path) -> Result<Kvm, Error> {
 /// What it can do.
 pub fn abilities(kvm: &Kvm) -> Abilities {
     let manual = kvm.check_extension_raw(kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
-    let ring = [
-        kvm_bindings::KVM_CAP_DIRTY_LOG_RING_ACQ_REL,
-        kvm_bindings::KVM_CAP_DIRTY_LOG_RING,
-    ]
-    .into_iter()
-    .map(|cap| kvm.check_extension_raw(cap.into()))
-    .max()
-    .unwrap_or(0);
+    let ring = [kvm_bindings::KVM_CAP_DIRTY_LOG_RING_ACQ_REL, kvm_bindings::KVM_CAP_DIRTY_LOG_RING]
+        .into_iter()
+        .map(|cap| kvm.check_extension_raw(cap.into()))
+        .max()
+        .unwrap_or(0);
     Abilities {
         vcpus: u32::try_from(kvm.get_max_vcpus()).unwrap_or(1),
         address_bits: arch::address_bits(kvm),
@@ -258,17 +237,10 @@ mod tests {
 
     #[test]
     fn software_paging_is_never_taken_for_nested() {
-        let cpu = (
-            "proc/cpuinfo",
-            "processor : 0\nvendor_id : AuthenticAMD\nflags : svm npt\n",
-        );
+        let cpu = ("proc/cpuinfo", "processor : 0\nvendor_id : AuthenticAMD\nflags : svm npt\n");
         let nested = host(&[cpu, ("sys/module/kvm_amd/parameters/npt", "1\n")]);
         assert_eq!(nested.paging, Paging::Nested("NPT"));
-        assert!(
-            nested
-                .to_string()
-                .starts_with("AMD, nested paging (NPT), kvm_amd")
-        );
+        assert!(nested.to_string().starts_with("AMD, nested paging (NPT), kvm_amd"));
         for files in [
             vec![cpu, ("sys/module/kvm_amd/parameters/npt", "0\n")],
             vec![cpu, ("sys/module/kvm_pvm/parameters/verbose", "N\n")],

@@ -5,10 +5,7 @@
 //! kind of KVM runs it natively, also one without hardware virtualisation; on arm64 at EL1. Its
 //! tables are built by the engine. What it writes is known beforehand, so that a log can be checked
 //! page by page.
-#![cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 mod arch;
 pub mod clock;

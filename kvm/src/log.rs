@@ -22,16 +22,12 @@ impl Bitmap {
     /// No page of so many slots with so many pages each. The first is slot 1: slot 0 is the guest's
     /// own.
     pub fn new(slots: u64, pages_per_slot: u64) -> Self {
-        Self {
-            words: vec![0; (slots * pages_per_slot / 64) as usize],
-            pages_per_slot,
-        }
+        Self { words: vec![0; (slots * pages_per_slot / 64) as usize], pages_per_slot }
     }
 
     /// The words of each slot, in their order.
     pub(crate) fn slots(&mut self) -> impl Iterator<Item = &mut [u64]> {
-        self.words
-            .chunks_exact_mut((self.pages_per_slot / 64).max(1) as usize)
+        self.words.chunks_exact_mut((self.pages_per_slot / 64).max(1) as usize)
     }
 
     /// Marks a page of a slot. Of another slot than those that are logged, nothing.
@@ -71,10 +67,7 @@ impl Bitmap {
 
     /// How many there are.
     pub fn count(&self) -> u64 {
-        self.words
-            .iter()
-            .map(|word| u64::from(word.count_ones()))
-            .sum()
+        self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
     /// The first page that is marked.

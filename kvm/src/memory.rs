@@ -212,10 +212,9 @@ fn explain(backing: Backing, bytes: u64, error: &io::Error) -> String {
     let kib = 1_u64 << shift >> 10;
     let pool = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
     match fs::exists(&pool) {
-        Ok(true) => format!(
-            "too few huge pages: have {} put into {pool}",
-            bytes.div_ceil(1 << shift)
-        ),
+        Ok(true) => {
+            format!("too few huge pages: have {} put into {pool}", bytes.div_ceil(1 << shift))
+        }
         _ => format!("this host has no huge pages of {kib} KiB"),
     }
 }
@@ -238,10 +237,7 @@ mod tests {
             };
             assert!(line.starts_with(says), "{line}");
         }
-        let none = Backing::Hugetlb {
-            shift: 27,
-            shared: false,
-        };
+        let none = Backing::Hugetlb { shift: 27, shared: false };
         let refused = Memory::new(none, "odd", 1 << 27).expect_err("refused");
         assert!(refused.to_string().contains("no huge pages of 131072 KiB"));
     }

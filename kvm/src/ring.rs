@@ -50,11 +50,7 @@ impl Ring {
             )
         };
         match NonNull::new(at.cast()) {
-            Some(first) if at != libc::MAP_FAILED => Ok(Self {
-                first,
-                entries,
-                next: 0,
-            }),
+            Some(first) if at != libc::MAP_FAILED => Ok(Self { first, entries, next: 0 }),
             _ => Err(Error::last("mmap of a ring")),
         }
     }

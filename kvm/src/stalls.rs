@@ -18,11 +18,7 @@ pub struct Stalls {
 
 impl Default for Stalls {
     fn default() -> Self {
-        Self {
-            histogram: new(),
-            longest: Duration::ZERO,
-            total: Duration::ZERO,
-        }
+        Self { histogram: new(), longest: Duration::ZERO, total: Duration::ZERO }
     }
 }
 

@@ -66,10 +66,7 @@ impl Stats {
         }
         // SAFETY: the descriptor is new, and no one else's.
         let file = unsafe { File::from_raw_fd(stats) };
-        let read = |error| Error::Call {
-            call: "KVM statistics",
-            error,
-        };
+        let read = |error| Error::Call { call: "KVM statistics", error };
         // struct kvm_stats_header: flags, name_size, num_desc, id_offset, desc_offset, data_offset.
         let mut header = [0; 24];
         file.read_exact_at(&mut header, 0).map_err(read)?;
@@ -78,11 +75,8 @@ impl Stats {
             u32::from_le_bytes(word.unwrap_or_default())
         };
         let name_size = word(&header, 4).min(MOST) as usize;
-        let (count, first, data) = (
-            word(&header, 8).min(MOST),
-            word(&header, 16),
-            word(&header, 20),
-        );
+        let (count, first, data) =
+            (word(&header, 8).min(MOST), word(&header, 16), word(&header, 20));
         // struct kvm_stats_desc: flags, exponent and size, offset, bucket_size, name.
         let size = 16 + name_size;
         let mut bytes = vec![0; size * count as usize];
@@ -95,10 +89,7 @@ impl Stats {
                 continue;
             }
             let name = descriptor.get(16..).unwrap_or_default();
-            let end = name
-                .iter()
-                .position(|&byte| byte == 0)
-                .unwrap_or(name.len());
+            let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
             let name = String::from_utf8_lossy(&name[..end]).into_owned();
             known.push((name, u64::from(data) + u64::from(word(descriptor, 8))));
         }

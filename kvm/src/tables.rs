@@ -61,12 +61,8 @@ pub struct Area {
 /// 1. `memory` is where the guest's address zero is, and what lies from there up to `end` is
 ///    mapped, and no one else's until this is over.
 pub unsafe fn build(memory: NonNull<u8>, first: u64, end: u64, areas: &[Area]) -> Option<u64> {
-    let frames = Frames {
-        base: memory,
-        next: Cell::new(first),
-        end,
-        memory: std::marker::PhantomData,
-    };
+    let frames =
+        Frames { base: memory, next: Cell::new(first), end, memory: std::marker::PhantomData };
     let mut space = AddressSpace::<arch::Format, _>::new(&frames)?;
     for area in areas {
         let span = Span::new(Va::new(area.first), area.bytes).ok()?;

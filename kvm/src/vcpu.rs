@@ -42,10 +42,7 @@ const LATE: Duration = Duration::from_millis(20);
 impl Start {
     /// For so many, on so many CPUs.
     pub fn of(vcpus: usize, cpus: usize) -> Self {
-        Self {
-            missing: Arc::new(AtomicUsize::new(vcpus)),
-            is_crowded: vcpus > cpus,
-        }
+        Self { missing: Arc::new(AtomicUsize::new(vcpus)), is_crowded: vcpus > cpus }
     }
 
     /// Waits for the others, but not for long. Where each has a CPU, it keeps it: a thread that
@@ -192,13 +189,7 @@ impl Vcpu {
         let (tell, orders) = channel();
         let (say, hear) = channel();
         let (introduce, known) = channel();
-        let runner = Runner {
-            id,
-            fd,
-            vm,
-            frequency,
-            shared: Arc::clone(&shared),
-        };
+        let runner = Runner { id, fd, vm, frequency, shared: Arc::clone(&shared) };
         let thread = thread::Builder::new()
             .name(format!("vcpu-{id}"))
             .spawn(move || {
@@ -213,22 +204,10 @@ impl Vcpu {
                     runner.serve(&orders, &say);
                 }
             })
-            .map_err(|error| Error::Call {
-                call: "a thread for a vCPU",
-                error,
-            })?;
-        let gone = |_| Error::Guest {
-            vcpu: id,
-            why: "its thread is gone".to_owned(),
-        };
+            .map_err(|error| Error::Call { call: "a thread for a vCPU", error })?;
+        let gone = |_| Error::Guest { vcpu: id, why: "its thread is gone".to_owned() };
         let (native, warm) = known.recv().map_err(gone)??;
-        let vcpu = Self {
-            shared,
-            tell: Some(tell),
-            hear,
-            thread: Some(thread),
-            native,
-        };
+        let vcpu = Self { shared, tell: Some(tell), hear, thread: Some(thread), native };
         Ok((vcpu, warm))
     }
 
@@ -244,10 +223,7 @@ impl Vcpu {
         self.block().order(orders);
         if let Some(tell) = &self.tell {
             // Its thread lives as long as this; if it is gone, waiting for it says so.
-            let _sent = tell.send(Work {
-                seed,
-                start: start.clone(),
-            });
+            let _sent = tell.send(Work { seed, start: start.clone() });
         }
     }
 
@@ -256,10 +232,7 @@ impl Vcpu {
     /// # Errors
     /// The guest left for another reason.
     pub fn finish(&mut self) -> Result<Done, Error> {
-        let gone = |_| Error::Guest {
-            vcpu: 0,
-            why: "its thread is gone".to_owned(),
-        };
+        let gone = |_| Error::Guest { vcpu: 0, why: "its thread is gone".to_owned() };
         self.hear.recv().map_err(gone)?
     }
 

@@ -102,10 +102,7 @@ impl Setup {
     pub fn check(&self, can: &Abilities) -> Result<(), Error> {
         let setup = self;
         if setup.vcpus > can.vcpus {
-            return Err(Error::TooManyVcpus {
-                asked: setup.vcpus,
-                most: can.vcpus,
-            });
+            return Err(Error::TooManyVcpus { asked: setup.vcpus, most: can.vcpus });
         }
         if let Some(entries) = setup.ring {
             if can.ring == 0 {
@@ -114,11 +111,7 @@ impl Setup {
                 });
             }
             if !entries.is_power_of_two() || !(LEAST_RING..=can.ring).contains(&entries) {
-                return Err(Error::Ring {
-                    entries,
-                    least: LEAST_RING,
-                    most: can.ring,
-                });
+                return Err(Error::Ring { entries, least: LEAST_RING, most: can.ring });
             }
         }
         let manual = match setup.protect {
@@ -142,10 +135,7 @@ impl Setup {
         let needed = setup.bytes + setup.bytes / 64 + (u64::from(setup.vcpus) * BLOCK_BYTES);
         if !is_pool && needed > free {
             let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
-            return Err(Error::NotEnough {
-                needed: mib(needed),
-                available: mib(free),
-            });
+            return Err(Error::NotEnough { needed: mib(needed), available: mib(free) });
         }
         Ok(())
     }
@@ -171,10 +161,7 @@ impl Vm {
             None => top.saturating_sub(setup.bytes) & !(page - 1),
         };
         let end = first.checked_add(setup.bytes);
-        let address = Error::Address {
-            end: end.unwrap_or(u64::MAX),
-            bits: can.address_bits,
-        };
+        let address = Error::Address { end: end.unwrap_or(u64::MAX), bits: can.address_bits };
         // The guest's own: code, a block for each vCPU, tables, and the page by which it leaves,
         // which has no memory.
         let tables_at = BLOCKS + u64::from(setup.vcpus) * BLOCK_BYTES;
@@ -202,11 +189,7 @@ impl Vm {
             return Err(Error::Low { first, least });
         }
         let memory = Memory::new(setup.backing.0, setup.backing.1, setup.bytes)?;
-        let own = Arc::new(Memory::new(
-            Backing::Anonymous,
-            "the guest's own",
-            own_bytes,
-        )?);
+        let own = Arc::new(Memory::new(Backing::Anonymous, "the guest's own", own_bytes)?);
         let code = arch::code();
         // SAFETY: the place is within the guest's own memory, of which this function is the only
         // user, and it has room for the code before the blocks begin.
@@ -215,26 +198,10 @@ impl Vm {
             to.copy_from_nonoverlapping(NonNull::from(code).cast(), code.len());
         }
         let areas = [
-            Area {
-                first: CODE,
-                bytes: PAGE,
-                attrs: arch::CODE,
-            },
-            Area {
-                first: BLOCKS,
-                bytes: tables_at - BLOCKS,
-                attrs: arch::data(),
-            },
-            Area {
-                first: exit,
-                bytes: PAGE,
-                attrs: arch::data(),
-            },
-            Area {
-                first,
-                bytes: setup.bytes.next_multiple_of(PAGE),
-                attrs: arch::data(),
-            },
+            Area { first: CODE, bytes: PAGE, attrs: arch::CODE },
+            Area { first: BLOCKS, bytes: tables_at - BLOCKS, attrs: arch::data() },
+            Area { first: exit, bytes: PAGE, attrs: arch::data() },
+            Area { first, bytes: setup.bytes.next_multiple_of(PAGE), attrs: arch::data() },
         ];
         // SAFETY: `tables::build`: 1. the guest's own memory is as large, and no other thread knows
         // of it yet.
@@ -245,11 +212,7 @@ impl Vm {
         // What is the guest's is its guest's as well, at the same address; its tables have to be
         // read, and marked.
         let [code, _, exit_page, logged] = areas;
-        let below = Area {
-            first: 0,
-            bytes: code.first,
-            attrs: arch::data(),
-        };
+        let below = Area { first: 0, bytes: code.first, attrs: arch::data() };
         let rest = Area {
             first: code.first + PAGE,
             bytes: own_bytes - code.first - PAGE,
@@ -280,21 +243,13 @@ impl Vm {
                 at: unsafe { memory.first().byte_add(offset as usize) },
             });
         }
-        let own_slot = Slot {
-            id: 0,
-            first: 0,
-            bytes: own_bytes,
-            at: own.first(),
-        };
+        let own_slot = Slot { id: 0, first: 0, bytes: own_bytes, at: own.first() };
         for slot in slots.iter().chain([&own_slot]) {
             set(&vm, slot, 0)?;
         }
         let mut fds = Vec::new();
         for id in 0..setup.vcpus {
-            fds.push(
-                vm.create_vcpu(id.into())
-                    .map_err(Error::of("KVM_CREATE_VCPU"))?,
-            );
+            fds.push(vm.create_vcpu(id.into()).map_err(Error::of("KVM_CREATE_VCPU"))?);
         }
         let mut stats: Vec<Stats> = Stats::of(&*vm).into_iter().collect();
         let mut vcpus = Vec::new();
@@ -307,12 +262,7 @@ impl Vm {
         let mut warm = Vec::new();
         for (id, fd) in (0..).zip(fds) {
             let block = BLOCKS + u64::from(id) * BLOCK_BYTES;
-            let place = Place {
-                root,
-                code: CODE,
-                block,
-                exit,
-            };
+            let place = Place { root, code: CODE, block, exit };
             let inner = inner_root.map(|root| {
                 let at = inner_at + u64::from(id) * INNER_BYTES;
                 Inner {
@@ -347,11 +297,7 @@ impl Vm {
                 ring,
                 turn: Arc::clone(&turn),
                 cpu: setup.cpus.get(id as usize).copied(),
-                touches: (
-                    setup.backing.0,
-                    setup.backing.1,
-                    setup.bytes / u64::from(setup.vcpus),
-                ),
+                touches: (setup.backing.0, setup.backing.1, setup.bytes / u64::from(setup.vcpus)),
             })?;
             vcpus.push(vcpu);
             warm.extend(touched);
@@ -400,12 +346,8 @@ impl Vm {
     /// Has random accesses of each vCPU go on from another seed.
     pub fn seed(&self, seed: u64) {
         for (id, vcpu) in (1_u64..).zip(&self.vcpus) {
-            let seed = seed
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .wrapping_add(id << 32);
-            vcpu.block()
-                .seed
-                .store(seed, std::sync::atomic::Ordering::Relaxed);
+            let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(id << 32);
+            vcpu.block().seed.store(seed, std::sync::atomic::Ordering::Relaxed);
         }
     }
 
@@ -457,14 +399,9 @@ impl Vm {
             let stride = orders.stride / PAGE;
             // What is written in order more often than there are pages is all of them.
             let plain = orders.write_percent >= 100 && !orders.random;
-            let made = if plain {
-                done.made.min(orders.pages)
-            } else {
-                done.made
-            };
-            let _next = written(&orders, done.seed, made, |page| {
-                into.insert(offset + page * stride)
-            });
+            let made = if plain { done.made.min(orders.pages) } else { done.made };
+            let _next =
+                written(&orders, done.seed, made, |page| into.insert(offset + page * stride));
         }
     }
 
@@ -475,10 +412,7 @@ impl Vm {
         done: &[Done],
         into: &mut Bitmap,
     ) {
-        let all = |id| Orders {
-            write_percent: 100,
-            ..orders(id)
-        };
+        let all = |id| Orders { write_percent: 100, ..orders(id) };
         self.mark_written(all, done, into);
     }
 
@@ -494,11 +428,8 @@ impl Vm {
     /// KVM refuses.
     pub fn log(&self, on: bool) -> Result<Took, Error> {
         let flags = if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
-        let (done, took) = timed(|| {
-            self.slots
-                .iter()
-                .try_for_each(|slot| set(&self.vm, slot, flags))
-        });
+        let (done, took) =
+            timed(|| self.slots.iter().try_for_each(|slot| set(&self.vm, slot, flags)));
         done.map(|()| took)
     }
 
@@ -523,18 +454,11 @@ impl Vm {
 
     fn read(&self, into: &mut Bitmap) -> Result<(), Error> {
         for (slot, words) in self.slots.iter().zip(into.slots()) {
-            let mut request = kvm_dirty_log {
-                slot: slot.id,
-                ..kvm_dirty_log::default()
-            };
+            let mut request = kvm_dirty_log { slot: slot.id, ..kvm_dirty_log::default() };
             request.__bindgen_anon_1.dirty_bitmap = words.as_mut_ptr().cast();
             // SAFETY: `ioctl`: the bitmap has a bit for each page of the slot.
             let got = unsafe {
-                libc::ioctl(
-                    self.vm.as_raw_fd(),
-                    KVM_GET_DIRTY_LOG as _,
-                    &raw mut request,
-                )
+                libc::ioctl(self.vm.as_raw_fd(), KVM_GET_DIRTY_LOG as _, &raw mut request)
             };
             if got < 0 {
                 return Err(Error::last("KVM_GET_DIRTY_LOG"));
@@ -549,31 +473,20 @@ impl Vm {
     /// KVM refuses.
     pub fn clear(&self, read: &mut Bitmap) -> Result<Took, Error> {
         let (done, took) = timed(|| {
-            self.slots
-                .iter()
-                .zip(read.slots())
-                .try_for_each(|(slot, words)| {
-                    let mut request = kvm_clear_dirty_log {
-                        slot: slot.id,
-                        num_pages: u32::try_from(slot.bytes / PAGE).unwrap_or(u32::MAX),
-                        first_page: 0,
-                        ..kvm_clear_dirty_log::default()
-                    };
-                    request.__bindgen_anon_1.dirty_bitmap = words.as_mut_ptr().cast();
-                    // SAFETY: `ioctl`: the bitmap has a bit for each page of the slot.
-                    let cleared = unsafe {
-                        libc::ioctl(
-                            self.vm.as_raw_fd(),
-                            KVM_CLEAR_DIRTY_LOG as _,
-                            &raw mut request,
-                        )
-                    };
-                    if cleared < 0 {
-                        Err(Error::last("KVM_CLEAR_DIRTY_LOG"))
-                    } else {
-                        Ok(())
-                    }
-                })
+            self.slots.iter().zip(read.slots()).try_for_each(|(slot, words)| {
+                let mut request = kvm_clear_dirty_log {
+                    slot: slot.id,
+                    num_pages: u32::try_from(slot.bytes / PAGE).unwrap_or(u32::MAX),
+                    first_page: 0,
+                    ..kvm_clear_dirty_log::default()
+                };
+                request.__bindgen_anon_1.dirty_bitmap = words.as_mut_ptr().cast();
+                // SAFETY: `ioctl`: the bitmap has a bit for each page of the slot.
+                let cleared = unsafe {
+                    libc::ioctl(self.vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG as _, &raw mut request)
+                };
+                if cleared < 0 { Err(Error::last("KVM_CLEAR_DIRTY_LOG")) } else { Ok(()) }
+            })
         });
         done.map(|()| took)
     }
@@ -621,11 +534,7 @@ impl Vm {
 /// What has to be chosen before a VM has vCPUs.
 fn enable(vm: &VmFd, setup: &Setup) -> Result<(), Error> {
     let enable = |cap: u32, first: u64| {
-        let cap = kvm_enable_cap {
-            cap,
-            args: [first, 0, 0, 0],
-            ..kvm_enable_cap::default()
-        };
+        let cap = kvm_enable_cap { cap, args: [first, 0, 0, 0], ..kvm_enable_cap::default() };
         vm.enable_cap(&cap)
     };
     if let Some(entries) = setup.ring {
@@ -705,43 +614,24 @@ mod tests {
 
     #[test]
     fn a_kernel_without_manual_protection_refuses_it_and_says_what_to_give() {
-        let old = Abilities {
-            manual: false,
-            all_set: false,
-            ..ABLE
-        };
+        let old = Abilities { manual: false, all_set: false, ..ABLE };
         for protect in [Protect::Manual, Protect::ManualAllSet] {
             let why = check(protect, None, old).unwrap_err();
-            assert!(
-                why.contains("manual protection") && why.contains("-g"),
-                "{why}"
-            );
+            assert!(why.contains("manual protection") && why.contains("-g"), "{why}");
         }
         assert_eq!(check(Protect::Auto, None, old), Ok(()));
         // Linux 5.1 to 5.6.
-        let between = Abilities {
-            all_set: false,
-            ..ABLE
-        };
+        let between = Abilities { all_set: false, ..ABLE };
         assert_eq!(check(Protect::Manual, None, between), Ok(()));
         assert!(check(Protect::ManualAllSet, None, between).is_err());
     }
 
     #[test]
     fn a_kernel_without_guests_of_guests_refuses_them_alone() {
-        let old = Abilities {
-            nested: false,
-            ..ABLE
-        };
-        let setup = |nested| Setup {
-            nested,
-            ..setup(Protect::Auto, None)
-        };
+        let old = Abilities { nested: false, ..ABLE };
+        let setup = |nested| Setup { nested, ..setup(Protect::Auto, None) };
         let why = setup(true).check(&old).unwrap_err();
-        assert!(
-            why.is_refusal() && why.to_string().contains("guests of guests"),
-            "{why}"
-        );
+        assert!(why.is_refusal() && why.to_string().contains("guests of guests"), "{why}");
         assert!(setup(true).check(&ABLE).is_ok() && setup(false).check(&old).is_ok());
     }
 }

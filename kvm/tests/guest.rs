@@ -1,8 +1,5 @@
 //! Guests on the KVM of this computer; without one the tests say so and pass.
-#![cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -141,12 +138,7 @@ fn halves_of_blocks_are_written_alone() {
     let mut vm = Vm::new(&setup(1, 8 << 20)).unwrap();
     vm.log(true).unwrap();
     let share = vm.share(0, false);
-    let orders = |_| Orders {
-        pages: share.pages / 2,
-        count: share.pages / 2,
-        half: 256,
-        ..share
-    };
+    let orders = |_| Orders { pages: share.pages / 2, count: share.pages / 2, half: 256, ..share };
     vm.begin(orders);
     let done = vm.finish().unwrap();
     let (mut got, mut expected) = (vm.bitmap(), vm.bitmap());
@@ -162,74 +154,32 @@ fn halves_of_blocks_are_written_alone() {
 #[test]
 fn what_cannot_be_had_is_refused_in_one_line() {
     let cases: Vec<(Setup, &str)> = vec![
-        (
-            Setup {
-                device: "/no/such".into(),
-                ..setup(1, 2 << 20)
-            },
-            "there is no KVM",
-        ),
-        (
-            Setup {
-                device: "/dev/null".into(),
-                ..setup(1, 2 << 20)
-            },
-            "not KVM",
-        ),
-        (
-            Setup {
-                device: "/".into(),
-                ..setup(1, 2 << 20)
-            },
-            "not KVM",
-        ),
+        (Setup { device: "/no/such".into(), ..setup(1, 2 << 20) }, "there is no KVM"),
+        (Setup { device: "/dev/null".into(), ..setup(1, 2 << 20) }, "not KVM"),
+        (Setup { device: "/".into(), ..setup(1, 2 << 20) }, "not KVM"),
     ];
     let mut cases = cases;
     if has_kvm() {
         cases.extend([
             (setup(1 << 20, 2 << 20), "vCPUs in a VM"),
             (setup(1, 1 << 45), "to spare"),
+            (Setup { first: Some(1 << 50), ..setup(1, 2 << 20) }, "bits of address"),
             (
-                Setup {
-                    first: Some(1 << 50),
-                    ..setup(1, 2 << 20)
-                },
-                "bits of address",
-            ),
-            (
-                Setup {
-                    first: Some(0x1000),
-                    ..setup(1, 2 << 20)
-                },
+                Setup { first: Some(0x1000), ..setup(1, 2 << 20) },
                 "begins at 0x1000, and its code and tables end at",
             ),
-            (
-                Setup {
-                    ring: Some(1000),
-                    ..setup(1, 2 << 20)
-                },
-                "ring",
-            ),
+            (Setup { ring: Some(1000), ..setup(1, 2 << 20) }, "ring"),
             (
                 Setup {
                     backing: (
-                        Backing::Hugetlb {
-                            shift: 34,
-                            shared: false,
-                        },
+                        Backing::Hugetlb { shift: 34, shared: false },
                         "anonymous_hugetlb_16gb",
                     ),
                     ..setup(1, 16 << 30)
                 },
                 "huge pages",
             ),
-            (
-                Setup {
-                    cpus: vec![100_000],
-                    ..setup(1, 2 << 20)
-                },
-                "may not run",
-            ),
+            (Setup { cpus: vec![100_000], ..setup(1, 2 << 20) }, "may not run"),
         ]);
     }
     for (setup, says) in cases {
@@ -261,8 +211,5 @@ fn a_user_without_the_right_is_told_so() {
     let error = opened.expect_err("refused");
     assert!(matches!(error, Error::Permission { .. }), "{error}");
     let line = error.to_string();
-    assert!(
-        error.is_refusal() && line.contains("no permission") && !line.contains('\n'),
-        "{line}"
-    );
+    assert!(error.is_refusal() && line.contains("no permission") && !line.contains('\n'), "{line}");
 }

@@ -1,8 +1,5 @@
 //! A planted stall, alone: other tests would be stalls as well.
-#![cfg(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 use std::path::Path;
 use std::time::Duration;

@@ -121,10 +121,8 @@ fn command() -> clap::Command {
             false => argument,
         }
     };
-    let names: Vec<String> = Cli::command()
-        .get_subcommands()
-        .map(|command| command.get_name().to_owned())
-        .collect();
+    let names: Vec<String> =
+        Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
     names.iter().fold(Cli::command(), |cli, name| {
         cli.mut_subcommand(name, |command| command.mut_args(takes))
     })
@@ -155,15 +153,9 @@ fn one_line(message: &str) -> String {
 
 /// Numbers are refused in the words of the language that the program is written in.
 const WORDS: [(&str, &str); 4] = [
-    (
-        ": invalid digit found in string",
-        ": not a whole number, zero or more",
-    ),
+    (": invalid digit found in string", ": not a whole number, zero or more"),
     (": number too large to fit in target type", ": too large"),
-    (
-        ": cannot parse integer from empty string",
-        ": a whole number is needed",
-    ),
+    (": cannot parse integer from empty string", ": a whole number is needed"),
     ("..18446744073709551615", " or more"),
 ];
 
@@ -199,10 +191,7 @@ mod tests {
             one_line("error: bad\n  [possible values: a, b]\n\n  tip: use a\n\nUsage: x\n"),
             "bad [possible values: a, b] tip: use a"
         );
-        assert_eq!(
-            one_line("error: bad 'a\n\nb': no\n\nFor more information"),
-            "bad 'a b': no"
-        );
+        assert_eq!(one_line("error: bad 'a\n\nb': no\n\nFor more information"), "bad 'a b': no");
         assert_eq!(one_line(""), "");
     }
 

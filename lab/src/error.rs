@@ -97,10 +97,7 @@ impl Error {
     ) -> Result<(), Self> {
         let mut numbered = values.iter().enumerate();
         match numbered.find(|(number, value)| values[..*number].contains(value)) {
-            Some((_, value)) => Err(Self::Usage(format!(
-                "{option} {}: named twice",
-                name(value)
-            ))),
+            Some((_, value)) => Err(Self::Usage(format!("{option} {}: named twice", name(value)))),
             None => Ok(()),
         }
     }

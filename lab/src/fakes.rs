@@ -17,21 +17,11 @@ pub fn linear_map(jobs: &[map_mem::Job]) -> Result<Vec<Ran>, Error> {
 }
 
 /// Returns one run's figures.
-pub fn linear_run(
-    map_mem::Job {
-        profile,
-        step,
-        plan,
-    }: &map_mem::Job,
-) -> Ran {
+pub fn linear_run(map_mem::Job { profile, step, plan }: &map_mem::Job) -> Ran {
     let per_table = plan.format.entries_per_table();
     let entries = plan.bytes() / plan.format.page_bytes();
     let tables = entries / per_table;
-    let mut ran = Ran {
-        tables,
-        entries,
-        ..Ran::default()
-    };
+    let mut ran = Ran { tables, entries, ..Ran::default() };
     match step.way {
         Way::Published(on) => {
             let runs = per_table / 16;
@@ -43,11 +33,7 @@ pub fn linear_run(
                 };
             ran.invalidations = ran.windows;
             ran.waits = ran.windows / if on.has(Technique::LazyUnmap) { 16 } else { 1 };
-            ran.barriers = if on.has(Technique::BatchBarriers) {
-                tables
-            } else {
-                entries
-            };
+            ran.barriers = if on.has(Technique::BatchBarriers) { tables } else { entries };
         }
         Way::Tablewright
         | Way::OneToOne

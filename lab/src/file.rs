@@ -22,10 +22,7 @@ pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>
         File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().map_err(|error| Error::Read {
-        path: path.to_owned(),
-        error,
-    })?;
+    let bytes = read().map_err(|error| Error::Read { path: path.to_owned(), error })?;
     if bytes.len() as u64 > limit {
         let problem = format!("larger than {}, which no {kind} is", human(limit));
         return Err(Error::input(path.display(), problem));
@@ -46,11 +43,7 @@ pub struct Target {
 impl Target {
     /// Checks that there will be no trouble later. `option` asked for the file.
     pub fn new(option: &'static str, path: &Path) -> Result<Self, Error> {
-        let named = |error| Error::Output {
-            option,
-            path: path.to_owned(),
-            error,
-        };
+        let named = |error| Error::Output { option, path: path.to_owned(), error };
         let target = Self::beside(path).map_err(named)?;
         target.try_in(directory_of(&target.path)).map_err(named)?;
         Ok(target)
@@ -64,11 +57,7 @@ impl Target {
     /// The page of that name in the directory of `--report`, which is made if there is none, with
     /// the page and not before.
     pub fn report(directory: &Path, name: &str) -> Result<Self, Error> {
-        let named = |error| Error::Output {
-            option: "--report",
-            path: directory.to_owned(),
-            error,
-        };
+        let named = |error| Error::Output { option: "--report", path: directory.to_owned(), error };
         let nearest = directory.ancestors().find(|it| it.exists());
         match nearest {
             Some(found) if found == directory && found.is_dir() => {
@@ -81,9 +70,7 @@ impl Target {
             found => {
                 let mut target = Self::beside(&directory.join(name)).map_err(named)?;
                 target.is_made_with_directory = true;
-                target
-                    .try_in(found.unwrap_or(Path::new(".")))
-                    .map_err(named)?;
+                target.try_in(found.unwrap_or(Path::new("."))).map_err(named)?;
                 Ok(target)
             }
         }
@@ -122,11 +109,7 @@ impl Target {
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
         let draft = path.with_file_name(hidden);
-        Ok(Self {
-            path,
-            draft,
-            is_made_with_directory: false,
-        })
+        Ok(Self { path, draft, is_made_with_directory: false })
     }
 
     /// Puts the result there, all of it or nothing.
@@ -185,10 +168,7 @@ fn nameless(directory: &Path) -> Option<io::Result<File>> {
         return None;
     }
     let mut options = File::options();
-    let file = options
-        .write(true)
-        .custom_flags(libc::O_TMPFILE)
-        .open(directory);
+    let file = options.write(true).custom_flags(libc::O_TMPFILE).open(directory);
     match &file {
         // The last is of kernels that do not know of it.
         Err(error)
@@ -313,10 +293,7 @@ mod tests {
             std::env::temp_dir().join(format!("tablewright-file-{}", std::process::id()));
         fs::create_dir(&directory).unwrap();
         let names = || -> Vec<_> {
-            fs::read_dir(&directory)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name())
-                .collect()
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
         };
         let path = directory.join("a.svg");
         let target = Target::new("--plot", &path).unwrap();
@@ -374,11 +351,7 @@ mod tests {
         for kill in 0..20 {
             let before = fs::read(&path).unwrap();
             let mut program = Command::new(std::env::current_exe().unwrap())
-                .args([
-                    "--ignored",
-                    "--exact",
-                    "file::tests::replaces_a_file_for_ever",
-                ])
+                .args(["--ignored", "--exact", "file::tests::replaces_a_file_for_ever"])
                 .env("TABLEWRIGHT_REPLACED", &path)
                 .stdout(Stdio::piped())
                 .spawn()
@@ -393,12 +366,7 @@ mod tests {
             // The process that has the two calls to make may be at it still, and holds the pipe
             // until it is through.
             let mut said = String::new();
-            program
-                .stdout
-                .take()
-                .unwrap()
-                .read_to_string(&mut said)
-                .unwrap();
+            program.stdout.take().unwrap().read_to_string(&mut said).unwrap();
             assert_eq!(names(), 1, "kill {kill}");
             assert_eq!(fs::metadata(&path).unwrap().len(), 8192, "kill {kill}");
         }

@@ -15,20 +15,12 @@ use crate::stats;
 
 /// Most memory to map: the tables have to fit. With assertions each page takes ten times as long to
 /// check.
-const MOST: u64 = if cfg!(debug_assertions) {
-    2 << 30
-} else {
-    64 << 30
-};
+const MOST: u64 = if cfg!(debug_assertions) { 2 << 30 } else { 64 << 30 };
 /// And so much if this computer does not say how much it has.
 const USUAL: u64 = 16 << 30;
 /// Memory that is mapped beside the best other crate. With assertions the figures say nothing, and
 /// a small part says as much.
-const LARGE: u64 = if cfg!(debug_assertions) {
-    64 << 20
-} else {
-    1 << 30
-};
+const LARGE: u64 = if cfg!(debug_assertions) { 64 << 20 } else { 1 << 30 };
 /// How often each crate is measured.
 const ROUNDS: u32 = 5;
 /// Columns of the longest bar.
@@ -67,9 +59,7 @@ What next:
 /// Builds the map of this computer's memory, or of as much, and has every page checked.
 fn works() -> Result<String, Error> {
     let format = Format::new(Architecture::HOST, Granule::K4, 48)?;
-    let own = input::read(None, None, format)
-        .ok()
-        .filter(|(_, map)| bytes(map) <= MOST);
+    let own = input::read(None, None, format).ok().filter(|(_, map)| bytes(map) <= MOST);
     let (source, map) = match own {
         Some((source, map)) => (format!("The memory that {source} shows"), map),
         None => {
@@ -113,17 +103,9 @@ fn bars(size: &str, row: &Against) -> String {
     let most = row.ours.max(*other);
     let bar = |time: f64| "█".repeat((time / most * BAR).round().max(1.0) as usize);
     let line = |head: &str, name: &str, time: f64| {
-        format!(
-            "  {head:15}{name:27.27}{:>5}  {}\n",
-            report::figure(time),
-            bar(time)
-        )
+        format!("  {head:15}{name:27.27}{:>5}  {}\n", report::figure(time), bar(time))
     };
-    line(
-        &format!("{size:6} {}", row.operation),
-        "Tablewright",
-        row.ours,
-    ) + &line("", name, *other)
+    line(&format!("{size:6} {}", row.operation), "Tablewright", row.ours) + &line("", name, *other)
 }
 
 fn problems(rows: Vec<Problem>) -> String {
@@ -151,18 +133,12 @@ mod tests {
 
     #[test]
     fn the_longer_bar_is_as_wide_as_there_is_room() {
-        let row = Against {
-            operation: "map",
-            ours: 1.0,
-            other: (29.0, "another 1.2.3".to_owned()),
-        };
+        let row =
+            Against { operation: "map", ours: 1.0, other: (29.0, "another 1.2.3".to_owned()) };
         let text = bars("1 GiB", &row);
         let widths: Vec<usize> = text.lines().map(|line| line.matches('█').count()).collect();
         assert_eq!(widths, [1, 29]);
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 80),
-            "{text}"
-        );
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]

@@ -29,11 +29,7 @@ impl Architecture {
     }
 
     /// The architecture this program runs on.
-    pub const HOST: Self = if cfg!(target_arch = "aarch64") {
-        Self::Arm64
-    } else {
-        Self::X86_64
-    };
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::X86_64 };
 }
 
 /// The smallest page.
@@ -85,11 +81,8 @@ pub struct Format {
 
 impl Format {
     /// 4 KiB pages, four levels of 512 entries: the one shape that all published crates share.
-    pub const COMMON: Self = Self {
-        architecture: Architecture::X86_64,
-        granule: Granule::K4,
-        address_bits: 48,
-    };
+    pub const COMMON: Self =
+        Self { architecture: Architecture::X86_64, granule: Granule::K4, address_bits: 48 };
 
     /// The format with that many bits in a virtual address, if there is one.
     pub fn new(
@@ -111,11 +104,7 @@ impl Format {
             }
             _ => {}
         }
-        Ok(Self {
-            architecture,
-            granule,
-            address_bits,
-        })
+        Ok(Self { architecture, granule, address_bits })
     }
 
     /// The architecture of the format.
@@ -196,9 +185,7 @@ impl Format {
 
 /// How many tables, of all levels, it takes to map `ranges` (sorted, apart) with pages.
 pub fn tables_of_pages(format: Format, ranges: &[(u64, u64)]) -> u64 {
-    (0..format.levels())
-        .map(|level| tables_at(format, level, ranges))
-        .sum()
+    (0..format.levels()).map(|level| tables_at(format, level, ranges)).sum()
 }
 
 /// How many tables there are at a level then.

@@ -120,9 +120,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let profile = arguments.profile.map(Profile::from);
     tests.retain(|test| profile.is_none_or(|profile| test.profiles().contains(&profile)));
     if tests.is_empty() {
-        return Err(Error::Usage(
-            "no test has this name and this profile".to_owned(),
-        ));
+        return Err(Error::Usage("no test has this name and this profile".to_owned()));
     }
     if arguments.list {
         return list(&tests, arguments.json);
@@ -135,11 +133,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = Report {
         experiment: "litmus",
         parameters: Parameters {
-            files: arguments
-                .paths
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect(),
+            files: arguments.paths.iter().map(|path| path.display().to_string()).collect(),
             profile: profile.map(|profile| profile.to_string()),
             only: arguments.only.clone(),
             seeds: arguments.seeds,
@@ -154,9 +148,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         )));
     }
     if failed > 0 {
-        return Err(Error::Failed(format!(
-            "{failed} of {total} verdicts do not hold"
-        )));
+        return Err(Error::Failed(format!("{failed} of {total} verdicts do not hold")));
     }
     Ok(())
 }
@@ -203,10 +195,7 @@ fn load(paths: &[PathBuf]) -> Result<Vec<Test>, Error> {
     }
     let mut tests = Vec::new();
     for path in paths {
-        let named = |error| Error::Read {
-            path: path.clone(),
-            error,
-        };
+        let named = |error| Error::Read { path: path.clone(), error };
         if !path.is_dir() {
             tests.extend(load_file(path)?);
             continue;
@@ -214,17 +203,12 @@ fn load(paths: &[PathBuf]) -> Result<Vec<Test>, Error> {
         let mut files = Vec::new();
         for entry in fs::read_dir(path).map_err(named)? {
             let file = entry.map_err(named)?.path();
-            if file
-                .extension()
-                .is_some_and(|extension| extension == "litmus")
-            {
+            if file.extension().is_some_and(|extension| extension == "litmus") {
                 files.push(file);
             }
         }
         if files.is_empty() {
-            return Err(named(io::Error::other(
-                "no file *.litmus in this directory",
-            )));
+            return Err(named(io::Error::other("no file *.litmus in this directory")));
         }
         files.sort();
         for file in files {
@@ -335,9 +319,7 @@ fn broken(name: &str, most: usize) -> String {
 fn text(report: &Report<Parameters, Row>) -> String {
     let (name, beside) = columns();
     let table = report::table(
-        [
-            "test", "profile", "source", "outcome", "expected", "reached", "verdict", "states",
-        ],
+        ["test", "profile", "source", "outcome", "expected", "reached", "verdict", "states"],
         7,
         report
             .rows
@@ -349,9 +331,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
                     (true, false) => "yes",
                     (false, false) => "no",
                 };
-                let seed = row
-                    .seed
-                    .map_or(String::new(), |seed| format!(", seed {seed}"));
+                let seed = row.seed.map_or(String::new(), |seed| format!(", seed {seed}"));
                 [
                     broken(&row.test, name),
                     row.profile.clone(),
@@ -379,18 +359,11 @@ fn text(report: &Report<Parameters, Row>) -> String {
         }
     }
     // The outcomes of a test share its states.
-    let mut explorations: Vec<_> = report
-        .rows
-        .iter()
-        .map(|row| (&row.test, &row.profile, row.states))
-        .collect();
+    let mut explorations: Vec<_> =
+        report.rows.iter().map(|row| (&row.test, &row.profile, row.states)).collect();
     explorations.dedup();
     let states: usize = explorations.iter().map(|exploration| exploration.2).sum();
-    let failed = report
-        .rows
-        .iter()
-        .filter(|row| row.verdict == FAILS)
-        .count();
+    let failed = report.rows.iter().filter(|row| row.verdict == FAILS).count();
     text + &format!(
         "\n{} outcomes, {states} states, {failed} verdicts that do not hold\n",
         report.rows.len()
@@ -444,11 +417,7 @@ fn list(tests: &[Test], json: bool) -> Result<(), Error> {
             test.threads.to_string(),
         ]
     });
-    report::print(&report::table(
-        ["test", "source", "about", "file", "CPUs"],
-        4,
-        rows.collect(),
-    ))
+    report::print(&report::table(["test", "source", "about", "file", "CPUs"], 4, rows.collect()))
 }
 
 #[cfg(test)]

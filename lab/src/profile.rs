@@ -49,11 +49,7 @@ pub enum Experiment {
 /// of a host, are refinements: without them a system takes any number, a page is cleaned as any
 /// other, and calls take what is done in them.
 const EXPERIMENTS: [(Experiment, &str, &str); 6] = [
-    (
-        Experiment::MapMem,
-        "map-mem",
-        "entry load table publish issue complete walk",
-    ),
+    (Experiment::MapMem, "map-mem", "entry load table publish issue complete walk"),
     (
         Experiment::PageTableTest,
         "page-table-test",
@@ -275,10 +271,7 @@ mod tests {
     fn what_a_profile_leaves_out_is_taken_as_usual_and_named() {
         let mut profile = Profile::load("neutral").unwrap();
         let said = Experiment::TlbFlush.complete(&mut profile).unwrap();
-        assert!(
-            said.contains("neutral leaves out") && said.contains("cycle 20000 ns"),
-            "{said}"
-        );
+        assert!(said.contains("neutral leaves out") && said.contains("cycle 20000 ns"), "{said}");
         assert_eq!(profile.costs.cycle, Time::us(20));
         assert_eq!(Experiment::TlbFlush.complete(&mut profile), None);
         let said = Experiment::WriteProtect.complete(&mut profile).unwrap();
@@ -291,10 +284,7 @@ mod tests {
         let mut profile = Profile::load("neutral").unwrap();
         assert_eq!(Experiment::PageTableTest.unsuitable(&profile), None);
         let granule = tablewright_machine::Granule::K4;
-        profile.architecture.regime = Regime::Arm64Stage1 {
-            granule,
-            wide: true,
-        };
+        profile.architecture.regime = Regime::Arm64Stage1 { granule, wide: true };
         for experiment in [Experiment::PageTableTest, Experiment::Migrate] {
             let why = experiment.unsuitable(&profile);
             assert!(why.is_some_and(|why| why.contains("48 bits")));

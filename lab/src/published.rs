@@ -86,10 +86,7 @@ impl Row {
     pub fn unexplained(&self, profile: &Profile) -> Option<String> {
         let this =
             |row: &RowSelector| row.selects_metric(&self.system, &self.configuration, &self.metric);
-        let gap = profile
-            .unexplained
-            .iter()
-            .find(|gap| gap.rows.iter().any(this))?;
+        let gap = profile.unexplained.iter().find(|gap| gap.rows.iter().any(this))?;
         Some(gap.what.trim().to_owned())
     }
 
@@ -236,13 +233,7 @@ impl Reproduced {
 impl Reproduced {
     /// Figures as text: published before and after, here before and after, Tablewright.
     pub fn figures(&self) -> [String; 5] {
-        let Self {
-            figure,
-            before,
-            after,
-            tablewright,
-            ..
-        } = self;
+        let Self { figure, before, after, tablewright, .. } = self;
         [figure.before, figure.after, *before, *after, *tablewright].map(|it| figure.shown(it))
     }
 }
@@ -256,9 +247,7 @@ pub const FITTED_BEFORE: &str =
 /// The table of an experiment, without rows if there is no such experiment. A test reads all.
 pub fn built_in(experiment: &str) -> Vec<Row> {
     let table = EXPERIMENTS.iter().find(|(name, _)| *name == experiment);
-    table.map_or(Vec::new(), |(_, text)| {
-        parse(text.as_bytes()).unwrap_or_default()
-    })
+    table.map_or(Vec::new(), |(_, text)| parse(text.as_bytes()).unwrap_or_default())
 }
 
 /// The rows of it that are of the system that a profile describes.
@@ -276,14 +265,10 @@ pub fn read(path: &Path) -> Result<Vec<Row>, Error> {
 
 /// The rows of a table.
 pub fn parse(csv: impl io::Read) -> Result<Vec<Row>, TableError> {
-    let mut reader = csv::ReaderBuilder::new()
-        .trim(csv::Trim::All)
-        .from_reader(csv);
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(csv);
     check_header(reader.headers().map_err(|error| refusal(&error))?)?;
-    let rows: Vec<Row> = reader
-        .deserialize()
-        .collect::<Result<_, _>>()
-        .map_err(|error| refusal(&error))?;
+    let rows: Vec<Row> =
+        reader.deserialize().collect::<Result<_, _>>().map_err(|error| refusal(&error))?;
     if rows.is_empty() {
         return Err(TableError::Empty);
     }
@@ -299,17 +284,10 @@ fn check_header(header: &csv::StringRecord) -> Result<(), TableError> {
         return Ok(());
     }
     if let Some(column) = header.iter().find(|column| !known.contains(column)) {
-        return Err(wrong(format!(
-            "unknown column {column:?}: expected {COLUMNS}"
-        )));
+        return Err(wrong(format!("unknown column {column:?}: expected {COLUMNS}")));
     }
-    let needed = known
-        .iter()
-        .filter(|column| **column != "published improvement");
-    match needed
-        .into_iter()
-        .find(|column| !header.iter().any(|has| has == **column))
-    {
+    let needed = known.iter().filter(|column| **column != "published improvement");
+    match needed.into_iter().find(|column| !header.iter().any(|has| has == **column)) {
         Some(missing) => Err(wrong(format!("no column '{missing}': expected {COLUMNS}"))),
         None => Ok(()),
     }
@@ -324,16 +302,13 @@ fn refusal(error: &csv::Error) -> TableError {
             Some(field) => format!("column {}: {}", field + 1, err.kind()),
             None => err.kind().to_string(),
         },
-        csv::ErrorKind::UnequalLengths {
-            expected_len, len, ..
-        } => format!("{len} columns instead of {expected_len}"),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("{len} columns instead of {expected_len}")
+        }
         csv::ErrorKind::Utf8 { .. } => "not UTF-8".to_owned(),
         _ => error.to_string(),
     };
-    TableError::Line {
-        line,
-        problem: problem.split_whitespace().collect::<Vec<_>>().join(" "),
-    }
+    TableError::Line { line, problem: problem.split_whitespace().collect::<Vec<_>>().join(" ") }
 }
 
 #[cfg(test)]
@@ -384,10 +359,7 @@ mod tests {
         let short = COLUMNS.replace("unit,", "");
         assert!(refused(&format!("{short}\n")).starts_with("line 1: no column 'unit': "));
         assert_eq!(with("a,b\n"), "line 2: 2 columns instead of 7");
-        assert_eq!(
-            with("a,b,c,1,2,s,\na,b,c,x,2,s,\n"),
-            "line 3: column 4: invalid float literal"
-        );
+        assert_eq!(with("a,b,c,1,2,s,\na,b,c,x,2,s,\n"), "line 3: column 4: invalid float literal");
     }
 
     #[test]

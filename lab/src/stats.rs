@@ -36,11 +36,7 @@ impl Samples {
     /// The distance from the tenth to the ninetieth percentile, as a part of the median.
     pub fn spread(&self) -> f64 {
         let median = self.median();
-        if median > 0.0 {
-            (self.quantile(0.9) - self.quantile(0.1)) / median
-        } else {
-            0.0
-        }
+        if median > 0.0 { (self.quantile(0.9) - self.quantile(0.1)) / median } else { 0.0 }
     }
 
     /// By linear interpolation between the two nearest samples; zero if there are none.

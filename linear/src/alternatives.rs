@@ -74,14 +74,8 @@ where
     let mut space =
         AddressSpace::<F, _>::new_in(through(), Half::Lower).ok_or(EditError::OutOfTables)?;
     // In an address space of its own, so not global.
-    let attrs = Attrs {
-        global: false,
-        ..goal.attrs
-    };
-    let memory = MemoryMap {
-        special: &[],
-        ..goal.memory
-    };
+    let attrs = Attrs { global: false, ..goal.attrs };
+    let memory = MemoryMap { special: &[], ..goal.memory };
     let mapped = LinearMap::new(Va::new(0), Mapping::new(attrs)).build(&mut space, &memory);
     let root = space.root();
     slots.end_batch();
@@ -135,12 +129,7 @@ impl<M> HugeSlots<M> {
     ///    level above pages, which translate these blocks; they are 0, have no other user, and stay
     ///    valid for the platform's accessors.
     pub const unsafe fn new(base: Va, entries: NonNull<Entry>, memory: M) -> Self {
-        Self {
-            base,
-            entries,
-            memory,
-            shown: [const { Cell::new(None) }; HugeSlots::<()>::SLOTS],
-        }
+        Self { base, entries, memory, shown: [const { Cell::new(None) }; HugeSlots::<()>::SLOTS] }
     }
 }
 
@@ -204,11 +193,7 @@ unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach for
         }
         let pages = slot << (F::shift(BLOCK) - F::PAGE_SHIFT);
         let page = ((frame.get() - start.get()) >> F::PAGE_SHIFT) as usize;
-        Open {
-            frame,
-            level,
-            table: self.slots.memory.pointer(pages + page, frame),
-        }
+        Open { frame, level, table: self.slots.memory.pointer(pages + page, frame) }
     }
 
     fn close(&mut self, _: Open) {}

@@ -117,14 +117,7 @@ where
     let regions = goal.regions::<F>(|span| span.intersect(added))?;
     // SAFETY: passed on (1., 2., 3.).
     unsafe {
-        map::<F, P, _>(
-            techniques,
-            Leaves::Pages,
-            platform,
-            Late(window),
-            goal.root,
-            &regions,
-        )
+        map::<F, P, _>(techniques, Leaves::Pages, platform, Late(window), goal.root, &regions)
     }
 }
 
@@ -154,13 +147,7 @@ where
 {
     // SAFETY: the root of a tree, by (1.).
     let root = unsafe { reach.open(root, F::root_level()) };
-    let mut walk = Walk::<F, P, R> {
-        techniques,
-        leaves,
-        platform,
-        reach,
-        format: PhantomData,
-    };
+    let mut walk = Walk::<F, P, R> { techniques, leaves, platform, reach, format: PhantomData };
     let mapped = regions.iter().try_for_each(|region| {
         let mapped = walk.entries(&root, (region.first, region.last), region);
         walk.reach.clean();

@@ -44,10 +44,7 @@ where
 {
     let slots = slots::<F, _, _>(platform, fixmap, goal)?;
     // In an address space of its own, so not global.
-    let attrs = Attrs {
-        global: false,
-        ..goal.attrs
-    };
+    let attrs = Attrs { global: false, ..goal.attrs };
     // SAFETY: the fixmap shows all frames (1. and 2. here), a slot for each table that is open
     // (1.); `switch` is told to load it under this identity (2.).
     let window = unsafe {

@@ -30,11 +30,7 @@ impl<M> Fixmap<M> {
     ///    translate these pages; they are 0, have no other user, and stay valid for the platform's
     ///    accessors through this pointer for as long as the fixmap exists.
     pub const unsafe fn new(base: Va, entries: NonNull<Entry>, memory: M) -> Self {
-        Self {
-            base,
-            entries,
-            memory,
-        }
+        Self { base, entries, memory }
     }
 
     /// Where the entries of the slots are.

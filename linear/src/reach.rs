@@ -148,11 +148,7 @@ unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach
         // SAFETY: an entry of the fixmap, valid for the accessors.
         unsafe { self.platform.store(self.fixmap.entry(slot), entry) };
         self.platform.barrier(Barrier::Publish);
-        Open {
-            frame,
-            level,
-            table: self.fixmap.memory.pointer(slot, frame),
-        }
+        Open { frame, level, table: self.fixmap.memory.pointer(slot, frame) }
     }
 
     fn close(&mut self, open: Open) {

@@ -17,12 +17,8 @@ pub enum Technique {
 
 impl Technique {
     /// All, in the order in which they were first published.
-    pub const ALL: [Self; 4] = [
-        Self::NoContRemap,
-        Self::NoAllocRemap,
-        Self::LazyUnmap,
-        Self::BatchBarriers,
-    ];
+    pub const ALL: [Self; 4] =
+        [Self::NoContRemap, Self::NoAllocRemap, Self::LazyUnmap, Self::BatchBarriers];
 
     /// Its name in the published tables.
     pub const fn name(self) -> &'static str {

@@ -14,10 +14,7 @@ use tablewright_machine::{
     Config, Cpu, Line, LineCosts, Lock, LockCosts, MAX_CPUS, Scheduler, Time,
 };
 
-const LINE: LineCosts = LineCosts {
-    owned: Time::ps(1_300),
-    transfer: Time::ns(60),
-};
+const LINE: LineCosts = LineCosts { owned: Time::ps(1_300), transfer: Time::ns(60) };
 
 fn map(cpu: Cpu<'_>, entry: &Line, counters: &Line) {
     for _ in 0..3 {
@@ -58,10 +55,7 @@ fn main() {
     let lines = || -> Vec<Line> { (0..2 * cpus).map(|_| Line::new(LINE)).collect() };
 
     if wanted("lock") {
-        let lock = Lock::new(LockCosts {
-            take: Time::ns(20),
-            hand_over: Time::ns(120),
-        });
+        let lock = Lock::new(LockCosts { take: Time::ns(20), hand_over: Time::ns(120) });
         let lines = lines();
         report("under one lock", cpus, each, |cpu| {
             for mapping in 0..each {
@@ -86,9 +80,7 @@ fn main() {
 
 fn report(name: &str, cpus: u64, each: u64, program: impl Fn(Cpu<'_>)) {
     let start = Instant::now();
-    let outcome = Scheduler::new(Config::new(cpus as usize))
-        .run(program)
-        .expect("runs to its end");
+    let outcome = Scheduler::new(Config::new(cpus as usize)).run(program).expect("runs to its end");
     let took = start.elapsed().as_secs_f64();
     let mappings = (cpus * each) as f64;
     println!(

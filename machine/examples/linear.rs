@@ -56,9 +56,8 @@ fn main() {
         for _ in 0..runs {
             let machine = boot(memory);
             let start = Instant::now();
-            let outcome = machine
-                .run(|_| map(&machine, tables, piece, batched))
-                .expect("runs to its end");
+            let outcome =
+                machine.run(|_| map(&machine, tables, piece, batched)).expect("runs to its end");
             least = least.min(start.elapsed().as_secs_f64());
             time = outcome.end;
             assert_eq!(machine.finish(), []);
@@ -76,10 +75,7 @@ fn boot(memory: Memory) -> Machine {
     let architecture = Architecture {
         hardware_access: true,
         hardware_dirty: true,
-        ..Architecture::arm64(Regime::Arm64Stage1 {
-            granule: Granule::K4,
-            wide: false,
-        })
+        ..Architecture::arm64(Regime::Arm64Stage1 { granule: Granule::K4, wide: false })
     };
     let mut setup = Setup::new(architecture, memory);
     // Those of a published machine.
@@ -147,12 +143,8 @@ fn map(machine: &Machine, count: u64, piece: u64, batched: bool) {
         // SAFETY: as above.
         unsafe { mapper.store(slot, 0) };
         mapper.barrier(Barrier::Publish);
-        let shown = Stale {
-            first: WINDOW,
-            last: WINDOW + 0xfff,
-            level: Some(Level::PAGE),
-            tables: false,
-        };
+        let shown =
+            Stale { first: WINDOW, last: WINDOW + 0xfff, level: Some(Level::PAGE), tables: false };
         mapper.invalidate(&Invalidation {
             root,
             id: 1,

@@ -26,10 +26,7 @@ fn machine(cpus: usize, each: u64) -> Machine {
     let tables = cpus as u64 * each.div_ceil(512);
     let frames = tables + tables.div_ceil(512) + 8 * cpus as u64 + 64;
     let architecture = Architecture {
-        regime: Regime::Ept {
-            levels: 4,
-            mode_based: false,
-        },
+        regime: Regime::Ept { levels: 4, mode_based: false },
         ..Architecture::x86_64(4)
     };
     let mut setup = Setup::new(architecture, Memory::new(frames as usize, 12, 1 << 40));

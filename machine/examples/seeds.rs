@@ -57,9 +57,7 @@ struct Arguments {
 }
 
 fn workload(name: &str) -> Result<Workload, String> {
-    let found = Workload::ALL
-        .into_iter()
-        .find(|workload| workload.name() == name);
+    let found = Workload::ALL.into_iter().find(|workload| workload.name() == name);
     found.ok_or_else(|| {
         let names = Workload::ALL.map(Workload::name);
         format!("there is {}", names.join(", "))
@@ -91,8 +89,7 @@ impl Sum {
             self.wrong.push((seed, format!("{workload}: {violation}")));
         }
         if let Err(error) = &run.outcome {
-            self.wrong
-                .push((seed, format!("{workload}: {error} (seed {seed})")));
+            self.wrong.push((seed, format!("{workload}: {error} (seed {seed})")));
         }
     }
 
@@ -128,13 +125,9 @@ fn sum(seeds: Range<u64>, of: &[Workload], twice: bool) -> Sum {
 const CHUNK: u64 = 32;
 
 fn all(arguments: &Arguments, of: &[Workload]) -> Sum {
-    let threads = arguments
-        .threads
-        .map_or_else(thread::available_parallelism, |threads| {
-            threads
-                .try_into()
-                .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
-        });
+    let threads = arguments.threads.map_or_else(thread::available_parallelism, |threads| {
+        threads.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+    });
     let threads = threads.map_or(1, usize::from);
     let bar = ProgressBar::new(arguments.seeds);
     if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} seeds {eta}") {
@@ -213,20 +206,11 @@ fn main() -> ExitCode {
     for (_, wrong) in &total.wrong {
         println!("{wrong}");
     }
-    let Sum {
-        runs,
-        counts,
-        digest,
-        wrong,
-    } = total;
+    let Sum { runs, counts, digest, wrong } = total;
     println!(
         "{runs} runs{}: {} accesses, {} faults, {} walks, {} entries written, {} invalidations; {} broken rules; digest \
          {digest:016x}",
-        if arguments.twice {
-            ", each twice and the same"
-        } else {
-            ""
-        },
+        if arguments.twice { ", each twice and the same" } else { "" },
         counts.accesses,
         counts.faults,
         counts.walks,
@@ -234,9 +218,5 @@ fn main() -> ExitCode {
         counts.invalidations,
         wrong.len(),
     );
-    if wrong.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -104,14 +104,10 @@ const CHUNK: u64 = 64;
 
 /// The first sequence that goes wrong, and how many were run before that was known.
 fn all(arguments: &Arguments) -> (Option<(u64, Failure)>, u64) {
-    let (from, count) = (
-        arguments.seed.unwrap_or(1),
-        arguments.count.unwrap_or(20_000),
-    );
-    let threads = arguments.threads.map_or_else(
-        || thread::available_parallelism().map_or(1, usize::from),
-        usize::from,
-    );
+    let (from, count) = (arguments.seed.unwrap_or(1), arguments.count.unwrap_or(20_000));
+    let threads = arguments
+        .threads
+        .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
     let end = from.saturating_add(count);
     let bar = match std::io::stderr().is_terminal() {
         true => ProgressBar::new(count),

@@ -123,10 +123,7 @@ impl Architecture {
     /// tables.
     pub const fn ept() -> Self {
         Self {
-            regime: Regime::Ept {
-                levels: 4,
-                mode_based: false,
-            },
+            regime: Regime::Ept { levels: 4, mode_based: false },
             guest: Some(Regime::X86_64 { levels: 4 }),
             ..Self::x86_64(4)
         }
@@ -134,18 +131,12 @@ impl Architecture {
 
     /// AMD with nested tables of 4 levels, and guests that have x86-64 tables.
     pub const fn npt() -> Self {
-        Self {
-            regime: Regime::Npt { levels: 4 },
-            ..Self::ept()
-        }
+        Self { regime: Regime::Npt { levels: 4 }, ..Self::ept() }
     }
 
     /// Whether the rules of x86 hold.
     pub const fn is_x86(&self) -> bool {
-        matches!(
-            self.regime,
-            Regime::X86_64 { .. } | Regime::Ept { .. } | Regime::Npt { .. }
-        )
+        matches!(self.regime, Regime::X86_64 { .. } | Regime::Ept { .. } | Regime::Npt { .. })
     }
 
     /// The engine's view of it.

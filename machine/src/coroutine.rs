@@ -107,10 +107,7 @@ mod threads {
             // SAFETY: the thread is joined before the coroutine is gone, and what it borrows
             // outlives that (1.).
             let thread = unsafe { thread::Builder::new().spawn_unchecked(move || (run.take())()) };
-            Self {
-                turn,
-                thread: thread.ok(),
-            }
+            Self { turn, thread: thread.ok() }
         }
 
         pub fn resume(&mut self, (): ()) -> CoroutineResult<(), R> {

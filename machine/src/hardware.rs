@@ -272,10 +272,9 @@ impl Hardware {
             level_step: if architecture.is_x86() { 1 } else { -1 },
             index_bits: regime.page_shift() - 3,
             address_mask: match regime {
-                Regime::Arm64Stage1 {
-                    granule,
-                    wide: false,
-                } => Some((1 << 48) - (1 << granule.page_shift())),
+                Regime::Arm64Stage1 { granule, wide: false } => {
+                    Some((1 << 48) - (1 << granule.page_shift()))
+                }
                 Regime::X86_64 { .. } => Some((1 << 52) - (1 << 12)),
                 _ => None,
             },
@@ -354,10 +353,7 @@ impl Hardware {
             seed: self.seed,
             version: env!("CARGO_PKG_VERSION"),
         };
-        self.tracer.emit(cpu, time, || Event::Violation {
-            rule,
-            what: violation.what.clone(),
-        });
+        self.tracer.emit(cpu, time, || Event::Violation { rule, what: violation.what.clone() });
         let mut violations = self.violations.borrow_mut();
         if violations.len() < MOST_VIOLATIONS {
             violations.push(violation);
@@ -458,10 +454,7 @@ impl Hardware {
         let regime = self.architecture.regime;
         let entries = self.memory.entries();
         let tables = regime.table_entries(self.level(self.top)).div_ceil(entries) as u64;
-        let (page, bits) = (
-            self.memory.page_shift(),
-            self.shift(self.top) + self.index_bits,
-        );
+        let (page, bits) = (self.memory.page_shift(), self.shift(self.top) + self.index_bits);
         (0..tables).map(move |n| (root + (n << page), first.wrapping_add(n.wrapping_shl(bits))))
     }
 
@@ -536,11 +529,7 @@ impl Hardware {
         let first = state.cpus.iter().all(|&word| word == 0);
         state.cpus[cpu / 64] |= 1 << (cpu % 64);
         self.loaded.borrow_mut()[cpu] = true;
-        let root = Some(Root {
-            table,
-            id: state.id,
-            space,
-        });
+        let root = Some(Root { table, id: state.id, space });
         drop(spaces);
         if first && self.is_unordered(cpu, table) {
             self.violate(
@@ -643,11 +632,7 @@ impl Hardware {
     pub(crate) fn unload(&self, cpu: usize) {
         let core = &self.cores[cpu];
         core.roots.iter().for_each(|root| root.set(None));
-        self.trace(cpu, || Event::Root {
-            root: None,
-            half: "both",
-            guest: false,
-        });
+        self.trace(cpu, || Event::Root { root: None, half: "both", guest: false });
         self.end_walks(cpu);
         self.synchronise(cpu);
     }
@@ -728,11 +713,7 @@ impl Hardware {
                 let last = last.filter(|_| !self.is_parted(pa));
                 let before = || self.cuts_before(pa).find_map(|cut| obligations.under(cut));
                 last.or_else(before).map(|o| {
-                    format!(
-                        "walkers may remember the table for {:#x}: {}",
-                        o.span.0,
-                        progress(o)
-                    )
+                    format!("walkers may remember the table for {:#x}: {}", o.span.0, progress(o))
                 })
             }
             State::Data => {
@@ -823,15 +804,7 @@ impl Hardware {
         let bits = self.shift(known.depth) + self.index_bits;
         let span = (known.first, known.first + ((1u64 << bits) - 1));
         let inv = &self.invalidations;
-        inv.spare(
-            cpu,
-            known.stamp,
-            known.id,
-            false,
-            span,
-            known.depth + 1,
-            true,
-        )
+        inv.spare(cpu, known.stamp, known.id, false, span, known.depth + 1, true)
     }
 
     // ---- The end ----
@@ -850,11 +823,7 @@ impl Hardware {
         }
         let left: Vec<_> = {
             let obligations = self.obligations.borrow();
-            obligations
-                .iter()
-                .filter(|o| !o.harmless)
-                .cloned()
-                .collect()
+            obligations.iter().filter(|o| !o.harmless).cloned().collect()
         };
         for o in left {
             self.violate(

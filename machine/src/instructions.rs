@@ -28,11 +28,7 @@ impl Tlbi {
             range: (rax & 1 != 0).then_some((first, last)),
             stride: large.then_some(stride),
             leaves_only: rax & 16 != 0,
-            globals: if rax & 8 != 0 {
-                Globals::Included
-            } else {
-                Globals::Spared
-            },
+            globals: if rax & 8 != 0 { Globals::Included } else { Globals::Spared },
             ..Self::ALL
         }
     }

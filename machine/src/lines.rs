@@ -32,20 +32,13 @@ impl Lines {
     /// A directory for CPUs between which a line takes this long. Without a cost, or with one CPU,
     /// there is none.
     pub fn new(transfer: Time, cpus: usize) -> Self {
-        let count = if transfer == Time::ZERO || cpus == 1 {
-            0
-        } else {
-            PLACES
-        };
+        let count = if transfer == Time::ZERO || cpus == 1 { 0 } else { PLACES };
         let place = |_| Place {
             line: Cell::new(u64::MAX),
             owner: Cell::new(SHARED),
             busy: Cell::new(Time::ZERO),
         };
-        Self {
-            places: (0..count).map(place).collect(),
-            transfer,
-        }
+        Self { places: (0..count).map(place).collect(), transfer }
     }
 
     /// The running CPU is about to read or write at `pa`. It is first; it may not be when this
@@ -68,9 +61,7 @@ impl Lines {
         }
         let owner = place.owner.get();
         let here = owner == me || owner == SHARED && !write;
-        place
-            .owner
-            .set(if write || owner == me { me } else { SHARED });
+        place.owner.set(if write || owner == me { me } else { SHARED });
         if !here {
             let until = place.busy.get().max(cpu.now()) + self.transfer;
             place.busy.set(until);

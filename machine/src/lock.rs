@@ -74,10 +74,7 @@ impl Lock {
         cpu.order();
         let id = cpu.id() as u16;
         let asked = cpu.now();
-        assert!(
-            self.owner.get() != id,
-            "CPU {id} asks for a lock that it holds"
-        );
+        assert!(self.owner.get() != id, "CPU {id} asks for a lock that it holds");
         if self.owner.get() == NO_CPU {
             self.owner.set(id);
             self.counter.count(Time::ZERO);
@@ -108,11 +105,7 @@ impl Lock {
             return;
         }
         let last = next == self.tail.get();
-        self.head.set(if last {
-            NO_CPU
-        } else {
-            cpu.link(usize::from(next)).get()
-        });
+        self.head.set(if last { NO_CPU } else { cpu.link(usize::from(next)).get() });
         let granted = cpu.now() + self.costs.hand_over;
         self.granted.set(granted);
         cpu.wake(usize::from(next), granted);

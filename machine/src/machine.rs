@@ -185,14 +185,7 @@ impl Machine {
     /// # Panics
     /// If the pages of the memory are not those of the architecture, or as [`Scheduler::new`].
     pub fn new(setup: Setup) -> Self {
-        let Setup {
-            architecture,
-            costs,
-            scheduler,
-            memory,
-            refuse_once_in,
-            kicks,
-        } = setup;
+        let Setup { architecture, costs, scheduler, memory, refuse_once_in, kicks } = setup;
         assert_eq!(
             memory.page_shift(),
             architecture.regime.page_shift(),
@@ -212,11 +205,7 @@ impl Machine {
             bus: Resource::new(),
             bus_until: (0..cpus).map(|_| Cell::new(Time::ZERO)).collect(),
             port: Resource::new(),
-            cleaned: (0..if costs.clean_again == Time::ZERO {
-                0
-            } else {
-                LATELY
-            })
+            cleaned: (0..if costs.clean_again == Time::ZERO { 0 } else { LATELY })
                 .map(|_| Cell::new(u64::MAX))
                 .collect(),
             prices: Prices {
@@ -298,10 +287,7 @@ impl Machine {
 
     /// A space to come: the platform for its [`AddressSpace`](tablewright::AddressSpace).
     pub fn new_space(&self) -> Mapper<'_> {
-        Mapper {
-            machine: self,
-            space: self.hardware.new_space(),
-        }
+        Mapper { machine: self, space: self.hardware.new_space() }
     }
 
     // ---- What programs do ----
@@ -481,10 +467,7 @@ impl Machine {
             cpu.wait_until(until.max(cpu.now() + Time::ps(1)));
             cpu.order();
         }
-        let here = Tlbi {
-            broadcast: false,
-            ..tlbi
-        };
+        let here = Tlbi { broadcast: false, ..tlbi };
         self.hardware.invalidate(other, here);
         self.hardware.complete(other);
         self.hardware.synchronise(other);
@@ -515,9 +498,7 @@ impl Machine {
         if self.refuses() {
             return None;
         }
-        self.hardware
-            .take_run(cpu.id(), count, State::Data, 0)
-            .map(Pa::new)
+        self.hardware.take_run(cpu.id(), count, State::Data, 0).map(Pa::new)
     }
 
     /// Gives a page back. No CPU may be able to reach it.
@@ -561,11 +542,7 @@ impl Machine {
             Some(place) => place.replace(number) == number,
             None => false,
         };
-        let each = if again {
-            self.costs.clean_again
-        } else {
-            self.costs.clean
-        };
+        let each = if again { self.costs.clean_again } else { self.costs.clean };
         self.port.acquire(cpu, each * (1 << (shift - 12)));
         cpu.order();
         self.hardware.clean_page(cpu.id(), page.get());
@@ -789,8 +766,7 @@ impl Machine {
     pub fn log_modifications(&self, page: Option<Pa>, index: u16) {
         let cpu = self.cpu();
         cpu.order();
-        self.hardware
-            .set_modification_log(cpu.id(), page.map(Pa::get), index);
+        self.hardware.set_modification_log(cpu.id(), page.map(Pa::get), index);
     }
 
     /// The entry of its log that a CPU would write next, or a number from 512 on: it is full.

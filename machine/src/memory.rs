@@ -92,23 +92,15 @@ impl Memory {
     /// If the page is not of 4, 16 or 64 KiB, the address is not a multiple of it, or the host has
     /// no such memory.
     pub fn new(frames: usize, page_shift: u32, first: u64) -> Self {
-        assert!(
-            [12, 14, 16].contains(&page_shift),
-            "pages of 4, 16 or 64 KiB"
-        );
-        assert!(
-            first.is_multiple_of(1 << page_shift),
-            "memory starts with a page"
-        );
+        assert!([12, 14, 16].contains(&page_shift), "pages of 4, 16 or 64 KiB");
+        assert!(first.is_multiple_of(1 << page_shift), "memory starts with a page");
         let frames = frames.max(1);
         // 2 MiB: the host can use its own large pages.
         let layout = Layout::from_size_align(frames << page_shift, 2 << 20)
             .expect("no host has so much memory");
         // SAFETY: the layout is not of size zero.
         let base = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else {
-            handle_alloc_error(layout)
-        };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
         let meta = |_| Meta {
             state: Cell::new(State::Free),
             depth: Cell::new(0),
@@ -196,8 +188,7 @@ impl Memory {
         let meta = &self.meta[frame];
         meta.state.set(state);
         meta.depth.set(depth);
-        meta.generation
-            .update(|generation| generation.wrapping_add(1));
+        meta.generation.update(|generation| generation.wrapping_add(1));
         let fill = if state == State::Data { 0 } else { POISON };
         // SAFETY: the entries of a frame, which was free; there is one thread, and the reference
         // ends here.
@@ -230,12 +221,10 @@ impl Memory {
         let align = (count as u64) << self.shift;
         // The first that is aligned, as an index: memory need not begin with it.
         let skew = (self.first.next_multiple_of(align) - self.first) >> self.shift;
-        let first = (skew as usize..self.meta.len())
-            .step_by(count)
-            .find(|&first| {
-                let run = self.meta.get(first..first + count);
-                run.is_some_and(|run| run.iter().all(|meta| meta.state.get() == State::Free))
-            })?;
+        let first = (skew as usize..self.meta.len()).step_by(count).find(|&first| {
+            let run = self.meta.get(first..first + count);
+            run.is_some_and(|run| run.iter().all(|meta| meta.state.get() == State::Free))
+        })?;
         let run = first..first + count;
         let mut free = self.free.borrow_mut();
         free.retain(|&frame| !run.contains(&(frame as usize)));

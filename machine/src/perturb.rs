@@ -42,12 +42,7 @@ impl Default for Perturbation {
     /// No seed. With one: costs between half and twice, and once in a thousand a pause of up to 20
     /// µs.
     fn default() -> Self {
-        Self {
-            seed: 0,
-            percent: 50..=200,
-            pause_once_in: 1_000,
-            pause: Time::us(20),
-        }
+        Self { seed: 0, percent: 50..=200, pause_once_in: 1_000, pause: Time::us(20) }
     }
 }
 
@@ -62,10 +57,7 @@ impl Perturbation {
     /// The cost as this seed has it.
     #[cold]
     pub(crate) fn apply(&self, cost: Time, stream: &Cell<u64>) -> Time {
-        let (low, high) = (
-            u64::from(*self.percent.start()),
-            u64::from(*self.percent.end()),
-        );
+        let (low, high) = (u64::from(*self.percent.start()), u64::from(*self.percent.end()));
         // The factor in units of a 2^-32 of a percent.
         let factor = (low << 32) + below(stream, (high.saturating_sub(low) << 32) + 1);
         let cost = cost.as_ps().min(Time::MAX_RUN.as_ps());
@@ -76,10 +68,7 @@ impl Perturbation {
         };
         let mut total = Time::ps(stretched.min(Time::MAX_RUN.as_ps()));
         if self.pause_once_in != 0 && below(stream, u64::from(self.pause_once_in)) == 0 {
-            total += Time::ps(below(
-                stream,
-                self.pause.as_ps().min(Time::MAX_RUN.as_ps()) + 1,
-            ));
+            total += Time::ps(below(stream, self.pause.as_ps().min(Time::MAX_RUN.as_ps()) + 1));
         }
         total
     }
@@ -91,15 +80,10 @@ mod tests {
 
     #[test]
     fn costs_stay_in_their_range_and_fill_it() {
-        let perturbation = Perturbation {
-            seed: 1,
-            pause_once_in: 0,
-            ..Perturbation::default()
-        };
+        let perturbation = Perturbation { seed: 1, pause_once_in: 0, ..Perturbation::default() };
         let stream = Cell::new(perturbation.stream(0));
-        let costs: Vec<_> = (0..10_000)
-            .map(|_| perturbation.apply(Time::ns(100), &stream).as_ps())
-            .collect();
+        let costs: Vec<_> =
+            (0..10_000).map(|_| perturbation.apply(Time::ns(100), &stream).as_ps()).collect();
         let (least, most) = (*costs.iter().min().unwrap(), *costs.iter().max().unwrap());
         assert!((50_000..51_000).contains(&least) && (199_000..=200_000).contains(&most));
         assert_eq!(perturbation.apply(Time::ZERO, &stream), Time::ZERO);
@@ -109,16 +93,11 @@ mod tests {
 
     #[test]
     fn pauses_come_as_often_as_asked() {
-        let perturbation = Perturbation {
-            seed: 1,
-            percent: 100..=100,
-            pause_once_in: 10,
-            pause: Time::ms(1),
-        };
+        let perturbation =
+            Perturbation { seed: 1, percent: 100..=100, pause_once_in: 10, pause: Time::ms(1) };
         let stream = Cell::new(perturbation.stream(5));
-        let pauses = (0..10_000)
-            .filter(|_| perturbation.apply(Time::ns(1), &stream) > Time::ns(1))
-            .count();
+        let pauses =
+            (0..10_000).filter(|_| perturbation.apply(Time::ns(1), &stream) > Time::ns(1)).count();
         assert!((800..1_200).contains(&pauses), "{pauses}");
     }
 }

@@ -228,10 +228,7 @@ impl RowSelector {
     /// ```
     pub fn selects(&self, system: &str, configuration: &str) -> bool {
         self.system == system
-            && self
-                .configuration
-                .as_ref()
-                .is_none_or(|this| this == configuration)
+            && self.configuration.as_ref().is_none_or(|this| this == configuration)
     }
 
     /// Whether it names the row of this configuration with this metric.
@@ -371,9 +368,7 @@ impl Profile {
         let path = Path::new(name_or_path);
         let read = || -> io::Result<String> {
             let mut text = String::new();
-            File::open(path)?
-                .take(MAX_FILE + 1)
-                .read_to_string(&mut text)?;
+            File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
             if text.len() as u64 > MAX_FILE {
                 return Err(io::Error::other("larger than any profile"));
             }
@@ -388,10 +383,7 @@ impl Profile {
             {
                 Err(ProfileError::Unknown(name_or_path.to_owned()))
             }
-            Err(error) => Err(ProfileError::Read {
-                path: name_or_path.to_owned(),
-                error,
-            }),
+            Err(error) => Err(ProfileError::Read { path: name_or_path.to_owned(), error }),
         }
     }
 
@@ -431,8 +423,7 @@ impl Profile {
         let deserializer = toml::Deserializer::parse(text).map_err(|error| of_toml(".", &error))?;
         let raw: ProfileToml = serde_path_to_error::deserialize(deserializer)
             .map_err(|error| of_toml(&error.path().to_string(), error.inner()))?;
-        raw.check()
-            .map_err(|(key, problem)| invalid(key.to_owned(), &problem))
+        raw.check().map_err(|(key, problem)| invalid(key.to_owned(), &problem))
     }
 
     /// The profile as a file, which [`parse`](Self::parse) reads back as the same.
@@ -486,9 +477,7 @@ impl Profile {
     /// # Ok::<(), tablewright_machine::ProfileError>(())
     /// ```
     pub fn provenance_of(&self, key: &str) -> Option<&Provenance> {
-        self.provenance
-            .iter()
-            .find(|entry| entry.of.iter().any(|of| of == key))
+        self.provenance.iter().find(|entry| entry.of.iter().any(|of| of == key))
     }
 
     /// Whether one metric of a published configuration is one that the costs were fitted on.
@@ -503,9 +492,7 @@ impl Profile {
     /// # Ok::<(), tablewright_machine::ProfileError>(())
     /// ```
     pub fn is_fitted_on_metric(&self, system: &str, configuration: &str, metric: &str) -> bool {
-        self.fitted_on
-            .iter()
-            .any(|row| row.selects_metric(system, configuration, metric))
+        self.fitted_on.iter().any(|row| row.selects_metric(system, configuration, metric))
     }
 
     /// Whether a published row is one that the costs were fitted on.
@@ -518,8 +505,6 @@ impl Profile {
     /// # Ok::<(), tablewright_machine::ProfileError>(())
     /// ```
     pub fn is_fitted_on(&self, system: &str, configuration: &str) -> bool {
-        self.fitted_on
-            .iter()
-            .any(|row| row.selects(system, configuration))
+        self.fitted_on.iter().any(|row| row.selects(system, configuration))
     }
 }

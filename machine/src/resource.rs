@@ -182,12 +182,7 @@ pub(crate) const NO_CPU: u16 = u16::MAX;
 impl Line {
     /// A line in no cache.
     pub fn new(costs: LineCosts) -> Self {
-        Self {
-            owner: Cell::new(NO_CPU),
-            transfers: Cell::new(0),
-            costs,
-            resource: Resource::new(),
-        }
+        Self { owner: Cell::new(NO_CPU), transfers: Cell::new(0), costs, resource: Resource::new() }
     }
 
     /// Writes to the line. Returns how long the CPU waited for others that were at it. An ordered

@@ -131,18 +131,8 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            rule,
-            what,
-            cpu,
-            time,
-            seed,
-            version,
-        } = self;
-        write!(
-            f,
-            "{rule}: {what} (CPU {cpu} at {time}, seed {seed}, version {version})"
-        )
+        let Self { rule, what, cpu, time, seed, version } = self;
+        write!(f, "{rule}: {what} (CPU {cpu} at {time}, seed {seed}, version {version})")
     }
 }
 
@@ -325,9 +315,7 @@ impl Obligation {
         let done = if tlbi.broadcast {
             self.is_second_done()
         } else {
-            self.second
-                .as_ref()
-                .is_some_and(|second| second.is_done(cpu))
+            self.second.as_ref().is_some_and(|second| second.is_done(cpu))
         };
         if done {
             self.tell(cpu, tlbi.broadcast);
@@ -342,16 +330,9 @@ impl Obligation {
 
     /// The part of it that translates `span`, which lies inside.
     fn part(&self, span: (u64, u64)) -> Self {
-        let pa = if self.table || self.scattered {
-            self.pa
-        } else {
-            self.pa + (span.0 - self.span.0)
-        };
-        Self {
-            span,
-            pa,
-            ..self.clone()
-        }
+        let pa =
+            if self.table || self.scattered { self.pa } else { self.pa + (span.0 - self.span.0) };
+        Self { span, pa, ..self.clone() }
     }
 
     /// Bytes of memory that the old leaves led to.
@@ -418,10 +399,7 @@ impl Obligations {
     /// What is owed under one number is owed under another as well.
     pub fn repeat(&mut self, number: u64, as_number: u64) {
         let of = |o: &&Obligation| o.number == number;
-        let again = |o: &Obligation| Obligation {
-            number: as_number,
-            ..o.clone()
-        };
+        let again = |o: &Obligation| Obligation { number: as_number, ..o.clone() };
         let mut more: Vec<_> = self.owed.iter().filter(of).map(again).collect();
         self.owed.append(&mut more);
     }
@@ -456,14 +434,7 @@ impl Obligations {
         // CPUs that change entries in turn have one each.
         let alike = |o: &Obligation| {
             (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
-                == (
-                    new.space,
-                    new.id,
-                    new.global,
-                    new.depth,
-                    new.table,
-                    new.contiguous,
-                )
+                == (new.space, new.id, new.global, new.depth, new.table, new.contiguous)
                 && (o.writer, o.published, o.harmless) == (new.writer, new.published, new.harmless)
                 && (o.combined, o.scattered) == (new.combined, new.scattered)
                 && o.looks == new.looks
@@ -491,9 +462,7 @@ impl Obligations {
     /// What `cpu` has changed is visible.
     pub fn publish(&mut self, cpu: usize) {
         for obligation in &mut self.owed {
-            let cut = obligation
-                .cutter
-                .is_some_and(|(by, _)| usize::from(by) == cpu);
+            let cut = obligation.cutter.is_some_and(|(by, _)| usize::from(by) == cpu);
             obligation.published |= usize::from(obligation.writer) == cpu || cut;
         }
     }
@@ -523,9 +492,7 @@ impl Obligations {
     pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.owed {
             let changed = usize::from(o.writer) != cpu && o.depth == depth;
-            let cut = o
-                .cutter
-                .is_some_and(|(by, at)| usize::from(by) != cpu && at == depth);
+            let cut = o.cutter.is_some_and(|(by, at)| usize::from(by) != cpu && at == depth);
             o.published |= (changed || cut) && o.space == space && o.overlaps(span);
         }
     }
@@ -657,16 +624,13 @@ impl Obligations {
 
     /// The obligation that stands in the way of making a new descriptor for `span`.
     pub fn about(&self, space: u16, span: (u64, u64)) -> impl Iterator<Item = &Obligation> {
-        self.owed
-            .iter()
-            .filter(move |o| o.space == space && o.overlaps(span))
+        self.owed.iter().filter(move |o| o.space == space && o.overlaps(span))
     }
 
     /// The obligation that stands in the way of giving back memory.
     pub fn leading_to(&self, memory: (u64, u64)) -> Option<&Obligation> {
         self.owed.iter().find(|o| {
-            o.memory()
-                .is_some_and(|(first, last)| first <= memory.1 && memory.0 <= last)
+            o.memory().is_some_and(|(first, last)| first <= memory.1 && memory.0 <= last)
                 && !o.harmless
         })
     }
@@ -758,10 +722,8 @@ fn leaf_break(
     equal_contents: impl Fn(u64, u64) -> bool,
 ) -> Option<&'static str> {
     let writes = |leaf: &Leaf| {
-        let deferred = matches!(
-            leaf.dirty,
-            tablewright_walker::DirtyState::Arm64 { dbm: true, .. }
-        );
+        let deferred =
+            matches!(leaf.dirty, tablewright_walker::DirtyState::Arm64 { dbm: true, .. });
         leaf.access.privileged.write || leaf.access.user.write || deferred
     };
     if old.memory != new.memory {

@@ -135,19 +135,13 @@ impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deadlock { time, cpus } => {
-                write!(
-                    f,
-                    "deadlock at {time}: CPUs {cpus:?} wait for each other or for nothing"
-                )
+                write!(f, "deadlock at {time}: CPUs {cpus:?} wait for each other or for nothing")
             }
             Self::TimeLimit { cpus } => {
                 write!(f, "virtual time is up and CPUs {cpus:?} have not finished")
             }
             Self::AccessLimit { cpu, time } => {
-                write!(
-                    f,
-                    "too many accesses; CPU {cpu} was to do the next at {time}"
-                )
+                write!(f, "too many accesses; CPU {cpu} was to do the next at {time}")
             }
             Self::Panic { cpu, time, message } => {
                 write!(f, "CPU {cpu} panicked at {time}: {message}")
@@ -285,11 +279,7 @@ impl Scheduler {
         self.stopping.set(false);
         self.exhausted.set(false);
         self.now.set(0);
-        self.plain.set(if perturbation.seed == 0 {
-            self.limit
-        } else {
-            0
-        });
+        self.plain.set(if perturbation.seed == 0 { self.limit } else { 0 });
         self.accesses_left.set(u64::MAX);
     }
 
@@ -309,10 +299,7 @@ impl Scheduler {
     /// # Panics
     /// If called by a CPU of a run of the same scheduler, or while the thread unwinds.
     pub fn run(&self, program: impl Fn(Cpu<'_>)) -> Result<Outcome, RunError> {
-        assert!(
-            !self.running.get(),
-            "a run inside a run of the same scheduler"
-        );
+        assert!(!self.running.get(), "a run inside a run of the same scheduler");
         assert!(!thread::panicking(), "a run while the thread unwinds");
         self.running.set(true);
         self.reset(self.limit);
@@ -390,9 +377,8 @@ impl Scheduler {
         if self.exhausted.get() {
             return Err(RunError::AccessLimit { cpu, time });
         }
-        let unfinished: Vec<_> = (0..self.config.cpus)
-            .filter(|&cpu| !self.slots[cpu].finished.get())
-            .collect();
+        let unfinished: Vec<_> =
+            (0..self.config.cpus).filter(|&cpu| !self.slots[cpu].finished.get()).collect();
         if unfinished.is_empty() {
             Ok(Outcome {
                 end: clocks.iter().copied().max().unwrap_or_default(),
@@ -401,10 +387,7 @@ impl Scheduler {
                 switches,
             })
         } else if unfinished.iter().all(|&cpu| self.tree.get(cpu) == NEVER) {
-            Err(RunError::Deadlock {
-                time,
-                cpus: unfinished,
-            })
+            Err(RunError::Deadlock { time, cpus: unfinished })
         } else {
             Err(RunError::TimeLimit { cpus: unfinished })
         }
@@ -414,10 +397,8 @@ impl Scheduler {
     /// parked.
     #[inline(always)]
     fn suspend(&self) {
-        let yielder = self
-            .yielder
-            .get()
-            .expect("CPU 0 is alone outside of a run and would wait for ever");
+        let yielder =
+            self.yielder.get().expect("CPU 0 is alone outside of a run and would wait for ever");
         // SAFETY: the pointer was stored by the coroutine that runs: when it started, or below when
         // it was resumed, and every coroutine stores its own before it does anything else. Its
         // yielder lives at the base of its stack, which is the stack, or one below the stack, that

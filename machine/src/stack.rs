@@ -49,7 +49,6 @@ unsafe impl Stack for ColouredStack {
 
     #[cfg(windows)]
     fn update_teb_fields(&mut self, stack_limit: usize, guaranteed_stack_bytes: usize) {
-        self.inner
-            .update_teb_fields(stack_limit, guaranteed_stack_bytes);
+        self.inner.update_teb_fields(stack_limit, guaranteed_stack_bytes);
     }
 }

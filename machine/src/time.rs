@@ -73,11 +73,7 @@ impl Time {
     /// run in any case.
     #[inline(always)]
     pub(crate) const fn high(self) -> u64 {
-        let ps = if self.0 < Self::MAX_RUN.0 {
-            self.0
-        } else {
-            Self::MAX_RUN.0
-        };
+        let ps = if self.0 < Self::MAX_RUN.0 { self.0 } else { Self::MAX_RUN.0 };
         ps << CPU_BITS
     }
 

@@ -137,13 +137,7 @@ impl Tlbi {
     /// assert!(page.covers(7, false, (1 << 40, (1 << 41) - 1), 1, true)); // a table elsewhere
     /// ```
     pub const fn invlpg(pcid: u16, range: (u64, u64)) -> Self {
-        Self {
-            id: Some(pcid),
-            range: Some(range),
-            all_tables: true,
-            broadcast: false,
-            ..Self::ALL
-        }
+        Self { id: Some(pcid), range: Some(range), all_tables: true, broadcast: false, ..Self::ALL }
     }
 
     /// INVPCID of types 0 (an address under a PCID, for each page of a range), 1 (a PCID; also what
@@ -160,13 +154,7 @@ impl Tlbi {
     /// }
     /// ```
     pub const fn invpcid(pcid: Option<u16>, range: Option<(u64, u64)>) -> Self {
-        Self {
-            id: pcid,
-            range,
-            globals: Globals::Spared,
-            broadcast: false,
-            ..Self::ALL
-        }
+        Self { id: pcid, range, globals: Globals::Spared, broadcast: false, ..Self::ALL }
     }
 
     /// Whether it drops an entry of this identifier that translates `span` (first and last
@@ -303,10 +291,7 @@ pub(crate) struct Invalidations {
 
 impl Invalidations {
     pub fn new() -> Self {
-        let none = Record {
-            tlbi: Tlbi::default(),
-            cpu: 0,
-        };
+        let none = Record { tlbi: Tlbi::default(), cpu: 0 };
         Self {
             now: Cell::new(0),
             all: Cell::new(0),
@@ -344,9 +329,8 @@ impl Invalidations {
         table: bool,
     ) -> bool {
         stamp == self.now.get()
-            || self.spared_since(cpu, stamp, move |tlbi| {
-                tlbi.covers(id, global, span, depth, table)
-            })
+            || self
+                .spared_since(cpu, stamp, move |tlbi| tlbi.covers(id, global, span, depth, table))
     }
 
     /// Whether nothing since `stamp` that this CPU was told `covers`.
@@ -538,10 +522,7 @@ impl Tlb {
     pub fn drop_entry(&self, entry: &Cached) {
         let set = self.set(entry.first, entry.bits) * self.ways;
         for slot in &self.entries[set..set + self.ways] {
-            if slot
-                .get()
-                .is_some_and(|other| other.first == entry.first && other.at == entry.at)
-            {
+            if slot.get().is_some_and(|other| other.first == entry.first && other.at == entry.at) {
                 slot.set(None);
             }
         }
@@ -581,9 +562,7 @@ pub(crate) struct WalkCache {
 impl WalkCache {
     pub fn new(entries: usize) -> Self {
         let entries = entries.max(1).next_power_of_two();
-        Self {
-            entries: (0..entries).map(|_| Cell::new(None)).collect(),
-        }
+        Self { entries: (0..entries).map(|_| Cell::new(None)).collect() }
     }
 
     fn place(&self, first: u64, depth: u8, bits: u32) -> &Cell<Option<Remembered>> {
@@ -625,10 +604,7 @@ impl WalkCache {
     pub fn drop_entry(&self, va: u64, depth: u8, bits: u32) {
         let first = va >> bits << bits;
         let place = self.place(first, depth, bits);
-        if place
-            .get()
-            .is_some_and(|entry| entry.first == first && entry.depth == depth)
-        {
+        if place.get().is_some_and(|entry| entry.first == first && entry.depth == depth) {
             place.set(None);
         }
     }

@@ -46,12 +46,7 @@ pub enum Event {
     /// Software reads an entry.
     Load { pa: u64, value: u64 },
     /// Software writes an entry.
-    Store {
-        pa: u64,
-        value: u64,
-        before: u64,
-        how: &'static str,
-    },
+    Store { pa: u64, value: u64, before: u64, how: &'static str },
     /// A store leaves its buffer.
     Visible { pa: u64, value: u64 },
     /// A table walker reads a descriptor.
@@ -61,21 +56,13 @@ pub enum Event {
     /// A context synchronisation event.
     Synchronise,
     /// A root is loaded, or none.
-    Root {
-        root: Option<(u64, u16)>,
-        half: &'static str,
-        guest: bool,
-    },
+    Root { root: Option<(u64, u16)>, half: &'static str, guest: bool },
     /// An invalidation is issued.
     Invalidate { tlbi: Tlbi },
     /// Invalidations are complete.
     Complete,
     /// An access by a program.
-    Access {
-        va: u64,
-        want: &'static str,
-        result: Result<u64, String>,
-    },
+    Access { va: u64, want: &'static str, result: Result<u64, String> },
     /// A frame is allocated.
     Take { pa: u64 },
     /// A frame is freed.
@@ -92,12 +79,9 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Load { pa, value } => write!(f, "load pa={pa:#x} value={value:#x}"),
-            Self::Store {
-                pa,
-                value,
-                before,
-                how,
-            } => write!(f, "{how} pa={pa:#x} value={value:#x} before={before:#x}"),
+            Self::Store { pa, value, before, how } => {
+                write!(f, "{how} pa={pa:#x} value={value:#x} before={before:#x}")
+            }
             Self::Visible { pa, value } => write!(f, "visible pa={pa:#x} value={value:#x}"),
             Self::Walk { va, pa, value } => {
                 write!(f, "walk va={va:#x} pa={pa:#x} value={value:#x}")
@@ -159,11 +143,7 @@ impl fmt::Display for Event {
             Self::Clean { pa } => write!(f, "clean pa={pa:#x}"),
             Self::Refetch { pa } => write!(f, "refetch pa={pa:#x}"),
             Self::Violation { rule, what } => {
-                write!(
-                    f,
-                    "violation rule={} {what}",
-                    rule.to_string().replace(' ', "-")
-                )
+                write!(f, "violation rule={} {what}", rule.to_string().replace(' ', "-"))
             }
         }
     }

@@ -14,14 +14,8 @@ use tablewright_machine::{
 const MIB2: u64 = 2 << 20;
 
 fn arm(bbm: u8) -> Architecture {
-    let regime = Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    };
-    Architecture {
-        bbm,
-        ..Architecture::arm64(regime)
-    }
+    let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
+    Architecture { bbm, ..Architecture::arm64(regime) }
 }
 
 fn va(first: u64, size: u64) -> Span<Va> {
@@ -113,17 +107,10 @@ fn none(all: Vec<String>) {
 
 #[test]
 fn a_page_of_a_block_that_was_split_is_replaced() {
-    none(run::<Arm64K4>(
-        arm(2),
-        Mapping::new(DATA),
-        &[0x3000, 0x5000],
-        |gather, _| {
-            gather.split(va(0, MIB2), Level::PAGE).unwrap();
-            let _held = gather
-                .replace(Va::new(0x3000), Pa::new(1 << 42), DATA)
-                .unwrap();
-        },
-    ));
+    none(run::<Arm64K4>(arm(2), Mapping::new(DATA), &[0x3000, 0x5000], |gather, _| {
+        gather.split(va(0, MIB2), Level::PAGE).unwrap();
+        let _held = gather.replace(Va::new(0x3000), Pa::new(1 << 42), DATA).unwrap();
+    }));
 }
 
 #[test]
@@ -147,28 +134,19 @@ fn a_page_that_was_unmapped_is_mapped_to_other_memory() {
         &[0x3000, 0x5000],
         |gather, _| {
             let _held = gather.unmap_page(Va::new(0x3000)).unwrap().unwrap();
-            gather
-                .map_page(Va::new(0x3000), Pa::new(1 << 42), DATA)
-                .unwrap();
+            gather.map_page(Va::new(0x3000), Pa::new(1 << 42), DATA).unwrap();
         },
     ));
 }
 
 #[test]
 fn edits_with_a_flush_between_them() {
-    none(run::<Arm64K4>(
-        arm(2),
-        Mapping::new(DATA),
-        &[0x3000, 0x5000],
-        |gather, _| {
-            gather.split(va(0, MIB2), Level::PAGE).unwrap();
-            gather.flush(|_| ());
-            gather.protect(va(0x3000, 0x1000), NC).unwrap();
-            let _held = gather
-                .replace(Va::new(0x5000), Pa::new(1 << 42), DATA)
-                .unwrap();
-        },
-    ));
+    none(run::<Arm64K4>(arm(2), Mapping::new(DATA), &[0x3000, 0x5000], |gather, _| {
+        gather.split(va(0, MIB2), Level::PAGE).unwrap();
+        gather.flush(|_| ());
+        gather.protect(va(0x3000, 0x1000), NC).unwrap();
+        let _held = gather.replace(Va::new(0x5000), Pa::new(1 << 42), DATA).unwrap();
+    }));
     none(run::<Arm64K4>(
         arm(2),
         Mapping::new(DATA).pages_only(),
@@ -180,18 +158,11 @@ fn edits_with_a_flush_between_them() {
         },
     ));
     // Below level 2 the split itself breaks, and is complete.
-    none(run::<Arm64K4>(
-        arm(1),
-        Mapping::new(DATA),
-        &[0x3000, 0x5000],
-        |gather, _| {
-            gather.split(va(0, MIB2), Level::PAGE).unwrap();
-            gather.protect(va(0x3000, 0x1000), NC).unwrap();
-            let _held = gather
-                .replace(Va::new(0x5000), Pa::new(1 << 42), DATA)
-                .unwrap();
-        },
-    ));
+    none(run::<Arm64K4>(arm(1), Mapping::new(DATA), &[0x3000, 0x5000], |gather, _| {
+        gather.split(va(0, MIB2), Level::PAGE).unwrap();
+        gather.protect(va(0x3000, 0x1000), NC).unwrap();
+        let _held = gather.replace(Va::new(0x5000), Pa::new(1 << 42), DATA).unwrap();
+    }));
 }
 
 #[test]
@@ -201,12 +172,7 @@ fn a_run_that_was_folded_gets_another_type() {
         Mapping::new(DATA).pages_only(),
         &[0x3000, 0x5000],
         |gather, _| {
-            assert!(
-                gather
-                    .collapse(va(0, 0x10_0000), Level::PAGE, true)
-                    .unwrap()
-                    > 0
-            );
+            assert!(gather.collapse(va(0, 0x10_0000), Level::PAGE, true).unwrap() > 0);
             gather.protect(va(0, 0x1_0000), NC).unwrap();
         },
     ));
@@ -220,9 +186,7 @@ fn a_member_of_a_run_that_was_unfolded_is_replaced() {
         &[0x3000, 0x5000],
         |gather, _| {
             gather.split(va(0, 0x10_0000), Level::PAGE).unwrap();
-            let _held = gather
-                .replace(Va::new(0x3000), Pa::new(1 << 42), DATA)
-                .unwrap();
+            let _held = gather.replace(Va::new(0x3000), Pa::new(1 << 42), DATA).unwrap();
         },
     ));
 }
@@ -234,12 +198,8 @@ fn a_page_that_was_write_protected_is_replaced() {
         Mapping::new(DATA).pages_only(),
         &[0x3000, 0x5000],
         |gather, _| {
-            gather
-                .protect(va(0x3000, 0x1000), Change::new().write_protect())
-                .unwrap();
-            let _held = gather
-                .replace(Va::new(0x3000), Pa::new(1 << 42), DATA)
-                .unwrap();
+            gather.protect(va(0x3000, 0x1000), Change::new().write_protect()).unwrap();
+            let _held = gather.replace(Va::new(0x3000), Pa::new(1 << 42), DATA).unwrap();
         },
     ));
 }
@@ -248,19 +208,12 @@ fn a_page_that_was_write_protected_is_replaced() {
 #[test]
 fn a_page_that_a_forgotten_gather_unmapped_is_mapped_to_other_memory() {
     let pages = Mapping::new(DATA).pages_only();
-    none(run_on::<Arm64K4>(
-        arm(2),
-        pages,
-        &[0x3000, 0x5000],
-        |space, _| {
-            let mut gather = space.gather();
-            let _held = gather.unmap_page(Va::new(0x3000)).unwrap().unwrap();
-            std::mem::forget(gather);
-            space
-                .map_page(Va::new(0x3000), Pa::new(1 << 42), DATA)
-                .unwrap();
-        },
-    ));
+    none(run_on::<Arm64K4>(arm(2), pages, &[0x3000, 0x5000], |space, _| {
+        let mut gather = space.gather();
+        let _held = gather.unmap_page(Va::new(0x3000)).unwrap().unwrap();
+        std::mem::forget(gather);
+        space.map_page(Va::new(0x3000), Pa::new(1 << 42), DATA).unwrap();
+    }));
 }
 
 /// A DSB waits for the TLBIs of its own CPU: what CPU 0 has issued and dropped or forgotten is
@@ -323,10 +276,7 @@ fn what_one_cpu_has_issued_is_complete_before_another_relies_on_it() {
             });
             let mut all: Vec<String> = outcome.err().iter().map(ToString::to_string).collect();
             all.extend(machine.violations().iter().map(ToString::to_string));
-            assert!(
-                all.is_empty(),
-                "forgotten: {forgotten}, seed {seed}: {all:#?}"
-            );
+            assert!(all.is_empty(), "forgotten: {forgotten}, seed {seed}: {all:#?}");
         }
     }
 }

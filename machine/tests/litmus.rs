@@ -47,11 +47,7 @@ fn every_verdict_holds_over_all_interleavings() {
             let expected = test.expected(ask, profile);
             let silent = test.never_shown(ask).is_some();
             if !agrees(expected, silent, reached.witness.is_some(), reached.always) {
-                let _ = writeln!(
-                    wrong,
-                    "{} ({profile}): {outcome}: not {expected:?}",
-                    test.name
-                );
+                let _ = writeln!(wrong, "{} ({profile}): {outcome}: not {expected:?}", test.name);
                 for step in reached.witness.iter().flatten() {
                     let _ = writeln!(wrong, "    {step}");
                 }
@@ -87,10 +83,7 @@ fn the_machine_shows_what_is_allowed_and_nothing_else() {
             let expected = test.expected(ask, profile);
             let (seed, always) = simulated.outcomes[ask];
             if let (Some(Verdict::Allowed), Some(why)) = (expected, test.only_explored(ask)) {
-                println!(
-                    "the explorer alone: {} ({profile}): {outcome}: {why}",
-                    test.name
-                );
+                println!("the explorer alone: {} ({profile}): {outcome}: {why}", test.name);
             }
             if !agrees(expected, silent(ask), seed.is_some(), always) {
                 let name = &test.name;
@@ -118,18 +111,10 @@ fn runs_of_one_seed_are_alike() {
 fn tests_have_a_source_and_a_verdict_for_every_profile() {
     let mut names = Vec::new();
     for test in built_in().unwrap() {
-        assert!(
-            !test.source.is_empty() && !test.about.is_empty(),
-            "{}",
-            test.name
-        );
+        assert!(!test.source.is_empty() && !test.about.is_empty(), "{}", test.name);
         for ask in 0..test.outcomes().count() {
             for &profile in test.profiles() {
-                assert!(
-                    test.expected(ask, profile).is_some(),
-                    "{} ({profile})",
-                    test.name
-                );
+                assert!(test.expected(ask, profile).is_some(), "{} ({profile})", test.name);
             }
         }
         names.push(test.name);
@@ -144,32 +129,17 @@ fn tests_have_a_source_and_a_verdict_for_every_profile() {
 fn errors_are_one_line_that_says_where() {
     let head = "test t\narch arm64\ndata a = 1\nmap x leaf(a)\nthread\n";
     for (line, what) in [
-        (
-            "STR 1, [y]",
-            "'y' is neither a mapped address nor a location",
-        ),
-        (
-            "LDR r16, [x]",
-            "a register, r0 to r15, is expected, and 'r16' stands there",
-        ),
+        ("STR 1, [y]", "'y' is neither a mapped address nor a location"),
+        ("LDR r16, [x]", "a register, r0 to r15, is expected, and 'r16' stands there"),
         ("LDR r0, [x] addr(r1)", "r1 is used before it is written"),
-        (
-            "DMB",
-            "SY, ISH, NSH, LD, ST, ISHLD, ISHST, NSHLD or NSHST? (the line ends)",
-        ),
+        ("DMB", "SY, ISH, NSH, LD, ST, ISHLD, ISHST, NSHLD or NSHST? (the line ends)"),
         ("TLBI VAE3IS, x", "'TLBI VAE3' is not known here"),
-        (
-            "STR leaf(b), [pte(x)]",
-            "'b' is no page: declare it with 'data'",
-        ),
+        ("STR leaf(b), [pte(x)]", "'b' is no page: declare it with 'data'"),
         (
             "STR leaf(a, read), [pte(x)]",
             "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, contiguous",
         ),
-        (
-            "STR leaf(a), [pmd(x)]",
-            "leaf() is for pte(), and block() for pmd()",
-        ),
+        ("STR leaf(a), [pmd(x)]", "leaf() is for pte(), and block() for pmd()"),
         ("INVLPG x", "'INVLPG' is no instruction of arm64 here"),
         ("LDR r0 [x]", "',' is expected, and '[' stands there"),
         ("LDR r0, [x] x", "'x' is too much"),
@@ -177,10 +147,7 @@ fn errors_are_one_line_that_says_where() {
         ("ask 1:r0 = 1", "there is no thread 1"),
         ("data b = 2", "'data' comes before the first thread"),
         ("expect allowed", "'expect' comes after an 'ask'"),
-        (
-            "LDR r0, [stage1(x)]",
-            "'x' has no stage 1: say so, if only 'invalid'",
-        ),
+        ("LDR r0, [stage1(x)]", "'x' has no stage 1: say so, if only 'invalid'"),
         ("STR leaf(a, contiguous), [pte(y)]", "'y' is no address"),
     ] {
         let error = parse("f.litmus", &format!("{head}{line}\n")).unwrap_err();
@@ -195,16 +162,8 @@ fn errors_are_one_line_that_says_where() {
             "stage1 y leaf(a)",
             "stage 1 leads to an address of stage 2: leaf() of it, invalid or a number",
         ),
-        (
-            guest,
-            "map q leaf(p)",
-            "an address is mapped by leaf(), block(), invalid or a number",
-        ),
-        (
-            guest,
-            "thread\nLDR r0, [p]",
-            "'p' is an address of stage 2 alone",
-        ),
+        (guest, "map q leaf(p)", "an address is mapped by leaf(), block(), invalid or a number"),
+        (guest, "thread\nLDR r0, [p]", "'p' is an address of stage 2 alone"),
         (
             guest,
             "thread\nSTR leaf(a), [stage1(x)]",
@@ -215,63 +174,35 @@ fn errors_are_one_line_that_says_where() {
             "thread\nSTR leaf(p), [pte(p)]",
             "an entry of stage 2 leads to a page, not to an address",
         ),
-        (
-            guest,
-            "stage1 y leaf(p, contiguous)",
-            "a contiguous run of a guest is one of stage 2",
-        ),
+        (guest, "stage1 y leaf(p, contiguous)", "a contiguous run of a guest is one of stage 2"),
         (
             run,
             "thread\nTLBI RVAE1IS, x, 3",
             "a range is of 2 to 64 pages, an even number, or of a multiple of 64 up to 512",
         ),
-        (
-            run,
-            "thread\nTLBI RVAE1IS, x",
-            "',' is expected, and the line ends",
-        ),
-        (
-            run,
-            "thread\nTLBI VAE1, x, level 0",
-            "a hint is of level 1, 2 or 3",
-        ),
+        (run, "thread\nTLBI RVAE1IS, x", "',' is expected, and the line ends"),
+        (run, "thread\nTLBI VAE1, x, level 0", "a hint is of level 1, 2 or 3"),
         (
             run,
             "thread\nDSB SYNXS",
             "a DSB with nXS need not complete a TLBI without; 'DSB SY' does",
         ),
-        (
-            run,
-            "stage1 x invalid",
-            "'stage1' is that of a guest: 'arch arm64 guest'",
-        ),
+        (run, "stage1 x invalid", "'stage1' is that of a guest: 'arch arm64 guest'"),
         (run, "map y leaf(a)", "'y' is mapped already"),
         (run, "data c = 1 at b + 1", "'b' is behind another page"),
-        (
-            run,
-            "data c = 1 at a + 16",
-            "a page is 1 to 15 pages behind another",
-        ),
+        (run, "data c = 1 at a + 16", "a page is 1 to 15 pages behind another"),
         (
             run,
             "thread\nSTR leaf(b, contiguous), [pte(y)]",
             "'b' is not the page for this place in a run",
         ),
-        (
-            run,
-            "thread\nSTR block(a, contiguous), [pmd(y)]",
-            "a contiguous run is of pages",
-        ),
+        (run, "thread\nSTR block(a, contiguous), [pmd(y)]", "a contiguous run is of pages"),
         (
             run,
             "thread\nLDR r0, [x]\nask 0:r0 = fault(stage2)",
             "'stage2' is for guests with a stage 1",
         ),
-        (
-            run,
-            "thread\nSVC\nSVC",
-            "a handler has no handler of its own: 'ERET' comes first",
-        ),
+        (run, "thread\nSVC\nSVC", "a handler has no handler of its own: 'ERET' comes first"),
         (
             run,
             "thread user\nTLBI VAE1, x",
@@ -292,10 +223,7 @@ fn errors_are_one_line_that_says_where() {
         ("thread\n", "f.litmus:1: a file starts with 'test NAME'"),
         ("test t\n", "f.litmus:1: test 't' has no thread"),
         ("test t\nthread\nISB\n", "f.litmus:1: test 't' asks nothing"),
-        (
-            "test t\nspace A id 65536\n",
-            "f.litmus:2: an identifier has 16 bits, and 65536 has more",
-        ),
+        ("test t\nspace A id 65536\n", "f.litmus:2: an identifier has 16 bits, and 65536 has more"),
         (
             "test t\ndata a = 99999999999999999999\n",
             "f.litmus:2: '99999999999999999999' is no number of 64 bits",

@@ -8,11 +8,8 @@ use tablewright_machine::{Architecture, Fault, Machine, Mapper, Memory, Request,
 const PAGES: u64 = 1024;
 
 fn machine(cpus: usize, dirty: bool) -> Machine {
-    let architecture = Architecture {
-        hardware_access: dirty,
-        hardware_dirty: dirty,
-        ..Architecture::ept()
-    };
+    let architecture =
+        Architecture { hardware_access: dirty, hardware_dirty: dirty, ..Architecture::ept() };
     let mut setup = Setup::new(architecture, Memory::new(32, 12, 1 << 30));
     setup.scheduler.cpus = cpus;
     Machine::new(setup)
@@ -23,10 +20,7 @@ fn space<'m>(mapper: Mapper<'m>) -> AddressSpace<Ept<4>, Mapper<'m>> {
     let mut space = AddressSpace::<Ept<4>, _>::new(mapper).expect("a root");
     mapper.attach(space.root(), Half::Lower, 0);
     let span = Span::new(Ipa::new(0), PAGES << 12).expect("a span");
-    let clean = Attrs {
-        dirty: false,
-        ..Attrs::GUEST_MEMORY
-    };
+    let clean = Attrs { dirty: false, ..Attrs::GUEST_MEMORY };
     let mapping = Mapping::new(clean).largest(Level::PAGE);
     space.map(span, Pa::new(1 << 40), mapping).expect("a map");
     space
@@ -57,10 +51,7 @@ fn what_becomes_dirty_is_logged_once_from_the_last_entry_down() {
     let entries: Vec<u64> = (509..512).map(|index| entry(mapper, log, index)).collect();
     assert_eq!(entries, [0, 0x3000, 0x7000]);
     let dirty = |at| space.query(Ipa::new(at)).expect("mapped").attrs().dirty;
-    assert_eq!(
-        [dirty(0x3000), dirty(0x7000), dirty(0x9000)],
-        [true, true, false]
-    );
+    assert_eq!([dirty(0x3000), dirty(0x7000), dirty(0x9000)], [true, true, false]);
 }
 
 #[test]
@@ -79,21 +70,12 @@ fn a_log_that_is_full_stops_the_access_and_loses_nothing() {
         assert_eq!(machine.modification_index(0), u16::MAX);
         let full = machine.access(Request::write(512 << 12));
         assert_eq!(full, Err(Fault::LogFull));
-        let dirty = |page: u64| {
-            space
-                .query(Ipa::new(page << 12))
-                .expect("mapped")
-                .attrs()
-                .dirty
-        };
+        let dirty = |page: u64| space.query(Ipa::new(page << 12)).expect("mapped").attrs().dirty;
         assert!(dirty(511) && !dirty(512));
         // What is dirty already is written without the log, and what is read needs none.
         assert!(machine.access(Request::write(511 << 12)).is_ok());
         assert!(machine.access(Request::read(512 << 12)).is_ok());
-        assert_eq!(
-            machine.access(Request::write(512 << 12)),
-            Err(Fault::LogFull)
-        );
+        assert_eq!(machine.access(Request::write(512 << 12)), Err(Fault::LogFull));
         machine.log_modifications(Some(log), 511);
         assert!(machine.access(Request::write(512 << 12)).is_ok());
         assert!(dirty(512));

@@ -54,12 +54,7 @@ const FORGOTTEN: &[&str] = &[
 ];
 
 /// What comes of stores that are not visible yet.
-const UNSEEN: &[&str] = &[
-    "linked early",
-    "never invalidated",
-    "stale use",
-    "invalidation",
-];
+const UNSEEN: &[&str] = &["linked early", "never invalidated", "stale use", "invalidation"];
 
 /// Bugs of the embedder, within how many sequences each is found, and the rules of which one is
 /// broken first.
@@ -67,11 +62,7 @@ const PLANTED: [(Bug, u64, &[&str]); 5] = [
     (Bug::SkipsInvalidation, 4_000, FORGOTTEN),
     (Bug::NoWait, 2_000, FORGOTTEN),
     (Bug::NoBarrier, 2_000, UNSEEN),
-    (
-        Bug::FreedBeforeCompletion,
-        1_000,
-        &["freed early", "stale use"],
-    ),
+    (Bug::FreedBeforeCompletion, 1_000, &["freed early", "stale use"]),
     (Bug::FreedTwice, 1_000, &["freed early"]),
 ];
 
@@ -114,21 +105,12 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("guest::Gather::age", "passed on to the shared gather"),
     ("guest::Gather::finish", "passed on to the shared gather"),
     ("guest::Gather::issue", "passed on to the shared gather"),
-    (
-        "guest::Gather::release_tables",
-        "passed on to the shared gather",
-    ),
+    ("guest::Gather::release_tables", "passed on to the shared gather"),
     ("guest::Gather::split", "passed on to the shared gather"),
     ("guest::Gather::top_up", "passed on to the shared gather"),
     ("guest::Gather::unmap", "passed on to the shared gather"),
-    (
-        "flush::Leaf::memory",
-        "the frame and the size, of every leaf",
-    ),
-    (
-        "flush::Held::memory",
-        "what is released, without its attributes: `engine/tests/runs.rs`",
-    ),
+    ("flush::Leaf::memory", "the frame and the size, of every leaf"),
+    ("flush::Held::memory", "what is released, without its attributes: `engine/tests/runs.rs`"),
     ("flush::Held::join", "the same, of several"),
     ("dirty::marked", "a word, as ranges: `engine/tests/runs.rs`"),
     (
@@ -138,62 +120,29 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("guest::Guest::drain", "the same"),
     ("dirty::ModificationLog::", "the same"),
     // Whole modules.
-    (
-        "hyperv::",
-        "wire formats: fuzzed by bytes in the engine's tests",
-    ),
+    ("hyperv::", "wire formats: fuzzed by bytes in the engine's tests"),
     ("shootdown::", "has its own workload, `shootdown`"),
     ("identity::", "has its own workload, `identities`"),
-    (
-        "cpus::",
-        "a value: sets of the workload `shootdown`, and the engine's own tests",
-    ),
-    (
-        "invalidation::",
-        "a value, which platforms are given: the machine's reads it",
-    ),
-    (
-        "format::",
-        "values and descriptors: tested one by one against the walker",
-    ),
+    ("cpus::", "a value: sets of the workload `shootdown`, and the engine's own tests"),
+    ("invalidation::", "a value, which platforms are given: the machine's reads it"),
+    ("format::", "values and descriptors: tested one by one against the walker"),
     ("addr::", "values: used by every operation"),
-    (
-        "bbm::",
-        "a function of values, with a table of its own in the engine's tests",
-    ),
-    (
-        "entry::",
-        "an entry of a table: what hooks are made of, used by the machine",
-    ),
+    ("bbm::", "a function of values, with a table of its own in the engine's tests"),
+    ("entry::", "an entry of a table: what hooks are made of, used by the machine"),
     // Values that arguments are made of.
     ("edit::Mapping::", "a value: every mapping of an operation"),
     ("edit::Change::", "a value: every change of an operation"),
     ("guest::Slot::", "a value: every slot of an operation"),
     ("guest::Log::", "a value"),
     ("guest::Access::", "a value"),
-    (
-        "guest::Abort::",
-        "what a register holds, decoded: `engine/tests/guest.rs`",
-    ),
+    ("guest::Abort::", "what a register holds, decoded: `engine/tests/guest.rs`"),
     ("guest::Fault::new", "a value: every fault of an operation"),
     ("guest::Backing::", "a value: every page of a host"),
-    (
-        "linear::LinearMap::new",
-        "a value: every linear map of an operation",
-    ),
+    ("linear::LinearMap::new", "a value: every linear map of an operation"),
     // What platforms are made of.
-    (
-        "linear::Slots::",
-        "windows have their own workload, `windows`",
-    ),
-    (
-        "linear::Coarse::",
-        "windows have their own workload, `windows`",
-    ),
-    (
-        "arch::",
-        "what a processor executes, and what its registers hold: the machine has its own",
-    ),
+    ("linear::Slots::", "windows have their own workload, `windows`"),
+    ("linear::Coarse::", "windows have their own workload, `windows`"),
+    ("arch::", "what a processor executes, and what its registers hold: the machine has its own"),
 ];
 
 /// The public functions of the engine, by the first module of their file, their type and their
@@ -237,17 +186,10 @@ impl Surface {
     /// Whether a function of this type can be called: one that is public where it is named, or
     /// imported there.
     fn is_public(&self, module: &str, of: &str) -> bool {
-        let here = self
-            .types
-            .iter()
-            .find(|(at, name, _)| at == module && name == of);
+        let here = self.types.iter().find(|(at, name, _)| at == module && name == of);
         let (_, _, public) = match here {
             Some(it) => it,
-            None => match self
-                .types
-                .iter()
-                .find(|(_, name, public)| name == of && *public)
-            {
+            None => match self.types.iter().find(|(_, name, public)| name == of && *public) {
                 Some(it) => it,
                 None => return false,
             },
@@ -257,9 +199,7 @@ impl Surface {
 
     fn names(&self) -> BTreeSet<String> {
         let name = |(module, of, name): &(String, Option<String>, String)| match of {
-            Some(of) => self
-                .is_public(module, of)
-                .then(|| format!("{module}::{of}::{name}")),
+            Some(of) => self.is_public(module, of).then(|| format!("{module}::{of}::{name}")),
             None => Some(format!("{module}::{name}")),
         };
         self.functions.iter().filter_map(name).collect()
@@ -268,11 +208,7 @@ impl Surface {
     fn read(&mut self, directory: &Path, module: Option<&str>) {
         for entry in fs::read_dir(directory).expect("the engine's source") {
             let path = entry.expect("a file").path();
-            let stem = path
-                .file_stem()
-                .expect("a name")
-                .to_string_lossy()
-                .into_owned();
+            let stem = path.file_stem().expect("a name").to_string_lossy().into_owned();
             let module = module.unwrap_or(&stem);
             if path.is_dir() {
                 self.read(&path, Some(module));
@@ -288,20 +224,12 @@ impl Surface {
 
 impl<'a> Visit<'a> for Surface {
     fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {
-        let it = (
-            self.module.clone(),
-            item.ident.to_string(),
-            is_public(&item.vis),
-        );
+        let it = (self.module.clone(), item.ident.to_string(), is_public(&item.vis));
         self.types.insert(it);
     }
 
     fn visit_item_enum(&mut self, item: &'a syn::ItemEnum) {
-        let it = (
-            self.module.clone(),
-            item.ident.to_string(),
-            is_public(&item.vis),
-        );
+        let it = (self.module.clone(), item.ident.to_string(), is_public(&item.vis));
         self.types.insert(it);
     }
 
@@ -343,20 +271,11 @@ fn every_public_function_is_called_by_an_operation_or_is_an_exception() {
     let names = surface.names();
     assert!(names.len() > 150, "{} functions were found", names.len());
     let called: BTreeSet<&str> = OPERATIONS.iter().flat_map(|it| it.2).copied().collect();
-    let excepted = |name: &str| {
-        EXCEPTIONS
-            .iter()
-            .any(|(prefix, _)| name.starts_with(prefix))
-    };
-    let left_out: Vec<_> = names
-        .iter()
-        .filter(|name| !called.contains(name.as_str()) && !excepted(name))
-        .collect();
+    let excepted = |name: &str| EXCEPTIONS.iter().any(|(prefix, _)| name.starts_with(prefix));
+    let left_out: Vec<_> =
+        names.iter().filter(|name| !called.contains(name.as_str()) && !excepted(name)).collect();
     assert!(left_out.is_empty(), "no operation calls {left_out:#?}");
-    let unknown: Vec<_> = called
-        .iter()
-        .filter(|name| !names.contains(**name))
-        .collect();
+    let unknown: Vec<_> = called.iter().filter(|name| !names.contains(**name)).collect();
     assert!(unknown.is_empty(), "the engine has no {unknown:#?}");
     let idle: Vec<_> = EXCEPTIONS
         .iter()

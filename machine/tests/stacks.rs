@@ -7,10 +7,7 @@ use std::cell::Cell;
 use tablewright_machine::{Config, MAX_CPUS, Scheduler, Time};
 
 fn mappings() -> usize {
-    std::fs::read_to_string("/proc/self/maps")
-        .unwrap()
-        .lines()
-        .count()
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
 /// Returns how many mappings there were during a run, which ends well or in a panic of one CPU.
@@ -38,10 +35,6 @@ fn stacks_are_given_back() {
             // Each has a guard, which is a mapping of its own.
             assert!(run(panics) >= before + 2 * MAX_CPUS - 2);
         }
-        assert!(
-            mappings() <= before + 4,
-            "{before} before, {} after",
-            mappings()
-        );
+        assert!(mappings() <= before + 4, "{before} before, {} after", mappings());
     }
 }

@@ -50,9 +50,7 @@ impl Areas {
     /// Adds one. Whether there was room.
     #[must_use]
     pub fn add(&mut self, area: Area) -> bool {
-        let free = self
-            .iter()
-            .all(|other| other.span.intersect(area.span).is_none());
+        let free = self.iter().all(|other| other.span.intersect(area.span).is_none());
         if free {
             self.0.push(area);
         }

@@ -222,13 +222,7 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         let pages = |attrs| Encoded::new(Mapping::new(attrs).pages_only());
         let (writable, constant) = (pages(Attrs::USER_DATA)?, pages(Attrs::USER_RODATA)?);
         let space = AddressSpace::new(platform).ok_or(ProcessError::NoMemory)?;
-        Ok(Self {
-            space: space.with_id(id),
-            memory,
-            areas: Areas::default(),
-            writable,
-            constant,
-        })
+        Ok(Self { space: space.with_id(id), memory, areas: Areas::default(), writable, constant })
     }
 
     /// Its address space, to be looked at.
@@ -319,11 +313,7 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
     }
 
     fn demand(&mut self, page: Va, writable: bool) -> Result<Handled, ProcessError> {
-        let template = if writable {
-            self.writable
-        } else {
-            self.constant
-        };
+        let template = if writable { self.writable } else { self.constant };
         let frame = self.memory.take().ok_or(ProcessError::NoMemory)?;
         // Nothing was there, so nothing is remembered: it is published, and that is all.
         match self.space.map_page(page, frame, template) {

@@ -62,23 +62,13 @@ impl Counts {
     }
 }
 
-const NONE: Counts = Counts {
-    stores: 0,
-    waits: 0,
-    invalidations: 0,
-    loads: 0,
-};
+const NONE: Counts = Counts { stores: 0, waits: 0, invalidations: 0, loads: 0 };
 /// Entries that were holes: walkers remember no hole, so that all there is to do is to let them see
 /// the stores.
 const PUBLISH: Counts = Counts { stores: 1, ..NONE };
 /// What walkers may remember is forgotten: the stores are seen, then the invalidation is issued,
 /// then it is complete. Once for all that was gathered.
-const FLUSH: Counts = Counts {
-    stores: 1,
-    waits: 1,
-    invalidations: 1,
-    loads: 0,
-};
+const FLUSH: Counts = Counts { stores: 1, waits: 1, invalidations: 1, loads: 0 };
 
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -162,11 +152,7 @@ impl Step {
             Self::Allow => NONE,
             // Another root is loaded, and the identifier forgotten. No walker comes to the tables
             // any more: nothing is to be seen in them.
-            Self::Exit => Counts {
-                stores: 0,
-                loads: 1,
-                ..FLUSH
-            },
+            Self::Exit => Counts { stores: 0, loads: 1, ..FLUSH },
         }
     }
 }

@@ -96,10 +96,7 @@ impl Layout {
                 if end <= page {
                     break;
                 }
-                numbers.push(Run {
-                    first: number + (page - first),
-                    pages: end - page,
-                });
+                numbers.push(Run { first: number + (page - first), pages: end - page });
                 page = end;
             }
         }
@@ -110,26 +107,14 @@ impl Layout {
     /// What the mapping of a page without a number has of its block, up to what has numbers
     /// already. A page that was unmapped since it was seen is alone.
     fn block_around(&self, page: u64, map: &[Mapping]) -> Run {
-        let whole = mapping_of(map, page).map_or(
-            Run {
-                first: page,
-                pages: 1,
-            },
-            |m| m.run,
-        );
+        let whole = mapping_of(map, page).map_or(Run { first: page, pages: 1 }, |m| m.run);
         let block = page & !(BLOCK - 1);
         let before = self.parts.range(..page).next_back();
         let after = self.parts.range(page..).next();
-        let first = block
-            .max(whole.first)
-            .max(before.map_or(0, |(&first, &(pages, _))| first + pages));
-        let end = (block + BLOCK)
-            .min(whole.end())
-            .min(after.map_or(u64::MAX, |(&first, _)| first));
-        Run {
-            first,
-            pages: end - first,
-        }
+        let first =
+            block.max(whole.first).max(before.map_or(0, |(&first, &(pages, _))| first + pages));
+        let end = (block + BLOCK).min(whole.end()).min(after.map_or(u64::MAX, |(&first, _)| first));
+        Run { first, pages: end - first }
     }
 
     fn part_of(&self, page: u64) -> Option<(u64, (u64, u64))> {
@@ -167,10 +152,7 @@ mod tests {
         layout.cover(&[run(110, 1), run(0x10300, 1)], &map, |part, name| {
             parts.push((part, name.to_owned()));
         });
-        assert_eq!(
-            parts,
-            [(run(100, 20), "a".into()), (run(0x10200, 512), "b".into())]
-        );
+        assert_eq!(parts, [(run(100, 20), "a".into()), (run(0x10200, 512), "b".into())]);
         assert_eq!(
             layout.numbers(&[run(105, 2), run(0x103fe, 2)]),
             [run(5, 2), run(20 + 0x1fe, 2)]
@@ -181,10 +163,7 @@ mod tests {
         layout.cover(&[run(98, 24)], &[mapping(90, 40, "a")], |part, name| {
             parts.push((part, name.to_owned()));
         });
-        assert_eq!(
-            parts,
-            [(run(90, 10), "a".into()), (run(120, 10), "a".into())]
-        );
+        assert_eq!(parts, [(run(90, 10), "a".into()), (run(120, 10), "a".into())]);
         assert_eq!(layout.numbers(&[run(98, 24)]), [run(0, 20), run(540, 4)]);
     }
 
@@ -192,9 +171,7 @@ mod tests {
     fn blocks_that_come_together_are_one_part() {
         let mut layout = Layout::default();
         let mut parts = Vec::new();
-        layout.cover(&[run(1000, 4000)], &[mapping(1000, 4000, "")], |part, _| {
-            parts.push(part)
-        });
+        layout.cover(&[run(1000, 4000)], &[mapping(1000, 4000, "")], |part, _| parts.push(part));
         assert_eq!(parts, [run(1000, 4000)]);
         assert_eq!(layout.parts.len(), 1);
     }

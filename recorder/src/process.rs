@@ -123,10 +123,7 @@ impl Process {
             pidfd,
             maps,
             pagemap: files.open_relative("pagemap")?,
-            memory: File::options()
-                .read(true)
-                .write(true)
-                .open(format!("/proc/{pid}/mem"))?,
+            memory: File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?,
             files,
             page,
         };
@@ -188,10 +185,7 @@ impl Process {
     pub fn threads(&self) -> Result<Vec<pid_t>, ProcessError> {
         let mut threads = Vec::new();
         for task in self.files.tasks()?.flatten() {
-            if task
-                .stat()
-                .is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
-            {
+            if task.stat().is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X')) {
                 threads.push(task.tid);
             }
         }
@@ -202,9 +196,7 @@ impl Process {
 
     /// Clears its soft-dirty bits.
     pub fn clear_soft_dirty(&self) -> Result<(), ProcessError> {
-        Ok(self
-            .files
-            .clear_refs(procfs::process::ClearRefs::SoftDirty)?)
+        Ok(self.files.clear_refs(procfs::process::ClearRefs::SoftDirty)?)
     }
 
     /// Bytes of it in huge pages.
@@ -230,22 +222,14 @@ impl Process {
         let Ok(tasks) = self.files.tasks() else {
             return 0;
         };
-        tasks
-            .flatten()
-            .filter_map(|task| task.children().ok())
-            .map(|children| children.len())
-            .sum()
+        tasks.flatten().filter_map(|task| task.children().ok()).map(|children| children.len()).sum()
     }
 
     /// What lets a device write to its memory without a page fault, in words. A guest of KVM is not
     /// among it: its writes fault in the host.
     pub fn direct_access(&self) -> Vec<&'static str> {
         let mut found = Vec::new();
-        if self
-            .files
-            .status()
-            .is_ok_and(|status| status.vmpin.is_some_and(|kib| kib > 0))
-        {
+        if self.files.status().is_ok_and(|status| status.vmpin.is_some_and(|kib| kib > 0)) {
             found.push("pinned memory");
         }
         for fd in self.files.fd().into_iter().flatten().flatten() {
@@ -307,9 +291,8 @@ fn parse(text: &[u8], page: u64) -> Vec<Mapping> {
         let field = |number: usize| fields.get(number).copied().unwrap_or_default();
         let (range, permissions, name) = (field(0), field(1), field(5).trim().to_owned());
         let address = |digits| u64::from_str_radix(digits, 16).ok();
-        let ends = range
-            .split_once('-')
-            .and_then(|(start, end)| Some((address(start)?, address(end)?)));
+        let ends =
+            range.split_once('-').and_then(|(start, end)| Some((address(start)?, address(end)?)));
         let Some((start, end)) = ends else { continue };
         let behind = map.last().map_or(0, |last| last.run.end());
         // Behind the addresses of user mode there is one page, which is the kernel's.
@@ -318,10 +301,7 @@ fn parse(text: &[u8], page: u64) -> Vec<Mapping> {
         }
         let may = |letter| permissions.contains(letter);
         map.push(Mapping {
-            run: Run {
-                first: start / page,
-                pages: (end - start) / page,
-            },
+            run: Run { first: start / page, pages: (end - start) / page },
             private: may('p'),
             readable: may('r'),
             writable: may('w'),
@@ -349,13 +329,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         let map = parse(text, 4096);
         let names: Vec<_> = map.iter().map(|mapping| mapping.name.as_str()).collect();
         assert_eq!(names, ["[heap]", "/SYSV x\u{fffd} y", "/memfd:a (deleted)"]);
-        assert_eq!(
-            map[0].run,
-            Run {
-                first: 0x5_5d0c_5a00,
-                pages: 0x21
-            }
-        );
+        assert_eq!(map[0].run, Run { first: 0x5_5d0c_5a00, pages: 0x21 });
         assert!(map[0].writable && map[0].private && !map[0].executable);
         assert!(map[1].executable && !map[1].writable);
         assert!(!map[2].private);

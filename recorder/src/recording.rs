@@ -167,23 +167,14 @@ pub struct Writer {
 impl Writer {
     /// A recording without records.
     pub fn new(header: &Header) -> Self {
-        let mut writer = Self {
-            bytes: Vec::new(),
-            intervals: 0,
-            written: 0,
-        };
+        let mut writer = Self { bytes: Vec::new(), intervals: 0, written: 0 };
         writer.bytes.extend_from_slice(MAGIC);
         writer.bytes.push(VERSION);
         writer.text(&header.method);
         writer.texts(&header.blind);
         writer.text(&header.kernel);
         writer.text(&header.command);
-        for number in [
-            header.pid,
-            header.page_size,
-            header.start_ns,
-            header.interval_ns,
-        ] {
+        for number in [header.pid, header.page_size, header.start_ns, header.interval_ns] {
             writer.number(number);
         }
         writer
@@ -358,10 +349,7 @@ pub struct Recording {
 impl Recording {
     /// Reads what is in a file.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, RecordingError> {
-        let mut cursor = Cursor {
-            bytes: &bytes,
-            at: 0,
-        };
+        let mut cursor = Cursor { bytes: &bytes, at: 0 };
         let header = cursor.header()?;
         let mut regions: Vec<Region> = Vec::new();
         let mut taken = BTreeMap::new();
@@ -378,21 +366,14 @@ impl Recording {
                     let pages = cursor.number("a count of pages")?;
                     let name = cursor.text("a name")?;
                     let free = pages > 0
-                        && first
-                            .checked_add(pages)
-                            .is_some_and(|end| end <= MOST_PAGES)
+                        && first.checked_add(pages).is_some_and(|end| end <= MOST_PAGES)
                         && all + pages <= MOST_PAGES
                         && !overlaps(&taken, first, pages);
                     if !free {
                         return Err(error(at, Problem::Region(pages)));
                     }
                     taken.insert(first, pages);
-                    regions.push(Region {
-                        page: all,
-                        first,
-                        pages,
-                        name,
-                    });
+                    regions.push(Region { page: all, first, pages, name });
                     all += pages;
                 }
                 PRESENT if intervals.is_empty() && present.is_empty() => {
@@ -417,15 +398,7 @@ impl Recording {
             }
         };
         cursor.end()?;
-        Ok(Self {
-            header,
-            regions,
-            pages: all,
-            present,
-            intervals,
-            summary,
-            bytes,
-        })
+        Ok(Self { header, regions, pages: all, present, intervals, summary, bytes })
     }
 
     /// How, what and when.
@@ -457,17 +430,10 @@ impl Recording {
     pub fn intervals(&self) -> impl Iterator<Item = Interval> {
         let mut start_ns = 0;
         self.intervals.iter().map_while(move |&at| {
-            let mut cursor = Cursor {
-                bytes: &self.bytes,
-                at,
-            };
+            let mut cursor = Cursor { bytes: &self.bytes, at };
             // It was read once before.
             let (length_ns, runs) = cursor.interval(self.pages).ok()?;
-            let interval = Interval {
-                start_ns,
-                length_ns,
-                runs,
-            };
+            let interval = Interval { start_ns, length_ns, runs };
             start_ns += length_ns;
             Some(interval)
         })
@@ -775,15 +741,9 @@ mod tests {
         writer.bytes.extend_from_slice(&[0xff; 9]);
         let error = finish(writer);
         let what = "an interval's length";
-        assert_eq!(
-            (error.offset, error.problem),
-            (start + 1, Problem::TooLarge(what))
-        );
+        assert_eq!((error.offset, error.problem), (start + 1, Problem::TooLarge(what)));
 
-        let writer = Writer::new(&Header {
-            page_size: 0,
-            ..header()
-        });
+        let writer = Writer::new(&Header { page_size: 0, ..header() });
         assert_eq!(finish(writer).problem, Problem::PageSize(0));
     }
 

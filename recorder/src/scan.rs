@@ -65,8 +65,7 @@ pub fn probe() -> Result<u64, String> {
     let trial = Trial::new(PAGES, page as usize).map_err(|error| error.to_string())?;
     let uffd = Userfault::own().map_err(|error| format!("userfaultfd: {error}"))?;
     let (start, bytes) = (trial.address(), trial.bytes() as u64);
-    uffd.register(start, bytes)
-        .map_err(|error| format!("userfaultfd: registering: {error}"))?;
+    uffd.register(start, bytes).map_err(|error| format!("userfaultfd: registering: {error}"))?;
     let pagemap =
         std::fs::File::open("/proc/self/pagemap").map_err(|error| format!("page map: {error}"))?;
     let harvest = || -> Result<Vec<u64>, String> {
@@ -80,9 +79,7 @@ pub fn probe() -> Result<u64, String> {
     harvest()?;
     let expected = (0..PAGES).step_by(10);
     expected.clone().for_each(|number| trial.write(number));
-    let expected: Vec<u64> = expected
-        .map(|number| start + number as u64 * page)
-        .collect();
+    let expected: Vec<u64> = expected.map(|number| start + number as u64 * page).collect();
     let found = harvest()?;
     if found != expected || !harvest()?.is_empty() {
         return Err(format!(
@@ -123,10 +120,7 @@ impl Scan {
         let gate = Self::gate(process)?;
         let thread = *process.threads()?.first().ok_or(TraceError::Ended)?;
         // A filter may end the process for a system call that it does not know.
-        let status = process
-            .files()
-            .status()
-            .map_err(crate::process::ProcessError::from)?;
+        let status = process.files().status().map_err(crate::process::ProcessError::from)?;
         let filtered = status.seccomp.unwrap_or(0) != 0;
         let mut tracee = match Tracee::stop(thread, filtered) {
             Err(TraceError::Kernel { .. }) if filtered => {
@@ -176,9 +170,7 @@ impl Scan {
         };
 
         let mut present = Vec::new();
-        sys::scan(&process.pagemap, 0, end, UNWATCHED, |found| {
-            present.push(run(found))
-        })?;
+        sys::scan(&process.pagemap, 0, end, UNWATCHED, |found| present.push(run(found)))?;
         let mut fresh = Vec::new();
         let mut unwatched = 0;
         each_mapping(&present, &map, |part, mapping| {
@@ -186,9 +178,7 @@ impl Scan {
                 return;
             }
             let whole = mapping.run;
-            let watched = self
-                .uffd
-                .register(whole.first * self.page, whole.pages * self.page);
+            let watched = self.uffd.register(whole.first * self.page, whole.pages * self.page);
             match watched.map_err(|error| error.raw_os_error()) {
                 Ok(()) => fresh.push(part),
                 // Gone already, or never to be written.
@@ -238,10 +228,7 @@ fn each_mapping(runs: &[Run], map: &[Mapping], mut visit: impl FnMut(Run, &Mappi
                 continue;
             };
             let end = run.end().min(mapping.run.end());
-            let part = Run {
-                first: page,
-                pages: end - page,
-            };
+            let part = Run { first: page, pages: end - page };
             visit(part, mapping);
             page = end;
         }

@@ -123,10 +123,7 @@ impl Session {
         methods: &[(Method, u64)],
         mut process: Process,
     ) -> Result<Self, String> {
-        let mut cost = Cost {
-            huge_before: process.huge(),
-            ..Cost::default()
-        };
+        let mut cost = Cost { huge_before: process.huge(), ..Cost::default() };
         let clock = Instant::now();
         let watched = watch(methods, &mut process)?;
         let last = Instant::now();
@@ -151,10 +148,7 @@ impl Session {
         let mut session = Self {
             writer: Writer::new(&header),
             layout: Layout::default(),
-            summary: Summary {
-                cost,
-                ..Summary::default()
-            },
+            summary: Summary { cost, ..Summary::default() },
             process,
             method: (watched.method, watched.fault_ns),
             watcher: watched.watcher,
@@ -178,9 +172,7 @@ impl Session {
     pub fn run(&mut self, options: &Options, stop: &AtomicBool, mut each: impl FnMut()) -> Outcome {
         let interval = options.interval;
         let origin = self.last;
-        let end = options
-            .duration
-            .and_then(|duration| origin.checked_add(duration));
+        let end = options.duration.and_then(|duration| origin.checked_add(duration));
         let mut due = origin;
         for number in 1u64.. {
             // At regular times; but a harvest that takes long does not make the next interval
@@ -235,18 +227,13 @@ impl Session {
     /// One interval, which is over. What ends the recording is an error.
     fn interval(&mut self, ended: bool) -> Result<(), String> {
         let clock = Instant::now();
-        let harvest = if ended {
-            Err(WatchError::Gone)
-        } else {
-            self.watcher.harvest(&mut self.process)
-        };
+        let harvest =
+            if ended { Err(WatchError::Gone) } else { self.watcher.harvest(&mut self.process) };
         let harvest = match harvest {
             Ok(harvest) => harvest,
             Err(WatchError::Gone) => self.other_program()?,
             Err(error) => {
-                self.summary
-                    .warnings
-                    .push(format!("the recording ended early: {error}"));
+                self.summary.warnings.push(format!("the recording ended early: {error}"));
                 self.broken = true;
                 return Err("by an error".to_owned());
             }
@@ -254,8 +241,7 @@ impl Session {
         let now = Instant::now();
         self.cover(&harvest);
         let written = self.layout.numbers(&harvest.written);
-        self.writer
-            .interval((now - self.last).as_nanos() as u64, &written);
+        self.writer.interval((now - self.last).as_nanos() as u64, &written);
         self.last = now;
         let cost = &mut self.summary.cost;
         cost.harvest_ns += (now - clock).as_nanos() as u64;
@@ -277,10 +263,7 @@ impl Session {
                 self.programs += 1;
                 self.summary.cost.stopped_ns += watched.stopped_ns;
                 // That was counted just now.
-                return Ok(Harvest {
-                    stopped_ns: 0,
-                    ..watched.harvest
-                });
+                return Ok(Harvest { stopped_ns: 0, ..watched.harvest });
             }
             Err(refused) => refused,
         };
@@ -300,10 +283,9 @@ impl Session {
     /// Page numbers for what was seen.
     fn cover(&mut self, harvest: &Harvest) {
         let writer = &mut self.writer;
-        self.layout
-            .cover(&harvest.seen, &harvest.map, |part, name| {
-                writer.region(part.first, part.pages, name);
-            });
+        self.layout.cover(&harvest.seen, &harvest.map, |part, name| {
+            writer.region(part.first, part.pages, name);
+        });
     }
 
     /// Looks for what a recording does not show.
@@ -346,11 +328,7 @@ impl Session {
                 mebibytes(self.unwatched.saturating_mul(page_size()))
             ));
         }
-        let Cost {
-            huge_before: before,
-            huge_after: after,
-            ..
-        } = self.summary.cost;
+        let Cost { huge_before: before, huge_after: after, .. } = self.summary.cost;
         if after < before {
             warnings.push(format!(
                 "{} of huge pages at the start, {} at the end: a write to a watched one splits it",

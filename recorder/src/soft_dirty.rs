@@ -41,10 +41,7 @@ pub fn probe() -> Result<u64, String> {
     let clear = || fs::write("/proc/self/clear_refs", "4").map_err(say("clear_refs"));
     let dirty = || -> Result<Vec<u64>, String> {
         let mut found = Vec::new();
-        let all = Run {
-            first,
-            pages: trial.pages() as u64,
-        };
+        let all = Run { first, pages: trial.pages() as u64 };
         read(&pagemap, all, |number, word| {
             if word & SOFT_DIRTY != 0 {
                 found.push(number - first);
@@ -104,9 +101,7 @@ impl SoftDirty {
     pub fn harvest(&mut self, process: &mut Process) -> Result<Harvest, WatchError> {
         let stopped = stop_all(process)?;
         let harvest = self.harvest_stopped(process);
-        let stopped_ns = stopped
-            .first()
-            .map_or(0, |first| first.stopped().as_nanos() as u64);
+        let stopped_ns = stopped.first().map_or(0, |first| first.stopped().as_nanos() as u64);
         drop(stopped);
         let mut harvest = harvest?;
         harvest.stopped_ns = stopped_ns;
@@ -141,14 +136,7 @@ impl SoftDirty {
         self.begun = true;
         join(&mut seen);
         join(&mut written);
-        Ok(Harvest {
-            faults: pages(&written),
-            map,
-            seen,
-            written,
-            unwatched: 0,
-            stopped_ns: 0,
-        })
+        Ok(Harvest { faults: pages(&written), map, seen, written, unwatched: 0, stopped_ns: 0 })
     }
 }
 
@@ -182,9 +170,6 @@ fn stop_all(process: &Process) -> Result<Vec<Tracee>, WatchError> {
 fn extend(runs: &mut Vec<Run>, page: u64) {
     match runs.last_mut() {
         Some(run) if run.end() == page => run.pages += 1,
-        _ => runs.push(Run {
-            first: page,
-            pages: 1,
-        }),
+        _ => runs.push(Run { first: page, pages: 1 }),
     }
 }

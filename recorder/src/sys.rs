@@ -130,10 +130,7 @@ pub fn scan(
         // nothing.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut argument) };
         match usize::try_from(count) {
-            Ok(count) => found[..count.min(found.len())]
-                .iter()
-                .copied()
-                .for_each(&mut visit),
+            Ok(count) => found[..count.min(found.len())].iter().copied().for_each(&mut visit),
             Err(_) => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::Interrupted => continue,
                 error => return Err(error),
@@ -173,12 +170,7 @@ impl Userfault {
 
     /// From now on pages of these addresses can be protected. Until they are, all count as written.
     pub fn register(&self, start: u64, len: u64) -> io::Result<()> {
-        let mut register = Register {
-            start,
-            len,
-            mode: REGISTER_WP,
-            ioctls: 0,
-        };
+        let mut register = Register { start, len, mode: REGISTER_WP, ioctls: 0 };
         // SAFETY: the argument has the layout that this request wants. Protection is asynchronous,
         // so no access of the watched process ever waits for us.
         let done = unsafe { libc::ioctl(self.0.as_raw_fd(), UFFDIO_REGISTER as _, &mut register) };
@@ -205,11 +197,7 @@ impl Pidfd {
 
     /// Whether it has ended. Waits for that for so many milliseconds; a signal ends the wait.
     pub fn ended(&self, milliseconds: c_int) -> bool {
-        let mut poll = libc::pollfd {
-            fd: self.0.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, which is there.
         unsafe { libc::poll(&mut poll, 1, milliseconds) == 1 }
     }
@@ -464,9 +452,5 @@ fn own(fd: c_long) -> io::Result<OwnedFd> {
 }
 
 fn check(result: c_long) -> io::Result<c_long> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -34,16 +34,8 @@ impl Memory {
         // SAFETY: a new mapping, or one in the place of an old one to which there are no
         // references.
         let start = unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) };
-        assert_ne!(
-            start,
-            libc::MAP_FAILED,
-            "{}",
-            std::io::Error::last_os_error()
-        );
-        let map = Self {
-            start: start.cast(),
-            pages,
-        };
+        assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        let map = Self { start: start.cast(), pages };
         map.advise(libc::MADV_NOHUGEPAGE);
         map
     }
@@ -140,12 +132,7 @@ fn obey() {
                 let fd = unsafe { libc::memfd_create(c"subject".as_ptr(), 0) };
                 // SAFETY: takes numbers.
                 unsafe { libc::ftruncate(fd, (numbers[0] * page_size() as usize) as i64) };
-                memory = Some(Memory::map(
-                    ptr::null_mut(),
-                    numbers[0],
-                    libc::MAP_SHARED,
-                    fd,
-                ));
+                memory = Some(Memory::map(ptr::null_mut(), numbers[0], libc::MAP_SHARED, fd));
             }
             "file" => {
                 use std::os::fd::AsRawFd;
@@ -172,19 +159,11 @@ fn obey() {
                         0,
                     )
                 };
-                memory = Some(Memory {
-                    start: start.cast(),
-                    pages: numbers[0],
-                });
+                memory = Some(Memory { start: start.cast(), pages: numbers[0] });
             }
             "replace" => {
                 let old = memory.take().unwrap();
-                memory = Some(Memory::map(
-                    old.start,
-                    old.pages,
-                    ANONYMOUS | libc::MAP_FIXED,
-                    -1,
-                ));
+                memory = Some(Memory::map(old.start, old.pages, ANONYMOUS | libc::MAP_FIXED, -1));
             }
             "move" => {
                 let old = memory.take().unwrap();
@@ -236,10 +215,7 @@ fn obey() {
                 }
             }
             "nap" => {
-                let nap = libc::timespec {
-                    tv_sec: 0,
-                    tv_nsec: numbers[0] as i64 * 1_000_000,
-                };
+                let nap = libc::timespec { tv_sec: 0, tv_nsec: numbers[0] as i64 * 1_000_000 };
                 let clock = Instant::now();
                 // SAFETY: a time that is there, and none wanted back.
                 let result = unsafe { libc::nanosleep(&nap, ptr::null_mut()) };
@@ -251,14 +227,8 @@ fn obey() {
                 // SAFETY: a handler that does one atomic addition, and a timer for it.
                 unsafe {
                     libc::signal(libc::SIGALRM, count_alarm as *const () as usize);
-                    let every = libc::timeval {
-                        tv_sec: 0,
-                        tv_usec: 1000,
-                    };
-                    let timer = libc::itimerval {
-                        it_interval: every,
-                        it_value: every,
-                    };
+                    let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+                    let timer = libc::itimerval { it_interval: every, it_value: every };
                     libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut());
                 }
                 let clock = Instant::now();
@@ -284,9 +254,7 @@ fn obey() {
             "exit" => break,
             other => panic!("{other}"),
         }
-        let (start, pages) = memory
-            .as_ref()
-            .map_or((ptr::null_mut(), 0), |m| (m.start, m.pages));
+        let (start, pages) = memory.as_ref().map_or((ptr::null_mut(), 0), |m| (m.start, m.pages));
         println!("{MARK}{} {pages}", start.addr() as u64 / page_size());
     }
 }
@@ -295,56 +263,24 @@ fn obey() {
 fn register_with_io_uring(memory: &Memory) -> bool {
     const REGISTER_BUFFERS: u32 = 0;
     let mut parameters = [0u8; 120];
-    let buffer = libc::iovec {
-        iov_base: memory.start.cast(),
-        iov_len: memory.bytes(),
-    };
+    let buffer = libc::iovec { iov_base: memory.start.cast(), iov_len: memory.bytes() };
     // SAFETY: parameters of the size that the kernel wants, one buffer of our own. The ring is
     // never closed.
     unsafe {
         let ring = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr());
         ring >= 0
-            && libc::syscall(
-                libc::SYS_io_uring_register,
-                ring,
-                REGISTER_BUFFERS,
-                &buffer,
-                1,
-            ) == 0
+            && libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_BUFFERS, &buffer, 1) == 0
     }
 }
 
 /// From now on a process that calls userfaultfd is killed.
 fn filter_userfaultfd() {
-    let load = libc::sock_filter {
-        code: 0x20,
-        jt: 0,
-        jf: 0,
-        k: 0,
-    };
-    let compare = libc::sock_filter {
-        code: 0x15,
-        jt: 0,
-        jf: 1,
-        k: libc::SYS_userfaultfd as u32,
-    };
-    let kill = libc::sock_filter {
-        code: 0x06,
-        jt: 0,
-        jf: 0,
-        k: libc::SECCOMP_RET_KILL_PROCESS,
-    };
-    let allow = libc::sock_filter {
-        code: 0x06,
-        jt: 0,
-        jf: 0,
-        k: libc::SECCOMP_RET_ALLOW,
-    };
+    let load = libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 };
+    let compare = libc::sock_filter { code: 0x15, jt: 0, jf: 1, k: libc::SYS_userfaultfd as u32 };
+    let kill = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: libc::SECCOMP_RET_KILL_PROCESS };
+    let allow = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
     let mut filter = [load, compare, kill, allow];
-    let program = libc::sock_fprog {
-        len: 4,
-        filter: filter.as_mut_ptr(),
-    };
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
     // SAFETY: a filter of four instructions, which is there; for all threads.
     let set = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
@@ -370,13 +306,7 @@ struct Subject {
 impl Subject {
     fn start() -> Self {
         let mut harness = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "tests::subject",
-                "--ignored",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+            .args(["--exact", "tests::subject", "--ignored", "--nocapture", "--test-threads=1"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -384,13 +314,7 @@ impl Subject {
         let orders = harness.stdin.take().unwrap();
         let answers = BufReader::new(harness.stdout.take().unwrap());
         let map = Run { first: 0, pages: 0 };
-        let mut subject = Self {
-            harness,
-            pid: 0,
-            orders,
-            answers,
-            map,
-        };
+        let mut subject = Self { harness, pid: 0, orders, answers, map };
         subject.pid = subject.answer()[0] as i32;
         subject
     }
@@ -406,17 +330,10 @@ impl Subject {
     fn answer(&mut self) -> Vec<u64> {
         loop {
             let mut line = String::new();
-            assert_ne!(
-                self.answers.read_line(&mut line).unwrap(),
-                0,
-                "the subject is gone"
-            );
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the subject is gone");
             // The harness leaves its line open.
             if let Some((_, answer)) = line.split_once(MARK) {
-                return answer
-                    .split_whitespace()
-                    .map(|word| word.parse().unwrap())
-                    .collect();
+                return answer.split_whitespace().map(|word| word.parse().unwrap()).collect();
             }
         }
     }
@@ -424,10 +341,7 @@ impl Subject {
     fn tell(&mut self, order: &str) {
         self.ask(order);
         let answer = self.answer();
-        self.map = Run {
-            first: answer[0],
-            pages: answer[1],
-        };
+        self.map = Run { first: answer[0], pages: answer[1] };
     }
 }
 
@@ -456,11 +370,7 @@ impl Watched {
         let (mut watcher, stopped_ns) = Watcher::attach(method, &mut process).unwrap();
         assert!(stopped_ns < 5_000_000_000);
         watcher.harvest(&mut process).unwrap();
-        Self {
-            subject,
-            process,
-            watcher,
-        }
+        Self { subject, process, watcher }
     }
 
     /// Which pages of the subject's mapping are reported after it did this.
@@ -469,10 +379,7 @@ impl Watched {
         let harvest = self.watcher.harvest(&mut self.process).unwrap();
         for run in &harvest.written {
             assert!(
-                harvest
-                    .seen
-                    .iter()
-                    .any(|seen| seen.first <= run.first && run.end() <= seen.end())
+                harvest.seen.iter().any(|seen| seen.first <= run.first && run.end() <= seen.end())
             );
         }
         let map = self.subject.map;
@@ -503,10 +410,7 @@ fn every(first: u64, pages: u64, step: u64) -> Vec<u64> {
 #[track_caller]
 fn same(found: Vec<u64>, expected: impl AsRef<[u64]>) {
     let expected = expected.as_ref();
-    let equal = found
-        .iter()
-        .zip(expected)
-        .take_while(|(one, other)| one == other);
+    let equal = found.iter().zip(expected).take_while(|(one, other)| one == other);
     let place = equal.count();
     let (one, other) = (found.get(place), expected.get(place));
     assert!(
@@ -647,9 +551,7 @@ fn the_process_does_not_notice() {
         let mut subject = Subject::start();
         subject.tell("map 10");
         let files = |subject: &Subject| {
-            std::fs::read_dir(format!("/proc/{}/fd", subject.pid()))
-                .unwrap()
-                .count()
+            std::fs::read_dir(format!("/proc/{}/fd", subject.pid())).unwrap().count()
         };
         let before = files(&subject);
 
@@ -674,10 +576,7 @@ fn the_process_does_not_notice() {
         }
         assert!(subject.answer()[0] > 10);
 
-        let status = procfs::process::Process::new(subject.pid())
-            .unwrap()
-            .status()
-            .unwrap();
+        let status = procfs::process::Process::new(subject.pid()).unwrap().status().unwrap();
         assert_eq!(status.tracerpid, 0);
         assert!(!status.state.starts_with(['T', 't']), "{}", status.state);
         assert_eq!(status.sigblk & !(1 << 63), 0);
@@ -698,11 +597,7 @@ fn a_stopped_process_stays_stopped() {
         let wait_for = |subject: &Subject, letter: char| {
             let clock = Instant::now();
             while !state(subject).starts_with(letter) {
-                assert!(
-                    clock.elapsed() < Duration::from_secs(5),
-                    "{}",
-                    state(subject)
-                );
+                assert!(clock.elapsed() < Duration::from_secs(5), "{}", state(subject));
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
@@ -743,10 +638,7 @@ fn memory_that_others_may_write_to_is_told_of() {
         return eprintln!("skipped: no io_uring here");
     }
     let found = process.direct_access();
-    assert!(
-        found.iter().any(|way| way.contains("io_uring")),
-        "{found:?}"
-    );
+    assert!(found.iter().any(|way| way.contains("io_uring")), "{found:?}");
 }
 
 #[test]
@@ -755,11 +647,8 @@ fn a_recording_has_every_page_of_a_known_pattern() {
         let mut subject = Subject::start();
         subject.tell("map 16384");
         subject.tell("write 0 2");
-        let options = Options {
-            interval: Duration::from_millis(20),
-            duration: None,
-            intervals: None,
-        };
+        let options =
+            Options { interval: Duration::from_millis(20), duration: None, intervals: None };
         let stop = AtomicBool::new(false);
         let mut bytes = Vec::new();
         std::thread::scope(|scope| {
@@ -787,9 +676,7 @@ fn a_recording_has_every_page_of_a_known_pattern() {
         let count = |runs: &[Run], counts: &mut Vec<u64>| {
             for region in recording.regions() {
                 for number in runs.iter().flat_map(|run| run.first..run.end()) {
-                    let inside = number
-                        .checked_sub(region.page)
-                        .filter(|&n| n < region.pages);
+                    let inside = number.checked_sub(region.page).filter(|&n| n < region.pages);
                     let page =
                         inside.and_then(|n| (region.first + n).checked_sub(subject.map.first));
                     if let Some(times) = page.and_then(|page| counts.get_mut(page as usize)) {
@@ -826,11 +713,7 @@ fn a_process_that_is_gone_is_an_error() {
         watched.subject.ask("exit");
         watched.subject.harness.wait().unwrap();
         let harvest = watched.watcher.harvest(&mut watched.process);
-        assert!(
-            matches!(harvest, Err(WatchError::Gone)),
-            "{:?}",
-            harvest.err()
-        );
+        assert!(matches!(harvest, Err(WatchError::Gone)), "{:?}", harvest.err());
         let again = Process::open(watched.subject.pid());
         assert!(matches!(again, Err(ProcessError::None)));
     });
@@ -841,8 +724,5 @@ fn what_is_no_process_is_refused() {
     let refused = |pid| Process::open(pid).map(drop).unwrap_err();
     // Larger than any number that is given to a process.
     assert!(matches!(refused(i32::MAX), ProcessError::None));
-    assert!(matches!(
-        refused(std::process::id().cast_signed()),
-        ProcessError::Recorder
-    ));
+    assert!(matches!(refused(std::process::id().cast_signed()), ProcessError::Recorder));
 }

@@ -73,11 +73,7 @@ impl Tracee {
     /// traced.
     pub fn stop(tid: pid_t, past_seccomp: bool) -> Result<Self, TraceError> {
         sys::seize(tid, past_seccomp).map_err(kernel("ptrace"))?;
-        let tracee = Self {
-            tid,
-            since: Instant::now(),
-            held: Vec::new(),
-        };
+        let tracee = Self { tid, since: Instant::now(), held: Vec::new() };
         sys::interrupt(tid).map_err(kernel("ptrace"))?;
         tracee.pause()?;
         Ok(tracee)
@@ -144,11 +140,7 @@ impl Tracee {
             (address != [0; 8]).then_some((place, address))
         });
         sys::set_signal_mask(tid, u64::MAX).map_err(kernel("signal mask"))?;
-        let result = make(&mut Caller {
-            tracee: self,
-            registers,
-            gate,
-        });
+        let result = make(&mut Caller { tracee: self, registers, gate });
         // Whatever came of it.
         let back = sys::interrupt(tid)
             .map_err(kernel("ptrace"))
@@ -157,9 +149,7 @@ impl Tracee {
         sys::set_registers(tid, registers).map_err(kernel("registers"))?;
         sys::set_signal_mask(tid, mask).map_err(kernel("signal mask"))?;
         if let Some((place, address)) = sequence {
-            memory
-                .write_all_at(&address, place)
-                .map_err(kernel("memory"))?;
+            memory.write_all_at(&address, place).map_err(kernel("memory"))?;
         }
         back?;
         result

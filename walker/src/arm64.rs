@@ -162,11 +162,7 @@ impl Layout {
             (Granule::K4 | Granule::K16, true) => HighAddress::Lpa2,
             (Granule::K64, true) => HighAddress::Lpa,
         };
-        Self {
-            granule,
-            wide,
-            high,
-        }
+        Self { granule, wide, high }
     }
 
     const fn blocks_at(&self, depth: u32) -> bool {
@@ -271,11 +267,7 @@ pub(crate) struct Stage1 {
 
 impl Stage1 {
     pub(crate) const fn new(granule: Granule, wide: bool) -> Self {
-        Self {
-            layout: Layout::new(granule, wide),
-            shape: Shape::arm64(granule, wide),
-            el2: false,
-        }
+        Self { layout: Layout::new(granule, wide), shape: Shape::arm64(granule, wide), el2: false }
     }
 
     pub(crate) const fn sized(granule: Granule, input_bits: u8, wide: bool, el2: bool) -> Self {
@@ -289,20 +281,11 @@ impl Stage1 {
     #[inline(always)]
     fn table(&self, descriptor: u64) -> Descriptor {
         let (denied, res0) = match self.el2 {
-            false => (
-                PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY,
-                1 << 50,
-            ),
-            true => (
-                UXN_TABLE | AP_TABLE1_READ_ONLY,
-                1 << 50 | PXN_TABLE | AP_TABLE0_NO_EL0,
-            ),
+            false => (PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY, 1 << 50),
+            true => (UXN_TABLE | AP_TABLE1_READ_ONLY, 1 << 50 | PXN_TABLE | AP_TABLE0_NO_EL0),
         };
         match self.layout.table(descriptor, res0) {
-            Ok(pa) => Descriptor::Table {
-                pa,
-                denied: Denied(descriptor & denied),
-            },
+            Ok(pa) => Descriptor::Table { pa, denied: Denied(descriptor & denied) },
             Err(why) => Descriptor::Reserved(why),
         }
     }
@@ -377,11 +360,7 @@ fn access_of_el2(Denied(denied): Denied, leaf: u64) -> Access {
             write: leaf & AP2_READ_ONLY == 0 && denied & AP_TABLE1_READ_ONLY == 0,
             execute: leaf & UXN == 0 && denied & UXN_TABLE == 0,
         },
-        user: Permissions {
-            read: false,
-            write: false,
-            execute: false,
-        },
+        user: Permissions { read: false, write: false, execute: false },
     }
 }
 
@@ -414,11 +393,7 @@ impl Format for Stage1 {
 
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
-        if leaf & DBM == 0 {
-            leaf
-        } else {
-            leaf & !AP2_READ_ONLY
-        }
+        if leaf & DBM == 0 { leaf } else { leaf & !AP2_READ_ONLY }
     }
 
     /// All bits above the input address are equal: TTBR0 translates the zeros, TTBR1 the ones. EL2
@@ -447,8 +422,7 @@ impl Format for Stage1 {
         descriptor: u64,
     ) -> Result<(), &'static str> {
         let run = run_in(self.layout.granule, depth, self.shape);
-        self.layout
-            .check_run(self.shape, depth, run, index, previous, descriptor)
+        self.layout.check_run(self.shape, depth, run, index, previous, descriptor)
     }
 }
 
@@ -496,11 +470,7 @@ impl Layout {
             return Err("a member does not continue the memory of the one before it");
         }
         // AP[2], in stage 2 S2AP[1].
-        let dirty_state = if previous & member & DBM != 0 {
-            AP2_READ_ONLY
-        } else {
-            0
-        };
+        let dirty_state = if previous & member & DBM != 0 { AP2_READ_ONLY } else { 0 };
         // The address is right already, so that the bits above bit 47, wherever they stand, are
         // equal.
         let may_differ = bits(shift, 48) | AF | SOFTWARE | IGNORED | dirty_state;

@@ -52,10 +52,7 @@ pub(crate) struct Ept {
 
 impl Ept {
     pub(crate) const fn new(levels: u8, mode_based: bool) -> Self {
-        Self {
-            shape: Shape::x86_64(levels),
-            rights: R | W | X | if mode_based { XU } else { 0 },
-        }
+        Self { shape: Shape::x86_64(levels), rights: R | W | X | if mode_based { XU } else { 0 } }
     }
 
     /// The rights that an entry lacks.
@@ -76,11 +73,8 @@ impl Ept {
         }
         let Denied(denied) = denied.union(self.denials(descriptor));
         let may = |right: u64| denied & right == 0;
-        let class = |execute: u64| Permissions {
-            read: may(R),
-            write: may(W),
-            execute: may(execute),
-        };
+        let class =
+            |execute: u64| Permissions { read: may(R), write: may(W), execute: may(execute) };
         Descriptor::Leaf(Leaf {
             va,
             pa: address(descriptor, shift),
@@ -96,9 +90,7 @@ impl Ept {
             memory: memory as u8,
             shareability: None,
             accessed: descriptor & A != 0,
-            dirty: DirtyState::X86_64 {
-                dirty: descriptor & D != 0,
-            },
+            dirty: DirtyState::X86_64 { dirty: descriptor & D != 0 },
             software: (descriptor >> 11 & 1 | (descriptor >> 52 & 0x1f) << 1) as u16,
             key: (descriptor >> 59 & 0xf) as u8,
             raw: descriptor,

@@ -86,11 +86,7 @@ pub struct Permissions {
 impl fmt::Display for Permissions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flag = |set, sign| if set { sign } else { "-" };
-        let (r, w, x) = (
-            flag(self.read, "r"),
-            flag(self.write, "w"),
-            flag(self.execute, "x"),
-        );
+        let (r, w, x) = (flag(self.read, "r"), flag(self.write, "w"), flag(self.execute, "x"));
         write!(f, "{r}{w}{x}")
     }
 }
@@ -168,13 +164,7 @@ impl fmt::Display for Fault {
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            level,
-            table,
-            index,
-            descriptor,
-            why,
-        } = self;
+        let Self { level, table, index, descriptor, why } = self;
         write!(
             f,
             "{why} (descriptor {descriptor:#018x}, entry {index} of the level {level} table at {table:#x})"

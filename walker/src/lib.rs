@@ -99,19 +99,11 @@ macro_rules! with_format {
                 let $format = $crate::arm64::Stage1::new(granule, wide);
                 $body
             }
-            $crate::Regime::Arm64Stage1Sized {
-                granule,
-                input_bits,
-                wide,
-            } => {
+            $crate::Regime::Arm64Stage1Sized { granule, input_bits, wide } => {
                 let $format = $crate::arm64::Stage1::sized(granule, input_bits, wide, false);
                 $body
             }
-            $crate::Regime::Arm64El2 {
-                granule,
-                input_bits,
-                wide,
-            } => {
+            $crate::Regime::Arm64El2 { granule, input_bits, wide } => {
                 let $format = $crate::arm64::Stage1::sized(granule, input_bits, wide, true);
                 $body
             }
@@ -119,12 +111,7 @@ macro_rules! with_format {
                 let $format = $crate::x86_64::Paging::new(levels);
                 $body
             }
-            $crate::Regime::Arm64Stage2 {
-                granule,
-                input_bits,
-                wide,
-                forced_write_back,
-            } => {
+            $crate::Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back } => {
                 let $format =
                     $crate::stage2::Stage2::new(granule, input_bits, wide, forced_write_back);
                 $body

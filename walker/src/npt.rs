@@ -34,10 +34,7 @@ impl Format for Nested {
             Descriptor::Leaf(leaf) => {
                 let guest: Permissions = leaf.access.user;
                 Descriptor::Leaf(Leaf {
-                    access: Access {
-                        privileged: guest,
-                        user: guest,
-                    },
+                    access: Access { privileged: guest, user: guest },
                     global: false,
                     ..leaf
                 })

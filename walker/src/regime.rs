@@ -185,22 +185,13 @@ impl Regime {
     pub(crate) const fn shape(self) -> Shape {
         match self {
             Self::Arm64Stage1 { granule, wide } => Shape::arm64(granule, wide),
-            Self::Arm64Stage1Sized {
-                granule,
-                input_bits,
-                wide,
+            Self::Arm64Stage1Sized { granule, input_bits, wide }
+            | Self::Arm64El2 { granule, input_bits, wide } => {
+                Shape::arm64_sized(granule, input_bits as u32, wide)
             }
-            | Self::Arm64El2 {
-                granule,
-                input_bits,
-                wide,
-            } => Shape::arm64_sized(granule, input_bits as u32, wide),
-            Self::Arm64Stage2 {
-                granule,
-                input_bits,
-                wide,
-                ..
-            } => Shape::arm64_stage2(granule, input_bits as u32, wide),
+            Self::Arm64Stage2 { granule, input_bits, wide, .. } => {
+                Shape::arm64_stage2(granule, input_bits as u32, wide)
+            }
             Self::X86_64 { levels } | Self::Ept { levels, .. } | Self::Npt { levels } => {
                 Shape::x86_64(levels)
             }
@@ -296,10 +287,7 @@ impl Shape {
 
     pub(crate) const fn depth(&self, level: i8) -> u32 {
         let depth = (level - self.last_level) * self.step;
-        assert!(
-            depth >= 0 && depth as u32 <= self.top,
-            "the regime has no such level"
-        );
+        assert!(depth >= 0 && depth as u32 <= self.top, "the regime has no such level");
         depth as u32
     }
 
@@ -319,10 +307,6 @@ impl Shape {
 
     /// The address bits that a table at `depth` and those below it resolve, the offset included.
     pub(crate) const fn table_shift(&self, depth: u32) -> u32 {
-        if depth == self.top {
-            self.input_bits
-        } else {
-            self.shift(depth + 1)
-        }
+        if depth == self.top { self.input_bits } else { self.shift(depth + 1) }
     }
 }

@@ -78,10 +78,7 @@ impl Stage2 {
             return Descriptor::Reserved("a reserved memory type");
         }
         let run = self.run(depth);
-        let extent = match self
-            .layout
-            .extent(self.shape, depth, run, descriptor, LEAF_RES0)
-        {
+        let extent = match self.layout.extent(self.shape, depth, run, descriptor, LEAF_RES0) {
             Ok(extent) => extent,
             Err(why) => return Descriptor::Reserved(why),
         };
@@ -99,14 +96,8 @@ impl Stage2 {
             contiguous: extent.contiguous,
             run_size: extent.run_size,
             access: Access {
-                privileged: Permissions {
-                    execute: both.execute || execute_never == 0b11,
-                    ..both
-                },
-                user: Permissions {
-                    execute: both.execute || execute_never == 0b01,
-                    ..both
-                },
+                privileged: Permissions { execute: both.execute || execute_never == 0b11, ..both },
+                user: Permissions { execute: both.execute || execute_never == 0b01, ..both },
             },
             global: false,
             memory: memory as u8,
@@ -134,10 +125,7 @@ impl Format for Stage2 {
         match self.layout.form(depth, descriptor) {
             Form::Invalid => Descriptor::Invalid,
             Form::Table => match self.layout.table(descriptor, TABLE_RES0) {
-                Ok(pa) => Descriptor::Table {
-                    pa,
-                    denied: Denied::NONE,
-                },
+                Ok(pa) => Descriptor::Table { pa, denied: Denied::NONE },
                 Err(why) => Descriptor::Reserved(why),
             },
             Form::Leaf => self.leaf(depth, va, descriptor),
@@ -158,11 +146,7 @@ impl Format for Stage2 {
 
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
-        if leaf & DBM == 0 {
-            leaf
-        } else {
-            leaf | S2AP_WRITE
-        }
+        if leaf & DBM == 0 { leaf } else { leaf | S2AP_WRITE }
     }
 
     fn canonical(&self, va: u64) -> bool {
@@ -184,13 +168,6 @@ impl Format for Stage2 {
         previous: u64,
         descriptor: u64,
     ) -> Result<(), &'static str> {
-        self.layout.check_run(
-            self.shape,
-            depth,
-            self.run(depth),
-            index,
-            previous,
-            descriptor,
-        )
+        self.layout.check_run(self.shape, depth, self.run(depth), index, previous, descriptor)
     }
 }

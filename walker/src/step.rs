@@ -190,11 +190,7 @@ impl Walk {
     #[inline]
     pub fn new(regime: Regime, root: u64, va: u64) -> Result<Self, Fault> {
         let position = with_format!(regime, format => Position::root(format, root, va))?;
-        Ok(Self {
-            regime,
-            shape: regime.shape(),
-            position,
-        })
+        Ok(Self { regime, shape: regime.shape(), position })
     }
 
     /// Goes on from a table that a walk cache remembers: its physical address, the level of its
@@ -208,17 +204,8 @@ impl Walk {
     #[inline]
     pub const fn resume(regime: Regime, table: u64, level: i8, denied: Denied, va: u64) -> Self {
         let shape = regime.shape();
-        let position = Position {
-            va,
-            table,
-            denied,
-            depth: shape.depth(level),
-        };
-        Self {
-            regime,
-            shape,
-            position,
-        }
+        let position = Position { va, table, denied, depth: shape.depth(level) };
+        Self { regime, shape, position }
     }
 
     /// The address to translate.

@@ -48,13 +48,7 @@ pub(crate) trait Format: Copy {
 }
 
 fn malformed(level: i8, table: u64, index: usize, descriptor: u64, why: &'static str) -> Malformed {
-    Malformed {
-        level,
-        table,
-        index,
-        descriptor,
-        why,
-    }
+    Malformed { level, table, index, descriptor, why }
 }
 
 /// Where a walk stands: in front of the descriptor of `table` that `va` selects.
@@ -72,12 +66,7 @@ impl Position {
         if !format.canonical(va) {
             return Err(Fault::NonCanonical);
         }
-        Ok(Self {
-            va,
-            table: root,
-            denied: Denied::NONE,
-            depth: format.shape().top,
-        })
+        Ok(Self { va, table: root, denied: Denied::NONE, depth: format.shape().top })
     }
 
     #[inline(always)]
@@ -106,9 +95,7 @@ impl Position {
             Descriptor::Invalid => Err(Fault::NotMapped { level }),
             Descriptor::Reserved(why) => {
                 let index = self.index(shape);
-                Err(Fault::Reserved(malformed(
-                    level, self.table, index, descriptor, why,
-                )))
+                Err(Fault::Reserved(malformed(level, self.table, index, descriptor, why)))
             }
         }
     }
@@ -141,12 +128,7 @@ pub(crate) fn leaves<F: Format>(
         Half::Lower => 0,
         Half::Upper => u64::MAX << shape.input_bits,
     };
-    let place = Place {
-        depth: shape.top,
-        table: root,
-        va: base,
-        denied: Denied::NONE,
-    };
+    let place = Place { depth: shape.top, table: root, va: base, denied: Denied::NONE };
     leaves_of(format, place, format.root_entries(half), read, visit).map(|_| ())
 }
 
@@ -167,12 +149,7 @@ fn leaves_of<F: Format>(
     visit: &mut impl FnMut(&Leaf) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>, Fault> {
     let shape = format.shape();
-    let Place {
-        depth,
-        table,
-        va,
-        denied,
-    } = place;
+    let Place { depth, table, va, denied } = place;
     let level = shape.level(depth);
     let shift = shape.shift(depth);
     let mut previous = 0;
@@ -181,25 +158,16 @@ fn leaves_of<F: Format>(
         let va = va + ((index as u64) << shift);
         let entry = format.decode(depth, va, denied, descriptor);
         if let Descriptor::Reserved(why) = entry {
-            return Err(Fault::Reserved(malformed(
-                level, table, index, descriptor, why,
-            )));
+            return Err(Fault::Reserved(malformed(level, table, index, descriptor, why)));
         }
         if let Err(why) = format.check_run(depth, index, previous, descriptor) {
-            return Err(Fault::BrokenRun(malformed(
-                level, table, index, descriptor, why,
-            )));
+            return Err(Fault::BrokenRun(malformed(level, table, index, descriptor, why)));
         }
         previous = descriptor;
         let flow = match entry {
             Descriptor::Leaf(leaf) => visit(&leaf),
             Descriptor::Table { pa, denied: more } => {
-                let below = Place {
-                    depth: depth - 1,
-                    table: pa,
-                    va,
-                    denied: denied.union(more),
-                };
+                let below = Place { depth: depth - 1, table: pa, va, denied: denied.union(more) };
                 leaves_of(format, below, 0..shape.entries(depth - 1), read, visit)?
             }
             Descriptor::Invalid | Descriptor::Reserved(_) => continue,
@@ -238,9 +206,7 @@ fn tables_of<F: Format>(
         match format.decode(depth, 0, Denied::NONE, descriptor) {
             Descriptor::Invalid | Descriptor::Leaf(_) => {}
             Descriptor::Reserved(why) => {
-                return Err(Fault::Reserved(malformed(
-                    level, table, index, descriptor, why,
-                )));
+                return Err(Fault::Reserved(malformed(level, table, index, descriptor, why)));
             }
             Descriptor::Table { pa, .. } => {
                 let flow = tables_of(format, depth - 1, pa, read, visit)?;

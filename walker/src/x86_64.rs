@@ -59,9 +59,7 @@ pub(crate) struct Paging {
 
 impl Paging {
     pub(crate) const fn new(levels: u8) -> Self {
-        Self {
-            shape: Shape::x86_64(levels),
-        }
+        Self { shape: Shape::x86_64(levels) }
     }
 
     #[inline(always)]
@@ -84,24 +82,14 @@ impl Paging {
             contiguous: false,
             run_size: 1 << shift,
             access: Access {
-                privileged: Permissions {
-                    read: true,
-                    write,
-                    execute,
-                },
-                user: Permissions {
-                    read: user,
-                    write: user && write,
-                    execute: user && execute,
-                },
+                privileged: Permissions { read: true, write, execute },
+                user: Permissions { read: user, write: user && write, execute: user && execute },
             },
             global: descriptor & G != 0,
             memory: (pat << 2 | descriptor >> 3 & 0b11) as u8,
             shareability: None,
             accessed: descriptor & A != 0,
-            dirty: DirtyState::X86_64 {
-                dirty: descriptor & D != 0,
-            },
+            dirty: DirtyState::X86_64 { dirty: descriptor & D != 0 },
             software: (descriptor >> 9 & 0x7 | (descriptor >> 52 & 0x7f) << 3) as u16,
             key: (descriptor >> 59 & 0xf) as u8,
             raw: descriptor,

@@ -32,11 +32,7 @@ fn every_row_means_what_the_manual_says() {
             _ => false,
         };
         if !same {
-            writeln!(
-                wrong,
-                "{row:x?}\n  expected {expected:x?}\n  found    {found:x?}"
-            )
-            .unwrap();
+            writeln!(wrong, "{row:x?}\n  expected {expected:x?}\n  found    {found:x?}").unwrap();
         }
     }
     assert!(wrong.is_empty(), "\n{wrong}");
@@ -69,10 +65,7 @@ fn taken(regime: Regime, denied: Denied) -> Access {
             execute: lost(|p| p.execute),
         }
     };
-    Access {
-        privileged: each(|access| access.privileged),
-        user: each(|access| access.user),
-    }
+    Access { privileged: each(|access| access.privileged), user: each(|access| access.user) }
 }
 
 #[test]
@@ -113,16 +106,8 @@ fn the_table_has_every_form_of_every_regime() {
         leaf_levels: &'static [i8],
         table_levels: &'static [i8],
     }
-    let forms = |regime, leaf_levels, table_levels| Forms {
-        regime,
-        leaf_levels,
-        table_levels,
-    };
-    for Forms {
-        regime,
-        leaf_levels,
-        table_levels,
-    } in [
+    let forms = |regime, leaf_levels, table_levels| Forms { regime, leaf_levels, table_levels };
+    for Forms { regime, leaf_levels, table_levels } in [
         forms(A4, &[1, 2, 3], &[0, 1, 2]),
         forms(A4W, &[0, 1, 2, 3], &[-1, 0, 1, 2]),
         forms(A16, &[2, 3], &[0, 1, 2]),

@@ -102,10 +102,7 @@ fn in_steps_it_comes_to_what_it_comes_to_in_one_go() {
                 assert_eq!((at.va(), at.level(), at.denied()), (va, level, denied));
                 assert_eq!(1 << at.entry_shift(), regime.entry_size(level));
                 let entries = regime.table_entries(level);
-                assert_eq!(
-                    1 << at.table_shift(),
-                    regime.entry_size(level) * entries as u64
-                );
+                assert_eq!(1 << at.table_shift(), regime.entry_size(level) * entries as u64);
                 let among = (va >> at.entry_shift()) % entries as u64;
                 assert_eq!(at.index() as u64, among, "{regime:?} {va:#x}");
                 match decode(regime, level, va, denied, read(at.table(), at.index())) {
@@ -149,11 +146,7 @@ fn from_a_table_that_was_remembered_it_goes_on_as_from_the_root() {
                 // Whatever shares the bits above the table shares the table.
                 let near = va ^ mix(va) >> (64 - at.table_shift());
                 let (from_root, through) = walk(Walk::new(regime, root, near).unwrap(), &read);
-                assert_eq!(
-                    walk(resume(near), &read).0,
-                    from_root,
-                    "{regime:?} {near:#x}"
-                );
+                assert_eq!(walk(resume(near), &read).0, from_root, "{regime:?} {near:#x}");
                 assert!(through.contains(&resume(near)));
                 other += usize::from(from_root != outcome);
             }
@@ -176,17 +169,10 @@ fn a_walk_that_ended_takes_another_value() {
     let Err(Fault::Reserved(malformed)) = walk.step(0x0060_0000_4000_0701) else {
         panic!("reserved");
     };
-    assert_eq!(
-        (malformed.table, malformed.index, malformed.level),
-        (0x5000, 1, 3)
-    );
+    assert_eq!((malformed.table, malformed.index, malformed.level), (0x5000, 1, 3));
     assert_eq!(
         walk.step(0x0060_0000_4000_0703),
-        Ok(Some(Leaf {
-            accessed: true,
-            raw: 0x0060_0000_4000_0703,
-            ..leaf
-        }))
+        Ok(Some(Leaf { accessed: true, raw: 0x0060_0000_4000_0703, ..leaf }))
     );
 }
 

@@ -72,11 +72,7 @@ type Level = (i8, usize, u32, usize);
 /// Compares the levels, from the root down.
 fn check_shape(regime: Regime, levels: &[Level]) {
     assert_eq!(regime.start_level(), levels[0].0, "{regime:?}");
-    assert_eq!(
-        regime.last_level(),
-        levels[levels.len() - 1].0,
-        "{regime:?}"
-    );
+    assert_eq!(regime.last_level(), levels[levels.len() - 1].0, "{regime:?}");
     for &(level, entries, shift, run) in levels {
         assert_eq!(regime.table_entries(level), entries, "{regime:?} {level}");
         assert_eq!(regime.entry_size(level), 1 << shift, "{regime:?} {level}");
@@ -121,12 +117,7 @@ fn the_first_table_of_stage_1_follows_from_the_input_size() {
     ];
     for (granule, input_bits, root) in roots {
         let below: &[_] = match granule {
-            Granule::K4 => &[
-                (0, 512, 39, 1),
-                (1, 512, 30, 16),
-                (2, 512, 21, 16),
-                (3, 512, 12, 16),
-            ],
+            Granule::K4 => &[(0, 512, 39, 1), (1, 512, 30, 16), (2, 512, 21, 16), (3, 512, 12, 16)],
             Granule::K16 => &[(1, 2048, 36, 1), (2, 2048, 25, 32), (3, 2048, 14, 128)],
             Granule::K64 => &[(2, 8192, 29, 32), (3, 8192, 16, 32)],
         };
@@ -136,16 +127,8 @@ fn the_first_table_of_stage_1_follows_from_the_input_size() {
             if input_bits > 48 && !wide {
                 continue;
             }
-            let sized = Regime::Arm64Stage1Sized {
-                granule,
-                input_bits,
-                wide,
-            };
-            let el2 = Regime::Arm64El2 {
-                granule,
-                input_bits,
-                wide,
-            };
+            let sized = Regime::Arm64Stage1Sized { granule, input_bits, wide };
+            let el2 = Regime::Arm64El2 { granule, input_bits, wide };
             for regime in [sized, el2] {
                 assert_eq!(regime.page_shift(), granule.page_shift());
                 assert_eq!(regime.input_bits(), u32::from(input_bits));
@@ -206,12 +189,8 @@ fn the_first_table_of_stage_2_follows_from_the_input_size() {
             if input_bits > 48 && !wide {
                 continue;
             }
-            let regime = Regime::Arm64Stage2 {
-                granule,
-                input_bits,
-                wide,
-                forced_write_back: false,
-            };
+            let regime =
+                Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back: false };
             assert_eq!(regime.input_bits(), u32::from(input_bits));
             check_shape(regime, &levels);
         }
@@ -223,13 +202,7 @@ fn the_first_table_of_stage_2_follows_from_the_input_size() {
     for regime in [E5, N5] {
         check_shape(
             regime,
-            &[
-                (5, 512, 48, 1),
-                (4, 512, 39, 1),
-                (3, 512, 30, 1),
-                (2, 512, 21, 1),
-                (1, 512, 12, 1),
-            ],
+            &[(5, 512, 48, 1), (4, 512, 39, 1), (3, 512, 30, 1), (2, 512, 21, 1), (1, 512, 12, 1)],
         );
     }
 }
@@ -317,23 +290,14 @@ fn an_address_selects_its_indices() {
         // The visit of the half finds the same leaf, and that of the other half the arm64 root
         // again or nothing.
         let upper = va >> 63 == 1;
-        let (half, other) = if upper {
-            (Half::Upper, Half::Lower)
-        } else {
-            (Half::Lower, Half::Upper)
-        };
+        let (half, other) =
+            if upper { (Half::Upper, Half::Lower) } else { (Half::Lower, Half::Upper) };
         assert_eq!(memory.leaves(regime, half), Ok(vec![leaf]), "{va:#x}");
         let elsewhere = memory.leaves(regime, other).unwrap();
         match regime {
             Regime::Arm64Stage1 { .. } => {
                 let ones = u64::MAX << regime.input_bits();
-                assert_eq!(
-                    elsewhere,
-                    [Leaf {
-                        va: leaf.va ^ ones,
-                        ..leaf
-                    }]
-                );
+                assert_eq!(elsewhere, [Leaf { va: leaf.va ^ ones, ..leaf }]);
             }
             _ => assert_eq!(elsewhere, []),
         }
@@ -364,17 +328,11 @@ fn addresses_between_the_halves_are_not_canonical() {
     ];
     let empty = Memory::default();
     for (regime, lower, upper) in bounds {
-        let unmapped = Err(Fault::NotMapped {
-            level: regime.start_level(),
-        });
+        let unmapped = Err(Fault::NotMapped { level: regime.start_level() });
         assert_eq!(empty.translate(regime, lower), unmapped);
         assert_eq!(empty.translate(regime, upper), unmapped);
         for between in [lower + 1, upper - 1, 1 << 62, !(1 << 62)] {
-            assert_eq!(
-                empty.translate(regime, between),
-                Err(Fault::NonCanonical),
-                "{between:#x}"
-            );
+            assert_eq!(empty.translate(regime, between), Err(Fault::NonCanonical), "{between:#x}");
         }
     }
 }
@@ -416,11 +374,7 @@ fn arm64_tables_restrict_what_is_under_them() {
                 (0x3000, 0, 0x4003 | attributes(2)),
                 (0x4000, 0, leaf),
             ]);
-            assert_eq!(
-                access(&memory, A4),
-                expected,
-                "{leaf:#x} under level {restricting}"
-            );
+            assert_eq!(access(&memory, A4), expected, "{leaf:#x} under level {restricting}");
         }
     }
     // Restrictions of two levels unite; an entry beside does not inherit them.
@@ -431,22 +385,17 @@ fn arm64_tables_restrict_what_is_under_them() {
         (0x3000, 0, 0x0000_0000_4020_0441),
     ]);
     let found = memory.leaves(A4, Half::Lower).unwrap();
-    let shown: Vec<_> = found
-        .iter()
-        .map(|l| format!("{}/{}", l.access.privileged, l.access.user))
-        .collect();
+    let shown: Vec<_> =
+        found.iter().map(|l| format!("{}/{}", l.access.privileged, l.access.user)).collect();
     assert_eq!(shown, ["r-x/r--", "r-x/r-x"]);
 }
 
 #[test]
 fn x86_64_rights_hold_only_where_every_level_grants_them() {
     // A 4 KiB page with every right, one table on its path without one.
-    for (attributes, expected) in [
-        (0x7, "rwx/rwx"),
-        (0x5, "r-x/r-x"),
-        (0x3, "rwx/---"),
-        (1 << 63 | 0x7, "rw-/rw-"),
-    ] {
+    for (attributes, expected) in
+        [(0x7, "rwx/rwx"), (0x5, "r-x/r-x"), (0x3, "rwx/---"), (1 << 63 | 0x7, "rw-/rw-")]
+    {
         for restricting in 0..4 {
             let attributes = |step| if step == restricting { attributes } else { 0x7 };
             let memory = Memory::new(&[
@@ -472,33 +421,18 @@ fn leaves_come_in_address_order_and_stop_when_told() {
         (0x3000, 511, 0x0000_0000_0020_0083),
         (0x4000, 7, 0x0000_0000_0001_1003),
     ]);
-    let addresses = |half| -> Vec<u64> {
-        memory
-            .leaves(X4, half)
-            .unwrap()
-            .iter()
-            .map(|l| l.va)
-            .collect()
-    };
+    let addresses =
+        |half| -> Vec<u64> { memory.leaves(X4, half).unwrap().iter().map(|l| l.va).collect() };
     let subtree = [0x60_7000, 0x3fe0_0000, 0x4000_0000_u64];
-    let lower: Vec<_> = [0, 0x7f80_0000_0000]
-        .iter()
-        .flat_map(|base| subtree.map(|va| base + va))
-        .collect();
+    let lower: Vec<_> =
+        [0, 0x7f80_0000_0000].iter().flat_map(|base| subtree.map(|va| base + va)).collect();
     assert_eq!(addresses(Half::Lower), lower);
-    assert_eq!(
-        addresses(Half::Upper),
-        subtree.map(|va| 0xffff_8000_0000_0000 + va)
-    );
+    assert_eq!(addresses(Half::Upper), subtree.map(|va| 0xffff_8000_0000_0000 + va));
 
     let mut seen = 0;
     let outcome = leaves(X4, ROOT, Half::Lower, &mut memory.read(), |_| {
         seen += 1;
-        if seen == 2 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if seen == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert_eq!((outcome, seen), (Ok(()), 2));
 }
@@ -515,13 +449,8 @@ fn a_malformed_entry_ends_the_visit_where_it_stands() {
         seen += 1;
         ControlFlow::Continue(())
     });
-    let Err(fault @ Fault::Reserved(malformed)) = outcome else {
-        panic!("{outcome:?}")
-    };
-    assert_eq!(
-        (malformed.level, malformed.table, malformed.index),
-        (1, 0x2000, 9)
-    );
+    let Err(fault @ Fault::Reserved(malformed)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((malformed.level, malformed.table, malformed.index), (1, 0x2000, 9));
     assert_eq!(malformed.descriptor, 0x0060_0000_4000_1701);
     assert_eq!(seen, 1);
     assert_eq!(
@@ -529,10 +458,7 @@ fn a_malformed_entry_ends_the_visit_where_it_stands() {
         "reserved: a RES0 bit below or above the address of a leaf is set \
          (descriptor 0x0060000040001701, entry 9 of the level 1 table at 0x2000)"
     );
-    assert_eq!(
-        tables(A4, ROOT, &mut memory.read(), |_| ControlFlow::Continue(())),
-        Err(fault)
-    );
+    assert_eq!(tables(A4, ROOT, &mut memory.read(), |_| ControlFlow::Continue(())), Err(fault));
 }
 
 /// A tree of `regime` whose table of `level`, at the address returned, starts with one run. Tables
@@ -597,17 +523,11 @@ const RUNS: [(Regime, i8); 25] = [
 #[test]
 fn a_whole_run_is_accepted() {
     for (regime, level) in RUNS {
-        let (memory, _) = run_at(regime, level, member(level), |offset| {
-            0x20_0000_0000 + offset
-        });
+        let (memory, _) = run_at(regime, level, member(level), |offset| 0x20_0000_0000 + offset);
         let found = memory.leaves(regime, Half::Lower).unwrap();
         assert_eq!(found.len(), regime.run_entries(level));
         let size = regime.entry_size(level) * regime.run_entries(level) as u64;
-        assert!(
-            found
-                .iter()
-                .all(|leaf| leaf.contiguous && leaf.run_size == size)
-        );
+        assert!(found.iter().all(|leaf| leaf.contiguous && leaf.run_size == size));
     }
 }
 
@@ -653,12 +573,7 @@ fn a_broken_run_is_found() {
         }
         // Memory that jumps, and memory that is not aligned to the run.
         let (jump, _) = run_at(regime, level, member(level), |offset| {
-            base + offset
-                + if offset / size >= 3 {
-                    size * run as u64
-                } else {
-                    0
-                }
+            base + offset + if offset / size >= 3 { size * run as u64 } else { 0 }
         });
         assert_eq!(place(broken(&jump, regime)), Some(3), "{context}");
         for skew in [size, size * run as u64 / 2] {
@@ -710,10 +625,7 @@ fn bit_52_of_a_table_descriptor_starts_no_run() {
 fn a_run_may_lie_above_bit_47() {
     // At 2^50: bits 51:50 stand apart from the rest, at 9:8 with LPA2 and within 15:12 with LPA.
     let wide = |regime, split: fn(u64) -> u64| {
-        run_at(regime, 3, member(3), |offset| {
-            split(0x4_0000_0000_0000 + offset)
-        })
-        .0
+        run_at(regime, 3, member(3), |offset| split(0x4_0000_0000_0000 + offset)).0
     };
     let lpa2 = wide(A4W, |pa| pa & 0x3_ffff_ffff_f000 | pa >> 50 << 8);
     let lpa = wide(A64W, |pa| pa & 0xffff_ffff_0000 | pa >> 48 << 12);
@@ -742,19 +654,12 @@ fn tables_are_visited_once_per_path() {
     };
     assert_eq!(tables(A4, ROOT, &mut memory.read(), collect), Ok(()));
     let shared = [(2, 0x3000), (3, 0x4000)];
-    assert_eq!(
-        found,
-        [&[(0, ROOT), (1, 0x2000)], &shared[..], &shared[..]].concat()
-    );
+    assert_eq!(found, [&[(0, ROOT), (1, 0x2000)], &shared[..], &shared[..]].concat());
 
     let mut seen = 0;
     let stop = |_: Table| {
         seen += 1;
-        if seen == 3 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     assert_eq!(tables(A4, ROOT, &mut memory.read(), stop), Ok(()));
     assert_eq!(seen, 3);

@@ -24,24 +24,9 @@ struct Model {
 
 /// Those.
 const MODELS: [Model; 3] = [
-    Model {
-        name: "max",
-        cpu: CPU_MAX,
-        tags: false,
-        plant: None,
-    },
-    Model {
-        name: "cortex-a57",
-        cpu: "cortex-a57",
-        tags: false,
-        plant: None,
-    },
-    Model {
-        name: "tags",
-        cpu: CPU_MAX,
-        tags: true,
-        plant: Some("unknown-registers"),
-    },
+    Model { name: "max", cpu: CPU_MAX, tags: false, plant: None },
+    Model { name: "cortex-a57", cpu: "cortex-a57", tags: false, plant: None },
+    Model { name: "tags", cpu: CPU_MAX, tags: true, plant: Some("unknown-registers") },
 ];
 /// How many of them.
 const CPUS: u8 = 3;
@@ -75,21 +60,16 @@ fn groups(console: &[String]) -> std::result::Result<BTreeMap<String, Group>, St
         };
         match said.splitn(3, ": ").collect::<Vec<_>>()[..] {
             [group, "ok", _] => groups.entry(group.into()).or_default().right += 1,
-            [group, "WRONG", what] => groups
-                .entry(group.into())
-                .or_default()
-                .wrong
-                .push(what.into()),
+            [group, "WRONG", what] => {
+                groups.entry(group.into()).or_default().wrong.push(what.into())
+            }
             _ if said.starts_with("done, ") => is_done = true,
             _ => return Err(format!("the console says: {line}")),
         }
     }
     match is_done {
         true => Ok(groups),
-        false => Err(format!(
-            "it did not come to its end after {} lines",
-            console.len()
-        )),
+        false => Err(format!("it did not come to its end after {} lines", console.len())),
     }
 }
 
@@ -97,10 +77,7 @@ fn groups(console: &[String]) -> std::result::Result<BTreeMap<String, Group>, St
 fn alone(files: &Files, model: &Model) -> Result<Vec<String>> {
     // Where the hypervisor would have loaded it, because it was linked for that.
     let at = (1 << 30) + (64 << 20);
-    let loader = format!(
-        "loader,file={},addr={at:#x},cpu-num=0,force-raw=on",
-        file(&files.kernel)
-    );
+    let loader = format!("loader,file={},addr={at:#x},cpu-num=0,force-raw=on", file(&files.kernel));
     let mut command = files.emulator.command();
     command
         .args(["-machine", "virt,gic-version=3", "-cpu", model.cpu])
@@ -131,28 +108,18 @@ fn under(files: &Files, model: &Model) -> Result<Vec<String>> {
 /// # Errors
 /// What is missing; or what is wrong under the hypervisor, or alone without being known to be.
 pub fn run(files: &Files, mut line: impl FnMut(&str)) -> Result<()> {
-    let files = Files {
-        kernel: fetch::hypervisor("bare")?,
-        ..files.clone()
-    };
+    let files = Files { kernel: fetch::hypervisor("bare")?, ..files.clone() };
     let mut wrong = Vec::new();
-    line(&format!(
-        "{:24}{:>20}{:>24}",
-        "", "emulator alone", "under the hypervisor"
-    ));
+    line(&format!("{:24}{:>20}{:>24}", "", "emulator alone", "under the hypervisor"));
     for kind in &MODELS {
         let model = kind.name;
         let read = |console: Vec<String>, how| {
             groups(&console).map_err(|why| Error::Failed(format!("{model}, {how}: {why}")))
         };
-        let alone = read(
-            out::clocked(&format!("{model}, alone"), || alone(&files, kind))?,
-            "alone",
-        )?;
+        let alone =
+            read(out::clocked(&format!("{model}, alone"), || alone(&files, kind))?, "alone")?;
         let under = read(
-            out::clocked(&format!("{model}, under the hypervisor"), || {
-                under(&files, kind)
-            })?,
+            out::clocked(&format!("{model}, under the hypervisor"), || under(&files, kind))?,
             "under the hypervisor",
         )?;
         for (name, group) in &alone {
@@ -162,43 +129,28 @@ pub fn run(files: &Files, mut line: impl FnMut(&str)) -> Result<()> {
                 let all = group.right + group.wrong.len() as u32;
                 format!("{} of {all} right", group.right)
             };
-            line(&format!(
-                "{:24}{:>20}{:>24}",
-                format!("{model} {name}"),
-                of(group),
-                of(other)
-            ));
+            line(&format!("{:24}{:>20}{:>24}", format!("{model} {name}"), of(group), of(other)));
             let known = |what: &&String| !what.contains(KNOWN);
-            let found = group
-                .wrong
-                .iter()
-                .filter(known)
-                .map(|what| format!("alone: {what}"));
+            let found = group.wrong.iter().filter(known).map(|what| format!("alone: {what}"));
             wrong.extend(
                 found
                     .chain(other.wrong.iter().cloned())
                     .map(|what| format!("{model} {name}: {what}")),
             );
             if other.right == 0 {
-                wrong.push(format!(
-                    "{model} {name}: nothing is right under the hypervisor"
-                ));
+                wrong.push(format!("{model} {name}: nothing is right under the hypervisor"));
             }
         }
-        let twice = alone
-            .values()
-            .flat_map(|group| &group.wrong)
-            .find(|what| what.contains(KNOWN));
+        let twice = alone.values().flat_map(|group| &group.wrong).find(|what| what.contains(KNOWN));
         if let Some(what) = twice {
             line(&format!("  the emulator alone: {what}"));
         }
     }
     match wrong.first() {
         None => Ok(()),
-        Some(first) => Err(Error::Failed(format!(
-            "{} checks are wrong; the first: {first}",
-            wrong.len()
-        ))),
+        Some(first) => {
+            Err(Error::Failed(format!("{} checks are wrong; the first: {first}", wrong.len())))
+        }
     }
 }
 
@@ -208,14 +160,8 @@ mod tests {
 
     #[test]
     fn lines_are_counted_by_group() {
-        let said = |lines: &[&str]| {
-            groups(
-                &lines
-                    .iter()
-                    .map(|line| line.to_string())
-                    .collect::<Vec<_>>(),
-            )
-        };
+        let said =
+            |lines: &[&str]| groups(&lines.iter().map(|line| line.to_string()).collect::<Vec<_>>());
         let read = said(&[
             "bare: a: ok: 1: 2",
             "bare: a: WRONG: no: way",

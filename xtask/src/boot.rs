@@ -114,10 +114,7 @@ fn mebibytes(text: &str) -> std::result::Result<u64, String> {
         "G" | "GiB" => 1024,
         _ => return Err("say 512M or 1G".into()),
     };
-    let size = number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(unit));
+    let size = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     size.filter(|size| (192..=65536).contains(size))
         .ok_or_else(|| "the guest takes 192M to 64G".into())
 }
@@ -154,10 +151,7 @@ fn look_at_files(args: &BootArgs) -> Result<()> {
 /// are, it is left to it.
 fn look_at_cpu(cpu: &str, emulator: &Emulator) -> Result<()> {
     let name = cpu.split(',').next().unwrap_or_default();
-    let listed = emulator
-        .command()
-        .args(["-machine", "virt", "-cpu", "help"])
-        .output();
+    let listed = emulator.command().args(["-machine", "virt", "-cpu", "help"]).output();
     let listed = listed.map_or_else(|_| Vec::new(), |output| output.stdout);
     let listed = String::from_utf8_lossy(&listed);
     let mut names = listed.split_whitespace();
@@ -278,10 +272,7 @@ pub fn run(args: &BootArgs) -> Result<()> {
 
 /// What the hypervisor has counted.
 pub fn counters(ran: &Ran) {
-    say!(
-        "\nthe hypervisor counted, in {:.1} s:",
-        ran.took.as_secs_f64()
-    );
+    say!("\nthe hypervisor counted, in {:.1} s:", ran.took.as_secs_f64());
     let counted = NAMES.iter().zip(&ran.counters);
     for (name, number) in counted.filter(|(_, number)| **number != 0) {
         say!("{number:>12} {name}");
@@ -298,14 +289,10 @@ fn check(args: &BootArgs, boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Result<
         ran.check_snapshot().map_err(Error::Failed)?;
     }
     if ran.count(Count::Spoiled) != 0 {
-        return Err(Error::Failed(
-            "the guest was seen on frames that had been taken away".into(),
-        ));
+        return Err(Error::Failed("the guest was seen on frames that had been taken away".into()));
     }
     if is_known && !ran.is_intact {
-        return Err(Error::Failed(
-            "the hypervisor's code or constants have changed".into(),
-        ));
+        return Err(Error::Failed("the hypervisor's code or constants have changed".into()));
     }
     for (name, text) in summary(boot, ran, is_known) {
         say!("{name:<11} {text}");
@@ -339,17 +326,9 @@ fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, Str
             format!("{hashes} of {hashes} hashes right: nothing it wrote was lost or mixed up"),
         ));
     }
-    lines.extend(of_memory(
-        ran,
-        boot.evict,
-        boot.snapshot.is_some(),
-        boot.log.is_some(),
-    ));
+    lines.extend(of_memory(ran, boot.evict, boot.snapshot.is_some(), boot.log.is_some()));
     if is_known {
-        lines.push((
-            "hypervisor",
-            "its code and constants are as they were".into(),
-        ));
+        lines.push(("hypervisor", "its code and constants are as they were".into()));
     }
     lines
 }
@@ -387,10 +366,7 @@ pub fn of_memory(
         };
         lines.push((
             "taken away",
-            format!(
-                "{taken} frames{less}; {} given back",
-                count(Event::Returned)
-            ),
+            format!("{taken} frames{less}; {} given back", count(Event::Returned)),
         ));
     }
     match (is_copied, is_logged) {
@@ -452,12 +428,7 @@ mod tests {
             emulator: Emulator::Installed,
             variant: Variant::default(),
         };
-        let boot = Boot {
-            cpus: 2,
-            memory: 512,
-            evict: 500,
-            ..Boot::of(&files)
-        };
+        let boot = Boot { cpus: 2, memory: 512, evict: 500, ..Boot::of(&files) };
         let text = |taken: u64, console: &[&str]| {
             let mut counters = vec![0; NAMES.len()];
             counters[Count::Evicted as usize] = taken;
@@ -471,10 +442,7 @@ mod tests {
             };
             let lines = summary(&boot, &ran, true);
             assert!(lines.iter().all(|(_, text)| text.len() + 12 <= 80));
-            lines
-                .iter()
-                .map(|(name, text)| format!("{name} {text}\n"))
-                .collect::<String>()
+            lines.iter().map(|(name, text)| format!("{name} {text}\n")).collect::<String>()
         };
         let said = ["guest: 2 CPUs, Linux 6.1.0-50-arm64", "load: hash 5bc8"];
         let less = text(80, &said);

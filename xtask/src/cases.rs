@@ -118,9 +118,7 @@ pub fn run<C: Sync>(cases: &[Case<'_, C>], context: &C, how: How) -> (Vec<Tally>
         work();
     });
     drop(clock);
-    let (tallies, _) = state
-        .into_inner()
-        .unwrap_or_else(|broken| broken.into_inner());
+    let (tallies, _) = state.into_inner().unwrap_or_else(|broken| broken.into_inner());
     (tallies, out::is_interrupted())
 }
 
@@ -133,10 +131,7 @@ fn say(name: &str, ran: Result<Outcome>, took: Duration, tally: &mut Tally) -> V
             tally.skipped += 1;
             return vec![format!("skipped {name}: {why}")];
         }
-        Err(why) => Outcome {
-            wrong: Some(why.to_string()),
-            ..Outcome::default()
-        },
+        Err(why) => Outcome { wrong: Some(why.to_string()), ..Outcome::default() },
     };
     let first = match outcome.wrong {
         None => {
@@ -206,12 +201,7 @@ mod tests {
     where
         F: Fn(&AtomicU32) -> crate::Result<Outcome> + Sync + 'a,
     {
-        Case {
-            name: name.into(),
-            short: true,
-            arch: Arch::Arm64,
-            run: Box::new(run),
-        }
+        Case { name: name.into(), short: true, arch: Arch::Arm64, run: Box::new(run) }
     }
 
     #[test]
@@ -221,12 +211,7 @@ mod tests {
                 runs.fetch_add(1, Ordering::Relaxed);
                 Ok(Outcome::default())
             }),
-            case("wrong", |_| {
-                Ok(Outcome {
-                    wrong: Some("it is".into()),
-                    ..Outcome::default()
-                })
-            }),
+            case("wrong", |_| Ok(Outcome { wrong: Some("it is".into()), ..Outcome::default() })),
             case("ends", |_| Err(Error::Failed("it ended".into()))),
             case("missing", |_| Err(Error::Missing("no such thing".into()))),
         ];
@@ -234,21 +219,9 @@ mod tests {
             let runs = AtomicU32::new(0);
             let how = How { repeat: 5, jobs };
             let (tallies, interrupted) = run(&cases, &runs, how);
-            let tally = |passed, failed, skipped| Tally {
-                passed,
-                failed,
-                skipped,
-            };
+            let tally = |passed, failed, skipped| Tally { passed, failed, skipped };
             assert_eq!(runs.into_inner(), 5);
-            assert_eq!(
-                tallies,
-                [
-                    tally(5, 0, 0),
-                    tally(0, 5, 0),
-                    tally(0, 5, 0),
-                    tally(0, 0, 5)
-                ]
-            );
+            assert_eq!(tallies, [tally(5, 0, 0), tally(0, 5, 0), tally(0, 5, 0), tally(0, 0, 5)]);
             assert!(!interrupted);
             assert!(finish(&cases, how, &tallies, false).is_err());
             assert!(finish(&cases[..1], how, &tallies, false).is_ok());

@@ -118,27 +118,14 @@ const PLAIN: &str = "cortex-a57";
 
 const RUNS: &[Run] = &[
     Run::new("pages", CPU_MAX, Leaves::Pages).evict(500),
-    Run::new("tables", CPU_MAX, Leaves::Pages)
-        .cpus(4)
-        .evict(100)
-        .tables(),
-    Run::new("tables-one-by-one", PLAIN, Leaves::Pages)
-        .evict(40)
-        .tables(),
+    Run::new("tables", CPU_MAX, Leaves::Pages).cpus(4).evict(100).tables(),
+    Run::new("tables-one-by-one", PLAIN, Leaves::Pages).evict(40).tables(),
     Run::new("blocks", PLAIN, Leaves::Blocks).evict(200),
-    Run::new("log", CPU_MAX, Leaves::Mixed)
-        .evict(200)
-        .log(Log::All),
+    Run::new("log", CPU_MAX, Leaves::Mixed).evict(200).log(Log::All),
     Run::new("snapshot-bitmap", CPU_MAX, Leaves::Blocks).snapshot(Log::Bitmap),
     Run::new("snapshot-ring", PLAIN, Leaves::Pages).snapshot(Log::Ring),
-    Run::new("guests", CPU_MAX, Leaves::Pages)
-        .guests(9)
-        .evict(900),
-    Run::new("guests-tables-log", PLAIN, Leaves::Mixed)
-        .guests(9)
-        .evict(180)
-        .tables()
-        .log(Log::All),
+    Run::new("guests", CPU_MAX, Leaves::Pages).guests(9).evict(900),
+    Run::new("guests-tables-log", PLAIN, Leaves::Mixed).guests(9).evict(180).tables().log(Log::All),
     Run::new("not-forgotten", CPU_MAX, Leaves::Pages)
         .guests(9)
         .evict(90)
@@ -166,16 +153,12 @@ const RUNS: &[Run] = &[
         .evict(10)
         .tables()
         .plant(planted::FREED_AT_ONCE.name, &[Rule::FreedEarly]),
-    Run::new("vmids", CPU_MAX, Leaves::Pages)
-        .evict(20)
-        .plant("vmids", &[Rule::IdentifierReused]),
+    Run::new("vmids", CPU_MAX, Leaves::Pages).evict(20).plant("vmids", &[Rule::IdentifierReused]),
     Run::new("leaves-of-tables", CPU_MAX, Leaves::Pages)
         .evict(10)
         .tables()
         .plant("leaves-of-tables", &[Rule::FreedEarly]),
-    Run::new("local", CPU_MAX, Leaves::Pages)
-        .evict(20)
-        .plant("local", &[Rule::Invalidation]),
+    Run::new("local", CPU_MAX, Leaves::Pages).evict(20).plant("local", &[Rule::Invalidation]),
     Run::new("copy-first", CPU_MAX, Leaves::Pages)
         .snapshot(Log::Bitmap)
         .plant("copy-first", &[Rule::Invalidation]),
@@ -188,12 +171,8 @@ const RUNS: &[Run] = &[
 /// A Linux, with its load.
 const LINUX: &[Run] = &[
     Run::new("linux-pages", CPU_MAX, Leaves::Mixed).evict(2000),
-    Run::new("linux-tables", CPU_MAX, Leaves::Pages)
-        .evict(200)
-        .tables(),
-    Run::new("linux-log", CPU_MAX, Leaves::Mixed)
-        .evict(500)
-        .log(Log::All),
+    Run::new("linux-tables", CPU_MAX, Leaves::Pages).evict(200).tables(),
+    Run::new("linux-log", CPU_MAX, Leaves::Mixed).evict(500).log(Log::All),
     Run::new("linux-snapshot", PLAIN, Leaves::Blocks).snapshot(Log::Bitmap),
 ];
 
@@ -243,10 +222,7 @@ struct Checked {
 /// Replays what was recorded, with so many processors.
 fn replay(mut records: impl Read, cpus: usize) -> Result<Checked> {
     let architecture = Architecture {
-        guest: Some(Regime::Arm64Stage1 {
-            granule: Granule::K4,
-            wide: false,
-        }),
+        guest: Some(Regime::Arm64Stage1 { granule: Granule::K4, wide: false }),
         ..Architecture::arm64(Regime::Arm64Stage2 {
             granule: Granule::K4,
             input_bits: 40,
@@ -278,9 +254,7 @@ fn replay(mut records: impl Read, cpus: usize) -> Result<Checked> {
             replayed: replay.replayed(),
             records: count,
         }),
-        _ => Err(Error::Failed(format!(
-            "what was recorded has no end, after {count} records"
-        ))),
+        _ => Err(Error::Failed(format!("what was recorded has no end, after {count} records"))),
     }
 }
 
@@ -352,10 +326,7 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         log: run.log,
         snapshot: run.snapshot.then_some(Begin::Bell),
         several: several.as_ref(),
-        plant: run
-            .plant
-            .map(|(what, _)| what)
-            .filter(|_| !run.is_of_engine()),
+        plant: run.plant.map(|(what, _)| what).filter(|_| !run.is_of_engine()),
         guest: match (is_linux, run.snapshot) {
             (true, true) => format!("copy load={ROUNDS}"),
             (true, false) => format!("load={ROUNDS}"),
@@ -446,13 +417,7 @@ fn judge(
         return Err("nothing was logged".into());
     }
     // Where nothing is done, nothing is wrong.
-    let Replayed {
-        invalidations,
-        owed,
-        pages,
-        looks,
-        ..
-    } = checked.replayed;
+    let Replayed { invalidations, owed, pages, looks, .. } = checked.replayed;
     match invalidations == 0 || owed == 0 || pages == 0 || run.tables && looks == 0 {
         true => Err("there was nothing to check".into()),
         false => Ok(()),
@@ -462,13 +427,7 @@ fn judge(
 /// Whether there was something to check of several guests: VMIDs that rolled over, and edits of
 /// those that were not loaded.
 fn judge_several(ran: &Ran, checked: &Checked, run: &Run) -> std::result::Result<(), String> {
-    let Replayed {
-        invalidations,
-        owed,
-        pages,
-        roots,
-        ..
-    } = checked.replayed;
+    let Replayed { invalidations, owed, pages, roots, .. } = checked.replayed;
     let done = [
         invalidations,
         owed,
@@ -486,12 +445,7 @@ fn judge_several(ran: &Ran, checked: &Checked, run: &Run) -> std::result::Result
 }
 
 fn said(finding: &Finding) -> String {
-    let Finding {
-        rule,
-        what,
-        cpu,
-        step,
-    } = finding;
+    let Finding { rule, what, cpu, step } = finding;
     format!("{rule}: {what} (CPU {cpu}, step {step})")
 }
 
@@ -507,18 +461,12 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     };
     if args.list {
         for run in runs.iter().filter(is_meant) {
-            say!(
-                "{:8}{}",
-                if run.plant.is_some() { "planted" } else { "" },
-                run.name
-            );
+            say!("{:8}{}", if run.plant.is_some() { "planted" } else { "" }, run.name);
         }
         return Ok(());
     }
     if !runs.iter().any(|run| is_meant(&run)) {
-        return Err(Error::Other(
-            "no run has such a name; --list says which there are".into(),
-        ));
+        return Err(Error::Other("no run has such a name; --list says which there are".into()));
     }
     let plugin = match fetch::plugin(&Emulator::Installed) {
         Err(Error::Missing(why)) => {
@@ -544,14 +492,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
             Ok(()) => {
                 passed += 1;
                 let Replayed {
-                    stores,
-                    barriers,
-                    invalidations,
-                    frames,
-                    pages,
-                    returns,
-                    owed,
-                    ..
+                    stores, barriers, invalidations, frames, pages, returns, owed, ..
                 } = checked.replayed;
                 say!(
                     "ok      {} ({seconds:.1} s; {stores} stores, {barriers} barriers, {invalidations} invalidations, \
@@ -561,11 +502,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
             }
             Err(why) => {
                 failed += 1;
-                say!(
-                    "FAILED  {} ({seconds:.1} s, {} records): {why}",
-                    run.name,
-                    checked.records
-                );
+                say!("FAILED  {} ({seconds:.1} s, {} records): {why}", run.name, checked.records);
                 for finding in checked.findings.iter().skip(1).take(5) {
                     say!("        | {}", said(finding));
                 }
@@ -575,9 +512,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     say!("checked runs: {passed} right, {failed} wrong");
     match failed {
         0 => Ok(()),
-        failed => Err(Error::Failed(format!(
-            "{failed} runs are not as they should be"
-        ))),
+        failed => Err(Error::Failed(format!("{failed} runs are not as they should be"))),
     }
 }
 

@@ -42,11 +42,7 @@ pub struct Said {
 pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)) -> Result<Said> {
     let name = qemu.get_program().to_string_lossy().into_owned();
     ends_with_us(qemu);
-    let mut child = qemu
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .about(&name)?;
+    let mut child = qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().about(&name)?;
     let (says, said) = channel();
     if let Some(console) = child.stdout.take() {
         thread::spawn(move || {
@@ -153,10 +149,7 @@ mod tests {
 
     #[test]
     fn what_a_process_has_had_is_not_what_has_passed() {
-        let mut busy = Command::new("sh")
-            .args(["-c", "while :; do :; done"])
-            .spawn()
-            .unwrap();
+        let mut busy = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let mut idle = Command::new("sleep").arg("60").spawn().unwrap();
         let (started, enough) = (Instant::now(), Duration::from_millis(200));
         while had(busy.id()).is_some_and(|had| had < enough) && started.elapsed() < LIMIT {
@@ -176,10 +169,7 @@ mod tests {
         let second = Duration::from_secs(1);
         assert!(!is_late(second, 8 * second, Some(second)), "beside a build");
         assert!(is_late(second, 2 * second, Some(3 * second)));
-        assert!(
-            is_late(second, 11 * second, Some(Duration::ZERO)),
-            "it waits"
-        );
+        assert!(is_late(second, 11 * second, Some(Duration::ZERO)), "it waits");
         assert!(is_late(second, 2 * second, None));
     }
 }

@@ -35,13 +35,8 @@ pub fn boot(kernel: &Path, plugin: &str, machine: &[&str]) -> Result<Ran> {
         .arg(kernel)
         .args(["-plugin", plugin, "-d", "plugin"])
         .stderr(Stdio::piped());
-    let said = out::clocked("counting", || {
-        listen(&mut command, Patience::InAll(LIMIT), |_| ())
-    })?;
-    Ok(Ran {
-        console: said.lines.join("\n"),
-        log: said.log,
-    })
+    let said = out::clocked("counting", || listen(&mut command, Patience::InAll(LIMIT), |_| ()))?;
+    Ok(Ran { console: said.lines.join("\n"), log: said.log })
 }
 
 impl Ran {
@@ -54,9 +49,9 @@ impl Ran {
         match last(&self.console) {
             Some(line) if line == format!("{name}: done") => Ok(()),
             Some(line) if line.contains("WRONG") => Err(Error::Failed(line)),
-            Some(line) => Err(Error::Failed(format!(
-                "the kernel did not come to its end after: {line}"
-            ))),
+            Some(line) => {
+                Err(Error::Failed(format!("the kernel did not come to its end after: {line}")))
+            }
             // QEMU may not have started it: plugins are of one version of its interface.
             None => Err(Error::Failed(
                 last(&self.log).unwrap_or_else(|| "the kernel says nothing".into()),
@@ -103,10 +98,7 @@ mod tests {
             checked.err().map(|error| error.to_string())
         };
         assert_eq!(said("it: a step\nit: done\n", ""), None);
-        assert_eq!(
-            said("it: WRONG: why\n", "").as_deref(),
-            Some("it: WRONG: why")
-        );
+        assert_eq!(said("it: WRONG: why\n", "").as_deref(), Some("it: WRONG: why"));
         let cut = said("it: a step\n", "").unwrap_or_default();
         assert!(cut.ends_with("it: a step"), "{cut}");
         assert_eq!(said("", "no plugin\n").as_deref(), Some("no plugin"));

@@ -40,23 +40,14 @@ pub struct Debian<'a> {
 }
 
 /// Debian 12 for guests of arm64.
-pub const ARM64: Debian<'_> = Debian {
-    release: Release::Bookworm,
-    architecture: "arm64",
-    apt: "apt",
-};
+pub const ARM64: Debian<'_> =
+    Debian { release: Release::Bookworm, architecture: "arm64", apt: "apt" };
 /// Debian 13 for guests of arm64.
-pub const ARM64_13: Debian<'_> = Debian {
-    release: Release::Trixie,
-    architecture: "arm64",
-    apt: "apt-13",
-};
+pub const ARM64_13: Debian<'_> =
+    Debian { release: Release::Trixie, architecture: "arm64", apt: "apt-13" };
 /// Debian 12 for guests of x86-64.
-pub const AMD64: Debian<'_> = Debian {
-    release: Release::Bookworm,
-    architecture: "amd64",
-    apt: "apt-amd64",
-};
+pub const AMD64: Debian<'_> =
+    Debian { release: Release::Bookworm, architecture: "amd64", apt: "apt-amd64" };
 
 /// The keys that the packages are signed with.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -109,10 +100,8 @@ pub fn all_from_package(
     let part = |file: &Path| PathBuf::from(format!("{}.part", file.display()));
     let fetch = || -> Result<()> {
         let archive = download(scratch, debian, package)?;
-        let all = members
-            .iter()
-            .map(|(member, _)| unpack(&archive, member))
-            .collect::<Result<Vec<_>>>();
+        let all =
+            members.iter().map(|(member, _)| unpack(&archive, member)).collect::<Result<Vec<_>>>();
         fs::remove_file(&archive).about(archive.display())?;
         // Under their names only when all are whole.
         for (data, (_, name)) in all?.iter().zip(members) {
@@ -132,18 +121,12 @@ pub fn all_from_package(
 fn download(scratch: &Path, debian: &Debian<'_>, package: &str) -> Result<PathBuf> {
     let apt = Apt::new(scratch, debian)?;
     // A package that only says which is the newest of its kind.
-    let depends = output(
-        apt.command("apt-cache")
-            .args(["depends", "--important", package]),
-    )?;
-    let newest = depends
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+    let depends = output(apt.command("apt-cache").args(["depends", "--important", package]))?;
+    let newest = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
     let package = newest.map_or_else(|| package.to_string(), |rest| format!("linux-image-{rest}"));
     output(apt.command("apt-get").args(["download", &package]))?;
-    let archive = fs::read_dir(scratch)
-        .about(scratch.display())?
-        .filter_map(std::result::Result::ok);
+    let archive =
+        fs::read_dir(scratch).about(scratch.display())?.filter_map(std::result::Result::ok);
     let archive = archive.map(|entry| entry.path()).find(|path| {
         path.file_name().is_some_and(|name| {
             let name = name.to_string_lossy();
@@ -170,10 +153,7 @@ fn unpack(archive: &Path, member: &str) -> Result<Vec<u8>> {
     unpack.wait().about("dpkg-deb")?;
     match unpacked.status.success() && !unpacked.stdout.is_empty() {
         true => Ok(unpacked.stdout),
-        false => Err(Error::Other(format!(
-            "{} holds no {member}",
-            archive.display()
-        ))),
+        false => Err(Error::Other(format!("{} holds no {member}", archive.display()))),
     }
 }
 
@@ -198,11 +178,9 @@ impl Apt {
         let release = debian.release.name();
         let source =
             format!("deb [signed-by={KEYS}] http://deb.debian.org/debian {release} main\n");
-        for (name, text) in [
-            ("apt.conf", &*configuration),
-            ("sources.list", &*source),
-            ("status", ""),
-        ] {
+        for (name, text) in
+            [("apt.conf", &*configuration), ("sources.list", &*source), ("status", "")]
+        {
             let file = directory.join(name);
             fs::write(&file, text).about(file.display())?;
         }
@@ -257,11 +235,7 @@ pub fn with_dependencies(
         for archive in fs::read_dir(&cache).about(cache.display())? {
             let archive = archive.about(cache.display())?.path();
             if archive.extension().is_some_and(|kind| kind == "deb") {
-                output(
-                    Command::new("dpkg-deb")
-                        .arg("--extract")
-                        .args([&archive, &part]),
-                )?;
+                output(Command::new("dpkg-deb").arg("--extract").args([&archive, &part]))?;
                 fs::remove_file(&archive).about(archive.display())?;
             }
         }

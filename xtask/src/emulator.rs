@@ -98,12 +98,7 @@ impl Emulator {
         match self {
             Self::Installed => Command::new(QEMU),
             Self::Program(program) => Command::new(program),
-            Self::Unpacked(Unpacked {
-                loader,
-                libraries,
-                program,
-                data,
-            }) => {
+            Self::Unpacked(Unpacked { loader, libraries, program, data }) => {
                 let mut command = Command::new(loader);
                 command.arg("--library-path").arg(libraries).arg(program);
                 command.arg("-L").arg(data);
@@ -129,10 +124,7 @@ impl Emulator {
 
 /// The version in what QEMU says of it.
 fn version(said: &str) -> Option<&str> {
-    said.split_once("QEMU emulator version ")?
-        .1
-        .split_ascii_whitespace()
-        .next()
+    said.split_once("QEMU emulator version ")?.1.split_ascii_whitespace().next()
 }
 
 #[cfg(test)]

@@ -42,15 +42,9 @@ impl Kernel {
     /// The emulator, and a machine of two processors.
     fn machine(self) -> (&'static str, &'static [&'static str]) {
         match self {
-            Self::X86_64 => (
-                QEMU_X86,
-                &[
-                    "-cpu",
-                    "max",
-                    "-device",
-                    "isa-debug-exit,iobase=0xf4,iosize=4",
-                ],
-            ),
+            Self::X86_64 => {
+                (QEMU_X86, &["-cpu", "max", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
+            }
             Self::Arm64 => (QEMU, &["-machine", "virt", "-cpu", CPU_MAX]),
         }
     }

@@ -129,11 +129,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     let output = command.output().about(&name)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        let last = said
-            .lines()
-            .rev()
-            .find(|line| !line.is_empty())
-            .unwrap_or_default();
+        let last = said.lines().rev().find(|line| !line.is_empty()).unwrap_or_default();
         return Err(Error::Failed(format!("{name} failed: {last}")));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -167,21 +163,9 @@ fn kernel_and_shell(kernel: Option<&Path>, release: Release) -> Result<(PathBuf,
     };
     let kernel = match kernel {
         Some(kernel) => kernel.to_path_buf(),
-        None => from_package(
-            &scratch,
-            debian,
-            "linux-image-arm64",
-            "./boot/vmlinuz-*",
-            name,
-        )?,
+        None => from_package(&scratch, debian, "linux-image-arm64", "./boot/vmlinuz-*", name)?,
     };
-    let busybox = from_package(
-        &scratch,
-        &ARM64,
-        "busybox-static",
-        "./bin/busybox",
-        "busybox",
-    )?;
+    let busybox = from_package(&scratch, &ARM64, "busybox-static", "./bin/busybox", "busybox")?;
     Ok((kernel, busybox))
 }
 
@@ -206,12 +190,7 @@ pub fn everything(choice: Choice<'_>) -> Result<Files> {
     let emulator = Emulator::named(choice.emulator)?;
     let (kernel, busybox) = kernel_and_shell(choice.kernel, choice.release)?;
     let initrd = scratch()?.join("initrd");
-    initramfs::make(
-        &initrd,
-        &busybox,
-        &load::script("ttyAMA0", 0, Bell::Memory),
-        &[],
-    )?;
+    initramfs::make(&initrd, &busybox, &load::script("ttyAMA0", 0, Bell::Memory), &[])?;
     Ok(Files {
         hypervisor: variant(choice.variant)?,
         kernel,
@@ -238,13 +217,8 @@ pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
             "bzImage",
         )?,
     };
-    let busybox = from_package(
-        &scratch,
-        &AMD64,
-        "busybox-static",
-        "./bin/busybox",
-        "busybox-amd64",
-    )?;
+    let busybox =
+        from_package(&scratch, &AMD64, "busybox-static", "./bin/busybox", "busybox-amd64")?;
     Ok((kernel, busybox))
 }
 
@@ -254,11 +228,8 @@ pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
 /// # Errors
 /// What cannot be had, and how to get it by hand.
 pub fn host_amd64() -> Result<(PathBuf, PathBuf, Vec<&'static str>)> {
-    const MODULES: [(&str, &str); 3] = [
-        ("irqbypass.ko", "virt/lib"),
-        ("kvm.ko", "arch/x86/kvm"),
-        ("kvm-amd.ko", "arch/x86/kvm"),
-    ];
+    const MODULES: [(&str, &str); 3] =
+        [("irqbypass.ko", "virt/lib"), ("kvm.ko", "arch/x86/kvm"), ("kvm-amd.ko", "arch/x86/kvm")];
     let scratch = scratch()?;
     let patterns = MODULES.map(|(name, at)| format!("./lib/modules/*/kernel/{at}/{name}"));
     let modules = patterns.iter().zip(MODULES);
@@ -316,10 +287,8 @@ fn qemu(program: &str, package: &str) -> Result<()> {
     }
     eprintln!("installing QEMU: {install}");
     let mut words = install.split(' ');
-    let status = Command::new(words.next().unwrap_or_default())
-        .args(words)
-        .stdout(Stdio::null())
-        .status();
+    let status =
+        Command::new(words.next().unwrap_or_default()).args(words).stdout(Stdio::null()).status();
     match status.about("apt-get")?.success() {
         true => Ok(()),
         false => Err(Error::Other(by_hand)),
@@ -421,20 +390,11 @@ pub fn all_programs() -> Result<()> {
             .current_dir(root().join(directory))
             .env("CARGO_TARGET_DIR", target().join("hypervisor"))
             .env_remove("RUSTFLAGS");
-        cargo.args([
-            "build",
-            "--quiet",
-            "--release",
-            "--target",
-            triple,
-            "--bins",
-        ]);
+        cargo.args(["build", "--quiet", "--release", "--target", triple, "--bins"]);
         let what = format!("building all programs for {triple}");
         let status = out::slowly(&what, || cargo.status());
         if !status.about("cargo")?.success() {
-            return Err(Error::Failed(format!(
-                "a program for {triple} cannot be built"
-            )));
+            return Err(Error::Failed(format!("a program for {triple} cannot be built")));
         }
     }
     Ok(())
@@ -490,16 +450,10 @@ fn standard_library(triple: &str) -> Result<()> {
 fn static_cargo(architecture: &str, words: &[&str]) -> Result<(Command, String)> {
     let triple = format!("{architecture}-unknown-linux-musl");
     standard_library(&triple)?;
-    let linker = format!(
-        "CARGO_TARGET_{}_LINKER",
-        triple.to_uppercase().replace('-', "_")
-    );
+    let linker = format!("CARGO_TARGET_{}_LINKER", triple.to_uppercase().replace('-', "_"));
     let mut cargo = cargo();
     // Rust's own linker: that of the system knows one kind of processor.
-    cargo
-        .env("CARGO_TARGET_DIR", target())
-        .env(linker, "rust-lld")
-        .env_remove("RUSTFLAGS");
+    cargo.env("CARGO_TARGET_DIR", target()).env(linker, "rust-lld").env_remove("RUSTFLAGS");
     cargo.args(words).args(["--quiet", "--target", &triple]);
     for profile in ["dev", "test"] {
         for setting in ["debug=false", "strip=true"] {
@@ -515,13 +469,7 @@ fn static_cargo(architecture: &str, words: &[&str]) -> Result<(Command, String)>
 /// # Errors
 /// It cannot be built, or the target cannot be had.
 pub fn static_lab(architecture: &str) -> Result<PathBuf> {
-    let words = [
-        "build",
-        "--package",
-        "tablewright-lab",
-        "--bin",
-        "tablewright",
-    ];
+    let words = ["build", "--package", "tablewright-lab", "--bin", "tablewright"];
     let (mut cargo, triple) = static_cargo(architecture, &words)?;
     match cargo.status().about("cargo")?.success() {
         true => Ok(target().join(triple).join("debug").join("tablewright")),
@@ -566,9 +514,7 @@ pub fn static_tests(architecture: &str) -> Result<Vec<(String, PathBuf)>> {
 /// It cannot be built, or the target cannot be had.
 pub fn hypervisor_in(root: &Path, target: &Path) -> Result<PathBuf> {
     let mut cargo = cargo();
-    cargo
-        .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     let directory = root.join("hypervisor");
     build_by(cargo, &directory, target, TARGET, "tablewright-hypervisor")
 }
@@ -597,19 +543,8 @@ fn build_with(
     features: &[&str],
 ) -> Result<PathBuf> {
     standard_library(triple)?;
-    cargo
-        .current_dir(directory)
-        .env("CARGO_TARGET_DIR", target)
-        .env_remove("RUSTFLAGS");
-    cargo.args([
-        "build",
-        "--quiet",
-        "--release",
-        "--target",
-        triple,
-        "--bin",
-        program,
-    ]);
+    cargo.current_dir(directory).env("CARGO_TARGET_DIR", target).env_remove("RUSTFLAGS");
+    cargo.args(["build", "--quiet", "--release", "--target", triple, "--bin", program]);
     let mut what = format!("building {program}");
     if !features.is_empty() {
         cargo.args(["--features", &features.join(",")]);

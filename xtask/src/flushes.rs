@@ -42,11 +42,7 @@ pub fn run_own(files: &Files) -> Result<()> {
         "-D".into(),
         log.display().to_string(),
     ];
-    let boot = Boot {
-        measure: Some("flush"),
-        more: &more,
-        ..Boot::of(files)
-    };
+    let boot = Boot { measure: Some("flush"), more: &more, ..Boot::of(files) };
     let ran = qemu::run(&boot, |_| (), |_| ())?;
     if ran.end != End::PoweredOff {
         return Err(Error::Failed(format!("it ended so: {:?}", ran.end)));
@@ -79,13 +75,8 @@ fn ordered(said: &str, mark: u32) -> Vec<&str> {
 }
 
 /// What is executed for 16 ranges, in the names of the plugin.
-const EXPECTED: [(&str, u64); 5] = [
-    ("dsb ishst", 1),
-    ("tlbi ipas2le1is", 16),
-    ("dsb ish", 2),
-    ("tlbi vmalle1is", 1),
-    ("isb", 1),
-];
+const EXPECTED: [(&str, u64); 5] =
+    [("dsb ishst", 1), ("tlbi ipas2le1is", 16), ("dsb ish", 2), ("tlbi vmalle1is", 1), ("isb", 1)];
 
 /// Runs the program, and compares what is counted.
 ///
@@ -94,27 +85,20 @@ const EXPECTED: [(&str, u64); 5] = [
 /// needs.
 pub fn run() -> Result<()> {
     fetch::qemu_arm64()?;
-    let (program, plugin) = (
-        fetch::hypervisor("flushes")?,
-        fetch::plugin(&Emulator::Installed)?,
-    );
+    let (program, plugin) = (fetch::hypervisor("flushes")?, fetch::plugin(&Emulator::Installed)?);
     let machine = ["-machine", "virtualization=on", "-m", "128M"];
     let ran = counted::boot(&program, &plugin.display().to_string(), &machine)?;
     ran.check("flushes")?;
     let all = ran.log.lines();
-    let all: Option<Vec<_>> = all
-        .filter_map(|line| line.strip_prefix("counted 1"))
-        .map(counts)
-        .collect();
-    let expected: Counts = EXPECTED
-        .into_iter()
-        .map(|(name, count)| (name.to_string(), count))
-        .collect();
+    let all: Option<Vec<_>> =
+        all.filter_map(|line| line.strip_prefix("counted 1")).map(counts).collect();
+    let expected: Counts =
+        EXPECTED.into_iter().map(|(name, count)| (name.to_string(), count)).collect();
     match all.as_deref() {
         Some([counts]) if *counts == expected => Ok(()),
-        other => Err(Error::Failed(format!(
-            "a flush of 16 ranges is {other:?}, and not {expected:?}"
-        ))),
+        other => {
+            Err(Error::Failed(format!("a flush of 16 ranges is {other:?}, and not {expected:?}")))
+        }
     }
 }
 

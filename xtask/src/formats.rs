@@ -57,9 +57,7 @@ pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
         let judged = judge(&said.lines, all);
         let Judged { right, skipped } =
             judged.map_err(|why| Error::Failed(format!("{name}: {why}")))?;
-        line(&format!(
-            "{name}: {right} formats are right, {skipped} are not for this processor"
-        ));
+        line(&format!("{name}: {right} formats are right, {skipped} are not for this processor"));
     }
     Ok(())
 }
@@ -74,20 +72,12 @@ mod tests {
         let right = lines(&["formats: ok: a", "formats: done, 0 wrong"]);
         let judged = |right, skipped| Ok(Judged { right, skipped });
         assert_eq!(judge(&right, true), judged(1, 0));
-        let part = lines(&[
-            "formats: ok: a",
-            "formats: skipped: b",
-            "formats: done, 0 wrong",
-        ]);
+        let part = lines(&["formats: ok: a", "formats: skipped: b", "formats: done, 0 wrong"]);
         assert_eq!(judge(&part, false), judged(1, 1));
         assert!(judge(&part, true).is_err(), "not all");
         assert!(judge(&part[1..], false).is_err(), "nothing was checked");
         assert!(judge(&right[..1], true).is_err(), "no end");
-        let wrong = lines(&[
-            "formats: ok: a",
-            "formats: WRONG: b",
-            "formats: done, 1 wrong",
-        ]);
+        let wrong = lines(&["formats: ok: a", "formats: WRONG: b", "formats: done, 1 wrong"]);
         assert_eq!(judge(&wrong, true), Err("formats: WRONG: b".into()));
     }
 }

@@ -175,10 +175,7 @@ pub fn sectors(kernel: &Path) -> Result<u64> {
             0 => 4,
             sectors => u64::from(*sectors),
         }),
-        _ => Err(Error::Other(format!(
-            "{}: no kernel of x86 (bzImage)",
-            kernel.display()
-        ))),
+        _ => Err(Error::Other(format!("{}: no kernel of x86 (bzImage)", kernel.display()))),
     }
 }
 
@@ -198,9 +195,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     let files = boot.files;
     let sectors = sectors(&files.kernel)?;
     let memory = boot.memory << 20;
-    let initrd_size = std::fs::metadata(&files.initrd)
-        .about(files.initrd.display())?
-        .len();
+    let initrd_size = std::fs::metadata(&files.initrd).about(files.initrd.display())?.len();
     let initrd = memory
         .checked_sub(initrd_size)
         .ok_or_else(|| Error::Other("the guest's memory is too small".into()))?
@@ -252,19 +247,11 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         ])
         .args(["-smp", &processors.to_string()])
         .args(["-m", &format!("{room}M")])
-        .args([
-            "-chardev",
-            "stdio,id=console,signal=off",
-            "-serial",
-            "chardev:console",
-        ])
+        .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
         .args(["-no-reboot", "-no-shutdown"])
         .arg("-kernel")
         .arg(&files.hypervisor)
-        .args([
-            "-device",
-            &loader(&files.kernel, MEMORY + KERNEL - (sectors + 1) * 512),
-        ])
+        .args(["-device", &loader(&files.kernel, MEMORY + KERNEL - (sectors + 1) * 512)])
         .args([
             "-append",
             &format!(
@@ -285,14 +272,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
 /// QEMU cannot be started, or asked.
 pub fn run(boot: &Boot<'_>, line: impl FnMut(&str), look: impl FnMut(&[u64])) -> Result<Ran> {
     let qemu = spawn(boot, Console::Pipe)?;
-    qemu::attend(
-        qemu,
-        &boot.files.hypervisor,
-        boot.limit,
-        |_| false,
-        line,
-        look,
-    )
+    qemu::attend(qemu, &boot.files.hypervisor, boot.limit, |_| false, line, look)
 }
 
 /// One of the numbers of all of the run.
@@ -303,9 +283,7 @@ pub fn counted(ran: &Ran, what: Count) -> u64 {
 /// Lines of `NAME=VALUE` words that the guest's program has said, by what they begin with.
 pub fn said<'r>(ran: &'r Ran, name: &str) -> impl Iterator<Item = &'r str> {
     let lines = ran.console.iter();
-    lines
-        .filter_map(move |line| line.strip_prefix(name))
-        .filter(|line| line.contains('='))
+    lines.filter_map(move |line| line.strip_prefix(name)).filter(|line| line.contains('='))
 }
 
 /// One of the values of such a line.
@@ -426,10 +404,7 @@ pub const LAST: usize = 30;
 
 /// What the hypervisor has counted.
 fn counters(ran: &Ran) {
-    say!(
-        "\nthe hypervisor counted, in {:.1} s:",
-        ran.took.as_secs_f64()
-    );
+    say!("\nthe hypervisor counted, in {:.1} s:", ran.took.as_secs_f64());
     let counted = NAMES.iter().zip(&ran.counters);
     for (name, number) in counted.filter(|(_, number)| **number != 0) {
         say!("{number:>12} {name}");
@@ -479,16 +454,8 @@ fn summary(boot: &Boot<'_>, program: Program, ran: &Ran) -> Vec<(&'static str, S
             count(Count::Entered)
         ),
     ));
-    lines.extend(boot::of_memory(
-        ran,
-        boot.evict,
-        boot.snapshot,
-        boot.log.is_some(),
-    ));
-    lines.push((
-        "hypervisor",
-        "its code and constants are as they were".into(),
-    ));
+    lines.extend(boot::of_memory(ran, boot.evict, boot.snapshot, boot.log.is_some()));
+    lines.push(("hypervisor", "its code and constants are as they were".into()));
     lines
 }
 
@@ -513,9 +480,7 @@ pub fn judge(
     }
     let missed = counted(ran, Count::Missed);
     if missed != 0 {
-        return Err(format!(
-            "{missed} pages that the guest has named were not forgotten"
-        ));
+        return Err(format!("{missed} pages that the guest has named were not forgotten"));
     }
     if boot.snapshot {
         ran.check_snapshot()?;
@@ -557,10 +522,7 @@ mod tests {
             // What there is, low and high; firmware has the end of the low part.
             let low = (all.min(LOW) - FIRMWARE) << 20;
             let high = 4 << 30..(4 << 30) + (all.saturating_sub(LOW) << 20);
-            assert!(
-                end <= low || high.start <= copy && end <= high.end,
-                "{guest} MiB"
-            );
+            assert!(end <= low || high.start <= copy && end <= high.end, "{guest} MiB");
         }
     }
 }

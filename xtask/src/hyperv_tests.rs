@@ -73,10 +73,8 @@ impl Test {
     fn name(&self) -> String {
         let (flush, program) = (name_of(&self.flush), name_of(&self.program));
         let leaves = name_of(&self.leaves);
-        let mut name = format!(
-            "hyperv-{}on{}-{leaves}-{flush}-{program}",
-            self.cpus, self.processors
-        );
+        let mut name =
+            format!("hyperv-{}on{}-{leaves}-{flush}-{program}", self.cpus, self.processors);
         if self.evict != 0 {
             name += &format!("-evict{}", self.evict);
         }
@@ -103,9 +101,7 @@ impl Test {
         let says = ran.console.iter().any(|line| line.contains(SAYS));
         let is_called = self.flush != Flush::Interrupt;
         if says != is_called {
-            return Err(format!(
-                "that the guest flushes by hypercalls it says: {says}"
-            ));
+            return Err(format!("that the guest flushes by hypercalls it says: {says}"));
         }
         let calls = [Count::Space, Count::List, Count::SpaceEx, Count::ListEx];
         let calls: u64 = calls.iter().map(|what| counted(ran, *what)).sum();
@@ -120,10 +116,7 @@ impl Test {
         let by_set = counted(ran, Count::SpaceEx) + counted(ran, Count::ListEx);
         let evicted = counted(ran, Count::Evicted);
         if evicted != self.evict {
-            return Err(format!(
-                "{evicted} frames were taken away, of {}",
-                self.evict
-            ));
+            return Err(format!("{evicted} frames were taken away, of {}", self.evict));
         }
         match self.flush == Flush::Extended && by_set == 0 {
             true => Err("no call named vCPUs by a set".into()),
@@ -137,14 +130,8 @@ const HOSTILE: &str = "hyperv-hostile";
 
 /// Boots a guest that means no good.
 fn hostile(files: &Files) -> Result<()> {
-    let files = Files {
-        kernel: fetch::hostile_x86()?,
-        ..files.clone()
-    };
-    let boot = Boot {
-        limit: Some(LIMIT),
-        ..Boot::of(&files)
-    };
+    let files = Files { kernel: fetch::hostile_x86()?, ..files.clone() };
+    let boot = Boot { limit: Some(LIMIT), ..Boot::of(&files) };
     let ran = hyperv::run(&boot, |_| (), |_| ())?;
     match ran.end {
         End::PoweredOff if ran.is_intact => tried_in_vain(&ran),
@@ -171,10 +158,7 @@ fn panics(files: &Files) -> Result<()> {
     let is_said = says("Kernel panic") && says("has reset the machine") && says("from 0x");
     match ran.end {
         End::Reset if is_said => Ok(()),
-        end => Err(Error::Failed(format!(
-            "it ended so: {end:?}; {:?}",
-            ran.console.last()
-        ))),
+        end => Err(Error::Failed(format!("it ended so: {end:?}; {:?}", ran.console.last()))),
     }
 }
 
@@ -200,55 +184,32 @@ const TESTS: &[Test] = &[
     Test::new(2, 4, Flush::Hypercall, Program::Hunt).leaves(Leaves::Pages),
     Test::new(4, 2, Flush::Hypercall, Program::Hunt),
     Test::new(4, 4, Flush::Hypercall, Program::Hunt),
-    Test::new(4, 2, Flush::Extended, Program::Hunt)
-        .leaves(Leaves::Pages)
-        .short(),
+    Test::new(4, 2, Flush::Extended, Program::Hunt).leaves(Leaves::Pages).short(),
     Test::new(4, 2, Flush::Interrupt, Program::Hunt).short(),
     Test::new(8, 2, Flush::Hypercall, Program::Measure),
-    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
-        .evict(2000)
-        .short(),
-    Test::new(4, 4, Flush::Hypercall, Program::Load)
-        .leaves(Leaves::Mixed)
-        .evict(1000),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt).evict(2000).short(),
+    Test::new(4, 4, Flush::Hypercall, Program::Load).leaves(Leaves::Mixed).evict(1000),
     Test::new(4, 2, Flush::Hypercall, Program::Hunt)
         .leaves(Leaves::Mixed)
         .evict(1000)
         .log(Log::All)
         .short(),
-    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
-        .leaves(Leaves::Pages)
-        .log(Log::Bitmap),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt).leaves(Leaves::Pages).log(Log::Bitmap),
     Test::new(4, 4, Flush::Hypercall, Program::Load).log(Log::Ring),
-    Test::new(2, 2, Flush::Hypercall, Program::Load)
-        .snapshot(Log::All)
-        .short(),
+    Test::new(2, 2, Flush::Hypercall, Program::Load).snapshot(Log::All).short(),
     Test::new(4, 2, Flush::Hypercall, Program::Load)
         .leaves(Leaves::Mixed)
         .evict(1000)
         .snapshot(Log::Bitmap),
-    Test::new(2, 2, Flush::Hypercall, Program::Load)
-        .leaves(Leaves::Pages)
-        .snapshot(Log::Ring),
-    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
-        .plant(Plant::Ignore)
-        .short(),
-    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
-        .plant(Plant::OnEntry)
-        .short(),
-    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
-        .plant(Plant::Half)
-        .short(),
+    Test::new(2, 2, Flush::Hypercall, Program::Load).leaves(Leaves::Pages).snapshot(Log::Ring),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt).plant(Plant::Ignore).short(),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt).plant(Plant::OnEntry).short(),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt).plant(Plant::Half).short(),
 ];
 
 /// All of them.
 pub fn cases() -> impl Iterator<Item = Case> {
-    let case = |name: String, short, run| Case {
-        name,
-        short,
-        arch: Arch::X86_64,
-        run,
-    };
+    let case = |name: String, short, run| Case { name, short, arch: Arch::X86_64, run };
     let log_start = |context: &Context| {
         let files = context.x86()?;
         log_start::run(Arch::X86_64, files, &[256, 512], |_, _, _| ()).and_then(Outcome::right)
@@ -275,20 +236,14 @@ impl Test {
             processors: self.processors,
             leaves: self.leaves,
             flush: self.flush,
-            step: if self.flush == Flush::Extended {
-                STEP
-            } else {
-                1
-            },
+            step: if self.flush == Flush::Extended { STEP } else { 1 },
             evict: self.evict,
             log: self.log,
             snapshot: self.snapshot,
             plant: self.plant,
             guest: match self.snapshot {
                 true => format!("copy load={ROUNDS}"),
-                false => self
-                    .program
-                    .words(ROUNDS, if self.short { HUNT.0 } else { HUNT.1 }),
+                false => self.program.words(ROUNDS, if self.short { HUNT.0 } else { HUNT.1 }),
             },
             limit: Some(LIMIT),
             ..Boot::of(files)

@@ -17,10 +17,7 @@ pub fn make(to: &Path, busybox: &Path, init: &str, others: &[(&str, &Path)]) -> 
     let shell = std::fs::read(busybox).about(busybox.display())?;
     let mut programs = Vec::new();
     for (name, file) in others {
-        programs.push((
-            format!("bin/{name}"),
-            std::fs::read(file).about(file.display())?,
-        ));
+        programs.push((format!("bin/{name}"), std::fs::read(file).about(file.display())?));
     }
     let write = || -> std::io::Result<()> {
         let mut out = BufWriter::new(File::create(to)?);
@@ -33,10 +30,7 @@ pub fn make(to: &Path, busybox: &Path, init: &str, others: &[(&str, &Path)]) -> 
             .iter()
             .map(|(name, data)| (name.as_str(), 0o755, ModeFileType::Regular, data.as_slice()));
         for (number, (name, mode, kind, data)) in (1..).zip(entries.into_iter().chain(programs)) {
-            let entry = Builder::new(name)
-                .ino(number)
-                .mode(mode)
-                .set_mode_file_type(kind);
+            let entry = Builder::new(name).ino(number).mode(mode).set_mode_file_type(kind);
             let mut file = entry.write(&mut out, data.len() as u32);
             file.write_all(data)?;
             file.finish()?;

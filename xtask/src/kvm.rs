@@ -68,12 +68,7 @@ struct Run {
 /// taking it.
 fn matrix() -> Vec<Run> {
     let mut runs = Vec::new();
-    for (backing, vcpus) in [
-        ("", 1),
-        ("", 2),
-        (" -s anonymous_thp", 1),
-        (" -s anonymous_thp", 2),
-    ] {
+    for (backing, vcpus) in [("", 1), ("", 2), (" -s anonymous_thp", 1), (" -s anonymous_thp", 2)] {
         let both = backing.is_empty() != (vcpus == 2);
         let mut run = |words: &str, short| {
             let words = format!("{words} -b 16M -v {vcpus}{backing}");
@@ -107,10 +102,7 @@ fn matrix() -> Vec<Run> {
         runs.push(Run { words, short });
     }
     for pool in ["anonymous_hugetlb", "shared_hugetlb"] {
-        runs.push(Run {
-            words: format!("dirty-log -b 16M -v 2 -s {pool}"),
-            short: false,
-        });
+        runs.push(Run { words: format!("dirty-log -b 16M -v 2 -s {pool}"), short: false });
     }
     runs
 }
@@ -169,10 +161,7 @@ fn outcome(status: Option<i32>, said: &str) -> Outcome {
 /// the computer lacks, and for nothing else.
 fn judge(run: &Run, outcome: &Outcome, lacks: &[Lack]) -> std::result::Result<String, String> {
     let (is_software, phases) = match outcome {
-        Outcome::Counts {
-            is_software,
-            phases,
-        } => (*is_software, phases),
+        Outcome::Counts { is_software, phases } => (*is_software, phases),
         Outcome::Failed(why) => return Err(why.clone()),
         Outcome::Refused(why) => {
             let mut known = lacks.iter();
@@ -194,9 +183,7 @@ fn judge(run: &Run, outcome: &Outcome, lacks: &[Lack]) -> std::result::Result<St
         };
         if harvested < written || harvested > written && !may_have_more {
             let name = &phase.name;
-            return Err(format!(
-                "{name}: {harvested} pages in the log, {written} written"
-            ));
+            return Err(format!("{name}: {harvested} pages in the log, {written} written"));
         }
         all += written;
         more += harvested - written;
@@ -256,11 +243,8 @@ fn parse(console: &[String]) -> Vec<(usize, Option<i32>, String)> {
             continue;
         };
         if let Ok(number) = number.parse() {
-            let said: Vec<_> = lines
-                .by_ref()
-                .take_while(|line| *line != END)
-                .map(String::as_str)
-                .collect();
+            let said: Vec<_> =
+                lines.by_ref().take_while(|line| *line != END).map(String::as_str).collect();
             runs.push((number, status.parse().ok(), said.join("\n")));
         }
     }
@@ -315,12 +299,7 @@ impl Computer {
         let initrd = scratch.join(format!("initrd-kvm-{}", name_of(&self)));
         let files: Vec<PathBuf> = modules.iter().map(|name| scratch.join(name)).collect();
         let mut others = programs.to_vec();
-        others.extend(
-            modules
-                .iter()
-                .copied()
-                .zip(files.iter().map(PathBuf::as_path)),
-        );
+        others.extend(modules.iter().copied().zip(files.iter().map(PathBuf::as_path)));
         let script = script(&modules, commands.iter().cloned());
         initramfs::make(&initrd, &busybox, &script, &others)?;
         let mut qemu = match self {
@@ -391,18 +370,14 @@ impl Computer {
     /// from a CPU is no stall there.
     fn tests(self) -> Result<Vec<(String, std::result::Result<String, String>)>> {
         let tests = fetch::static_tests(self.architecture())?;
-        let programs: Vec<_> = tests
-            .iter()
-            .map(|(name, file)| (name.as_str(), file.as_path()))
-            .collect();
+        let programs: Vec<_> =
+            tests.iter().map(|(name, file)| (name.as_str(), file.as_path())).collect();
         let command =
             |(name, _): &(String, PathBuf)| format!("{name} --test-threads 1 --nocapture");
         let commands: Vec<_> = tests.iter().map(command).collect();
         let said = self.boot(&programs, &commands, Pace::OfInstructions)?;
         let names = tests.iter().map(|(name, _)| name.clone());
-        Ok(names
-            .zip(said.into_iter().map(|(status, said)| tested(status, &said)))
-            .collect())
+        Ok(names.zip(said.into_iter().map(|(status, said)| tested(status, &said))).collect())
     }
 }
 
@@ -418,9 +393,7 @@ enum Pace {
 /// What a test program came to: how many passed, or all that it said. Tests that were skipped for
 /// want of a KVM are none.
 fn tested(status: Option<i32>, said: &str) -> std::result::Result<String, String> {
-    let result = said
-        .lines()
-        .find_map(|line| line.strip_prefix("test result: ok. "));
+    let result = said.lines().find_map(|line| line.strip_prefix("test result: ok. "));
     match (status, result) {
         (Some(0), Some(result)) if !said.contains("skipped:") => {
             Ok(result.split(';').next().unwrap_or(result).to_owned())
@@ -452,10 +425,7 @@ fn here(program: &Path, runs: &[Run]) -> Result<Vec<Outcome>> {
                 true => &output.stdout,
                 false => &output.stderr,
             };
-            Ok(outcome(
-                output.status.code(),
-                &String::from_utf8_lossy(said),
-            ))
+            Ok(outcome(output.status.code(), &String::from_utf8_lossy(said)))
         })
         .collect()
 }
@@ -488,11 +458,7 @@ pub fn run(args: &KvmArgs) -> Result<()> {
         return Ok(());
     }
     let mut all = Vec::new();
-    let has_kvm = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_ok();
+    let has_kvm = File::options().read(true).write(true).open("/dev/kvm").is_ok();
     if has_kvm && matches!(std::env::consts::ARCH, "x86_64" | "aarch64") {
         let program = fetch::static_lab(std::env::consts::ARCH)?;
         let (outcomes, seconds) = timed(|| here(&program, &runs))?;
@@ -544,9 +510,7 @@ pub fn run(args: &KvmArgs) -> Result<()> {
     }
     match failed {
         0 => Ok(()),
-        failed => Err(Error::Failed(format!(
-            "{failed} runs or tests on KVM failed"
-        ))),
+        failed => Err(Error::Failed(format!("{failed} runs or tests on KVM failed"))),
     }
 }
 
@@ -571,10 +535,7 @@ mod tests {
     }
 
     fn run(words: &str) -> Run {
-        Run {
-            words: words.into(),
-            short: true,
-        }
+        Run { words: words.into(), short: true }
     }
 
     #[test]
@@ -583,10 +544,7 @@ mod tests {
         assert_eq!(runs.len(), 31);
         for experiment in ["dirty-log -b", "dirty-log -g", "--ring", "page-table-test"] {
             let mut short = runs.iter().filter(|run| run.short);
-            assert!(
-                short.any(|run| run.words.contains(experiment)),
-                "{experiment}"
-            );
+            assert!(short.any(|run| run.words.contains(experiment)), "{experiment}");
         }
     }
 
@@ -606,19 +564,12 @@ mod tests {
 
     #[test]
     fn a_run_may_be_refused_for_what_a_computer_lacks_alone() {
-        let refused = outcome(
-            Some(2),
-            "error: this kernel's KVM has no ring of dirty pages",
-        );
+        let refused = outcome(Some(2), "error: this kernel's KVM has no ring of dirty pages");
         let ring = run("dirty-log --ring 1024");
         assert!(judge(&ring, &refused, &[POOL, RINGS]).is_ok());
         assert!(judge(&ring, &refused, &[]).is_err());
         assert!(judge(&run("dirty-log"), &refused, &[POOL, RINGS]).is_err());
-        for (status, said) in [
-            (Some(1), "error: get 1: the log"),
-            (None, ""),
-            (Some(0), "{"),
-        ] {
+        for (status, said) in [(Some(1), "error: get 1: the log"), (None, ""), (Some(0), "{")] {
             let failed = outcome(status, said);
             assert!(judge(&ring, &failed, &[POOL, RINGS]).is_err(), "{failed:?}");
         }
@@ -650,10 +601,7 @@ mod tests {
     fn runs_are_found_on_a_console_that_others_write_to() {
         let console = "[ 0.1] boot\nxtask: run 0 0\n{\n}\nxtask: end\n[ 1.0] noise\nxtask: run 1 2\nerror: no\nxtask: end";
         let console: Vec<String> = console.lines().map(str::to_owned).collect();
-        let expected = [
-            (0, Some(0), "{\n}".to_owned()),
-            (1, Some(2), "error: no".to_owned()),
-        ];
+        let expected = [(0, Some(0), "{\n}".to_owned()), (1, Some(2), "error: no".to_owned())];
         assert_eq!(parse(&console), expected);
     }
 }

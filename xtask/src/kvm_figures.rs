@@ -105,9 +105,7 @@ fn phases(report: &Value, words: &str) -> Result<Vec<(String, Once)>> {
         let name = phase["phase"].as_str().unwrap_or_default();
         let splits = words.contains("page-table-test") && words.contains("thp");
         if phase["harvested"] != phase["written"] && !splits {
-            return Err(Error::Failed(format!(
-                "{words}: {name}: the log is not what was written"
-            )));
+            return Err(Error::Failed(format!("{words}: {name}: the log is not what was written")));
         }
         let time = |key| {
             let time = phase[key].as_f64();
@@ -127,19 +125,12 @@ fn configurations() -> Vec<String> {
     let mut all = Vec::new();
     for backing in ["", " -s anonymous_thp"] {
         for (way, sizes) in [
-            (
-                "",
-                &["256M -v 1", "256M -v 2", "1G -v 1", "1G -v 2", "2G -v 1"][..],
-            ),
+            ("", &["256M -v 1", "256M -v 2", "1G -v 1", "1G -v 2", "2G -v 1"][..]),
             (" -g", &["256M -v 1", "256M -v 2"]),
             (" --ring", &["256M -v 1", "256M -v 2"]),
             (" --all-set", &["256M -v 1"]),
         ] {
-            all.extend(
-                sizes
-                    .iter()
-                    .map(|size| format!("dirty-log -b {size}{backing}{way}")),
-            );
+            all.extend(sizes.iter().map(|size| format!("dirty-log -b {size}{backing}{way}")));
         }
         for experiment in ["write-protect", "page-table-test"] {
             for vcpus in [1, 2] {
@@ -167,10 +158,7 @@ struct Both {
 
 impl Both {
     fn new(name: String) -> Self {
-        Self {
-            name,
-            samples: Default::default(),
-        }
+        Self { name, samples: Default::default() }
     }
 
     fn medians(&self, best: f64) -> [f64; 2] {
@@ -193,10 +181,7 @@ impl Both {
     /// CPU time, time away and pace of each round of each repetition of both runs.
     fn value(&self) -> Value {
         let rounds = |rounds: &Vec<Once>| -> Value {
-            rounds
-                .iter()
-                .map(|once| json!([once.cpu, once.away, once.pace]))
-                .collect()
+            rounds.iter().map(|once| json!([once.cpu, once.away, once.pace])).collect()
         };
         let run = |run: &[Vec<Once>; REPETITIONS]| -> Value { run.iter().map(rounds).collect() };
         self.samples.iter().map(run).collect()
@@ -230,12 +215,7 @@ fn by_turns(
     best: &mut f64,
 ) -> Result<(usize, Vec<Both>)> {
     let pins = pins(words, cpus);
-    let once = || {
-        phases(
-            &read(&run(program, words, "1", &["-c", &pins])?, words)?,
-            words,
-        )
-    };
+    let once = || phases(&read(&run(program, words, "1", &["-c", &pins])?, words)?, words);
     let timed = || {
         let begin = Instant::now();
         once().map(|first| (begin.elapsed(), first))
@@ -318,10 +298,7 @@ pub fn repeat() -> Result<()> {
     );
     match beyond.as_slice() {
         [] => Ok(()),
-        beyond => Err(Error::Failed(format!(
-            "not within 10 %: {}",
-            beyond.join("; ")
-        ))),
+        beyond => Err(Error::Failed(format!("not within 10 %: {}", beyond.join("; ")))),
     }
 }
 
@@ -352,10 +329,7 @@ pub fn blind() -> Result<()> {
     let (mut all, mut kinds) = (Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     let mut worst = (0.0, String::new());
     for words in others() {
-        let report = read(
-            &run(&program, &words, ROUNDS, &["--predict", &named])?,
-            &words,
-        )?;
+        let report = read(&run(&program, &words, ROUNDS, &["--predict", &named])?, &words)?;
         let predicted = list(&report, "rows").flat_map(|row| list(row, "predicted"));
         for phase in predicted.filter(|phase| phase["differs"].is_null()) {
             let (Some(name), Some(error)) =
@@ -409,9 +383,7 @@ fn others() -> Vec<String> {
     ];
     let huge = ["512M", "2G", "512M -v 2", "1G -v 2", "256M -g"];
     let small = small.iter().map(|words| format!("dirty-log -b {words}"));
-    let huge = huge
-        .iter()
-        .map(|words| format!("dirty-log -s anonymous_thp -b {words}"));
+    let huge = huge.iter().map(|words| format!("dirty-log -s anonymous_thp -b {words}"));
     small.chain(huge).collect()
 }
 
@@ -441,16 +413,9 @@ mod tests {
         assert_eq!(others.len(), 15);
         assert!(others.iter().all(|words| !FITTED.contains(&words.as_str())));
         let all = configurations();
-        for part in [
-            "-g",
-            "--ring",
-            "--all-set",
-            "thp",
-            "-v 2",
-            "2G",
-            "write-protect",
-            "page-table",
-        ] {
+        for part in
+            ["-g", "--ring", "--all-set", "thp", "-v 2", "2G", "write-protect", "page-table"]
+        {
             assert!(all.iter().any(|words| words.contains(part)), "{part}");
         }
     }
@@ -463,11 +428,7 @@ mod tests {
             );
             read(text.as_bytes(), "a run").unwrap()
         };
-        let once = Once {
-            cpu: 5.0,
-            away: 1.0,
-            pace: 7.0,
-        };
+        let once = Once { cpu: 5.0, away: 1.0, pace: 7.0 };
         let expected = vec![("get 1".to_owned(), once)];
         assert_eq!(phases(&report(9), "dirty-log").unwrap(), expected);
         assert!(phases(&report(8), "dirty-log").is_err());
@@ -504,10 +465,7 @@ mod tests {
             }
         }
         let repetitions = 2 * REPETITIONS;
-        assert_eq!(
-            both.count(40.0),
-            [7 * repetitions, 2 * repetitions, 2 * repetitions]
-        );
+        assert_eq!(both.count(40.0), [7 * repetitions, 2 * repetitions, 2 * repetitions]);
         assert_eq!(both.medians(40.0), [1e6, 1.2e6]);
         assert!((both.difference(40.0) - 0.2).abs() < 1e-9);
         // Where something always had the CPU, the pace counts still; where it was always slow, all

@@ -55,34 +55,23 @@ fn compare(
             simulated.len()
         )));
     }
-    line(&format!(
-        "{:36}{}",
-        "",
-        KINDS.map(|kind| format!("{kind:>10}")).concat()
-    ));
+    line(&format!("{:36}{}", "", KINDS.map(|kind| format!("{kind:>10}")).concat()));
     let mut wrong = Vec::new();
     for ((step, expected), counts) in simulated.iter().zip(emulated) {
         let mut alike = Counts::new();
         for (name, count) in counts {
-            let name = if name.starts_with("tlbi ") {
-                "tlbi"
-            } else {
-                name
-            };
+            let name = if name.starts_with("tlbi ") { "tlbi" } else { name };
             *alike.entry(name.into()).or_default() += count;
         }
         let kinds = counts.iter().filter(|(name, _)| name.starts_with("tlbi "));
-        let kinds: String = kinds
-            .map(|(name, count)| format!("  {count} {name}"))
-            .collect();
+        let kinds: String = kinds.map(|(name, count)| format!("  {count} {name}")).collect();
         let loads = match loads(step) {
             0 => String::new(),
             loads => format!("  {loads} isb of them after roots are loaded"),
         };
-        for (side, counts, more) in [
-            ("software machine", expected, loads),
-            ("emulator", &alike, kinds),
-        ] {
+        for (side, counts, more) in
+            [("software machine", expected, loads), ("emulator", &alike, kinds)]
+        {
             let of = |kind: &str| counts.get(kind).copied().unwrap_or(0);
             let columns = KINDS.map(|kind| format!("{:>10}", of(kind))).concat();
             line(&format!("{step:18}{side:18}{columns}{more}"));
@@ -106,24 +95,8 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
     // As it is built for tests, so that it need not be built again.
     let mut program = fetch::cargo();
     program
-        .args([
-            "run",
-            "--quiet",
-            "--profile",
-            "test",
-            "--package",
-            "tablewright-lab",
-            "--",
-        ])
-        .args([
-            "map-mem",
-            "--on",
-            "machine",
-            "--machine",
-            "neutral",
-            "--json",
-            "--iomem",
-        ])
+        .args(["run", "--quiet", "--profile", "test", "--package", "tablewright-lab", "--"])
+        .args(["map-mem", "--on", "machine", "--machine", "neutral", "--json", "--iomem"])
         .arg(&memory);
     let said = out::clocked("simulating", || fetch::output(&mut program));
     let said: Value = serde_json::from_str(&said?)
@@ -149,10 +122,7 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
 
 /// What the emulator counts, step by step.
 fn emulated() -> Result<Vec<Counts>> {
-    let (kernel, plugin) = (
-        fetch::hypervisor("linear")?,
-        fetch::plugin(&Emulator::Installed)?,
-    );
+    let (kernel, plugin) = (fetch::hypervisor("linear")?, fetch::plugin(&Emulator::Installed)?);
     let ran = counted::boot(&kernel, &plugin.display().to_string(), &["-m", MEMORY_SIZE])?;
     ran.check("linear")?;
     ran.log
@@ -178,10 +148,7 @@ mod tests {
             compare(&simulated, &[of(got)], |_| ()).is_ok()
         };
         // Invalidations of any kind are invalidations.
-        assert!(compare(
-            ", 2 isb, 5 tlbi",
-            ", 2 isb, 3 tlbi vae1, 2 tlbi vmalle1"
-        ));
+        assert!(compare(", 2 isb, 5 tlbi", ", 2 isb, 3 tlbi vae1, 2 tlbi vmalle1"));
         assert!(!compare(", 2 isb, 5 tlbi", ", 2 isb, 3 tlbi vae1"));
         assert!(!compare(", 2 isb", ", 3 isb"));
         assert!(!compare(", 2 isb", ""));

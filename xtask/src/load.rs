@@ -45,13 +45,7 @@ const SAYS: &str = "load: hash ";
 /// What the guest says when all workers are done.
 const DONE: &str = "load: done";
 /// What must not be said.
-const FORBIDDEN: [&str; 5] = [
-    "PANIC",
-    "Kernel panic",
-    "Oops",
-    "Unable to handle kernel",
-    "BUG:",
-];
+const FORBIDDEN: [&str; 5] = ["PANIC", "Kernel panic", "Oops", "Unable to handle kernel", "BUG:"];
 
 /// The program that the guest runs first, on this console. What was said last is given so many
 /// seconds to come out.
@@ -117,9 +111,7 @@ poweroff -f
 
 /// The system that the guest has said it is.
 pub fn kernel(console: &[String]) -> Option<&str> {
-    let line = console
-        .iter()
-        .find_map(|line| line.strip_prefix("guest: "))?;
+    let line = console.iter().find_map(|line| line.strip_prefix("guest: "))?;
     line.split_once("CPUs, ").map(|(_, kernel)| kernel)
 }
 
@@ -148,23 +140,14 @@ pub fn check_of(
     goes_on: bool,
     guest: u32,
 ) -> Result<(), String> {
-    let text: String = (1 + guest..=LINES + guest)
-        .map(|line| format!("{line}\n"))
-        .collect();
-    let right: String = Sha256::digest(text)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    if let Some(line) = console
-        .iter()
-        .find(|line| FORBIDDEN.iter().any(|word| line.contains(word)))
+    let text: String = (1 + guest..=LINES + guest).map(|line| format!("{line}\n")).collect();
+    let right: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+    if let Some(line) = console.iter().find(|line| FORBIDDEN.iter().any(|word| line.contains(word)))
     {
         return Err(format!("the console says: {line}"));
     }
-    let hashes: Vec<_> = console
-        .iter()
-        .filter_map(|line| line.trim_end().strip_prefix(SAYS))
-        .collect();
+    let hashes: Vec<_> =
+        console.iter().filter_map(|line| line.trim_end().strip_prefix(SAYS)).collect();
     if let Some(wrong) = hashes.iter().find(|hash| **hash != right) {
         return Err(format!("a hash is {wrong} and should be {right}"));
     }

@@ -40,13 +40,8 @@ pub struct Start {
 
 fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
     let clock = ["-icount", "shift=0,sleep=off"].map(String::from);
-    let boot = Boot {
-        memory,
-        log: Some(log),
-        measure: Some("start"),
-        more: &clock,
-        ..Boot::of(files)
-    };
+    let boot =
+        Boot { memory, log: Some(log), measure: Some("start"), more: &clock, ..Boot::of(files) };
     let ran = out::clocked("counting", || qemu::run(&boot, |_| (), |_| ()))?;
     match (ran.end, ran.count(Count::Starting)) {
         (End::PoweredOff, instructions) if instructions != 0 => Ok(Start {
@@ -54,9 +49,7 @@ fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
             roots: ran.count(Count::Roots),
             instructions,
         }),
-        (end, _) => Err(Error::Failed(format!(
-            "no start was measured; it ended so: {end:?}"
-        ))),
+        (end, _) => Err(Error::Failed(format!("no start was measured; it ended so: {end:?}"))),
     }
 }
 
@@ -108,9 +101,8 @@ pub fn run(
         let all = measure(files, memory, Log::All)?;
         let each = measure(files, memory, Log::Bitmap)?;
         row(memory, all, each);
-        let most = last.map_or(MOST, |last| {
-            last.instructions + MOST_EACH * (all.roots - last.roots)
-        });
+        let most =
+            last.map_or(MOST, |last| last.instructions + MOST_EACH * (all.roots - last.roots));
         if all.instructions > most || each.instructions < each.pages {
             return Err(Error::Failed(format!(
                 "{memory} MiB: {} instructions in one step, at most {most} expected; {} for {} leaves",
@@ -135,20 +127,8 @@ pub fn table(arch: Arch) -> Result<()> {
         "| guest memory | pages mapped | entries of the root in use | `all` | `bitmap`: each leaf |"
     );
     say!("|---|---|---|---|---|");
-    run(
-        arch,
-        &files,
-        &[256, 512, 1024, 2048, 4096],
-        |memory, all, each| {
-            let Start {
-                pages,
-                roots,
-                instructions,
-            } = all;
-            say!(
-                "| {memory} MiB | {pages} | {roots} | {instructions} | {} |",
-                each.instructions
-            );
-        },
-    )
+    run(arch, &files, &[256, 512, 1024, 2048, 4096], |memory, all, each| {
+        let Start { pages, roots, instructions } = all;
+        say!("| {memory} MiB | {pages} | {roots} | {instructions} | {} |", each.instructions);
+    })
 }

@@ -210,9 +210,7 @@ pub enum Log {
 
 /// The name of a value, as it is said on a command line.
 pub fn name_of<T: ValueEnum>(value: &T) -> String {
-    value
-        .to_possible_value()
-        .map_or_else(String::new, |value| value.get_name().into())
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
 /// What the guest's processors are.
@@ -256,10 +254,7 @@ fn main() -> ExitCode {
         Command::Fetch => fetch::guest(None).map(|_| ()),
         Command::Boot(args) => boot::run(&args),
         Command::Bare { qemu } => {
-            let choice = Choice {
-                emulator: qemu.as_deref(),
-                ..Choice::default()
-            };
+            let choice = Choice { emulator: qemu.as_deref(), ..Choice::default() };
             fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))
         }
         Command::Formats => formats::run(|line| say!("{line}")),

@@ -30,9 +30,10 @@ fn wrong(ran: &Ran) -> std::result::Result<(), String> {
     load::check(&ran.console, CPUS, ROUNDS, false)?;
     match ran.is_intact && ran.count(Count::Spoiled) == 0 && ran.count(Count::Evicted) == EVICT {
         true => Ok(()),
-        false => Err(
-            "a frame that was taken away was used, or code of the hypervisor has changed".into(),
-        ),
+        false => {
+            Err("a frame that was taken away was used, or code of the hypervisor has changed"
+                .into())
+        }
     }
 }
 
@@ -48,10 +49,7 @@ pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
         for release in Release::value_variants() {
             let files = Files {
                 emulator: emulator.clone(),
-                ..fetch::everything(Choice {
-                    release: *release,
-                    ..Choice::default()
-                })?
+                ..fetch::everything(Choice { release: *release, ..Choice::default() })?
             };
             for cpu in MODELS {
                 let boot = Boot {
@@ -73,18 +71,14 @@ pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
                         format!("FAILED: {why}")
                     }
                 };
-                line(&format!(
-                    "{name:40}{verdict} ({:.1} s)",
-                    ran.took.as_secs_f64()
-                ));
+                line(&format!("{name:40}{verdict} ({:.1} s)", ran.took.as_secs_f64()));
             }
         }
     }
     match failed.first() {
         None => Ok(()),
-        Some(first) => Err(Error::Failed(format!(
-            "{} boots went wrong; the first: {first}",
-            failed.len()
-        ))),
+        Some(first) => {
+            Err(Error::Failed(format!("{} boots went wrong; the first: {first}", failed.len())))
+        }
     }
 }

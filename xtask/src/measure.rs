@@ -32,10 +32,7 @@ impl Row {
             processors: boot.processors,
             way: boot.flush,
             line: line.ok_or_else(|| Error::Failed("the guest has measured nothing".into()))?,
-            counted: ran
-                .counters
-                .get(NAMES.len()..)
-                .map_or_else(Vec::new, <[u64]>::to_vec),
+            counted: ran.counters.get(NAMES.len()..).map_or_else(Vec::new, <[u64]>::to_vec),
         })
     }
 
@@ -75,9 +72,8 @@ impl Row {
 
     fn json(&self) -> String {
         let counted = NAMES.iter().zip(&self.counted);
-        let counted: serde_json::Map<_, _> = counted
-            .map(|(name, number)| ((*name).into(), json!(number)))
-            .collect();
+        let counted: serde_json::Map<_, _> =
+            counted.map(|(name, number)| ((*name).into(), json!(number))).collect();
         let measured: serde_json::Map<_, _> = self
             .line
             .split_ascii_whitespace()

@@ -61,9 +61,7 @@ pub fn takes_interrupts() -> bool {
 
 /// Whether Ctrl-C was pressed.
 pub fn is_interrupted() -> bool {
-    INTERRUPTED
-        .get()
-        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+    INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
 /// How long there is no sign that something is being done.
@@ -118,20 +116,14 @@ impl Clock {
             let (message, started) = (message.clone(), Instant::now());
             let tell = move || {
                 while ended.recv_timeout(silence) == Err(RecvTimeoutError::Timeout) {
-                    let message = message
-                        .lock()
-                        .map_or_else(|_| String::new(), |it| it.clone());
+                    let message = message.lock().map_or_else(|_| String::new(), |it| it.clone());
                     say(format!("  {} s: {message}", started.elapsed().as_secs()));
                 }
             };
             (ends, std::thread::spawn(tell))
         });
         bar.enable_steady_tick(Duration::from_millis(200));
-        let clock = Self(Some(Shown {
-            bar,
-            message,
-            lines,
-        }));
+        let clock = Self(Some(Shown { bar, message, lines }));
         clock.message(what.to_string());
         clock
     }

@@ -64,10 +64,7 @@ fn of_those_that_start_a_cpu_one_does() {
             });
         }
     });
-    assert!(
-        !cpu.broken.load(Ordering::Relaxed),
-        "a start writes to a stack that is in use"
-    );
+    assert!(!cpu.broken.load(Ordering::Relaxed), "a start writes to a stack that is in use");
 }
 
 #[test]

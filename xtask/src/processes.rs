@@ -79,9 +79,7 @@ fn read(log: &str) -> Result<Vec<(Step, Executed)>> {
 
 /// One line if there is a difference.
 fn judge(steps: &[(Step, Executed)]) -> Result<()> {
-    let wrong = steps
-        .iter()
-        .filter(|(step, executed)| !executed.is_as_expected(*step));
+    let wrong = steps.iter().filter(|(step, executed)| !executed.is_as_expected(*step));
     let wrong: Vec<String> = wrong
         .map(|(step, Executed { tlbi, dsb, isb, .. })| {
             let [invalidations, barriers, synchronised] = Executed::expected(*step);
@@ -98,14 +96,7 @@ fn judge(steps: &[(Step, Executed)]) -> Result<()> {
 }
 
 fn row(step: Step, executed: &Executed) -> Value {
-    let Executed {
-        tlbi,
-        dsb,
-        isb,
-        dmb,
-        instructions,
-        ref which,
-    } = *executed;
+    let Executed { tlbi, dsb, isb, dmb, instructions, ref which } = *executed;
     let [invalidations, barriers, synchronised] = Executed::expected(step);
     json!({
         "step": step.name(), "faults": step.faults(), "tlbi": tlbi, "dsb": dsb, "isb": isb, "dmb": dmb,
@@ -181,11 +172,7 @@ counted 8, 10 instructions, 1 dsb ish, 2 isb, 1 tlbi aside1is
         let more = LOG.replace("1 tlbi rvale1is\ncounted 3", "2 tlbi rvale1is\ncounted 3");
         let wrong = "fork: 2 TLBI, 3 DSB, 3 ISB, and expected are 1, 3, 3";
         assert_eq!(judged(&more), Err(wrong.into()));
-        for (from, to) in [
-            ("counted 8", "counted 9"),
-            ("4096 isb", "x isb"),
-            ("3 isb", "3 wfi"),
-        ] {
+        for (from, to) in [("counted 8", "counted 9"), ("4096 isb", "x isb"), ("3 isb", "3 wfi")] {
             assert!(judged(&LOG.replace(from, to)).is_err(), "{from}");
         }
     }

@@ -251,18 +251,11 @@ impl Monitor {
                 Err(_) => thread::sleep(Duration::from_millis(10)),
             }
         };
-        stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .map_err(lost)?;
-        let mut monitor = Self {
-            stream: BufReader::new(stream),
-            end: None,
-            counters,
-        };
+        stream.set_read_timeout(Some(Duration::from_secs(5))).map_err(lost)?;
+        let mut monitor = Self { stream: BufReader::new(stream), end: None, counters };
         // The greeting.
-        let ready = monitor
-            .read()
-            .and_then(|_| monitor.ask(json!({"execute": "qmp_capabilities"})));
+        let ready =
+            monitor.read().and_then(|_| monitor.ask(json!({"execute": "qmp_capabilities"})));
         ready.map(|_| monitor).map_err(|_| ended())
     }
 
@@ -273,8 +266,7 @@ impl Monitor {
             .map_err(|error| Error::Failed(format!("QEMU says: {error}")))?;
         if value["event"] == "SHUTDOWN" {
             let reset = value["data"]["reason"] == "guest-reset";
-            self.end
-                .get_or_insert(if reset { End::Reset } else { End::PoweredOff });
+            self.end.get_or_insert(if reset { End::Reset } else { End::PoweredOff });
         }
         Ok(value)
     }
@@ -349,10 +341,8 @@ fn temporary(what: &str) -> Temporary {
 fn constants(data: &[u8]) -> object::Result<Vec<(u64, &[u8])>> {
     let file = object::File::parse(data)?;
     let is_constant = |section: &object::Section<'_, '_>| {
-        matches!(
-            section.kind(),
-            SectionKind::Text | SectionKind::ReadOnlyData
-        ) && section.size() != 0
+        matches!(section.kind(), SectionKind::Text | SectionKind::ReadOnlyData)
+            && section.size() != 0
     };
     file.sections()
         .filter(is_constant)
@@ -389,15 +379,10 @@ impl Watched {
             .find(|symbol| symbol.name() == Ok("WALKS"))
             .map(|symbol| symbol.address()..symbol.address() + symbol.size());
         match (text, walks) {
-            (Some(text), Some(walks)) => Ok(Self {
-                text,
-                walks,
-                reported: symbol(image, "REPORTED")?,
-            }),
-            _ => Err(Error::Other(format!(
-                "{} has nothing to be watched",
-                image.display()
-            ))),
+            (Some(text), Some(walks)) => {
+                Ok(Self { text, walks, reported: symbol(image, "REPORTED")? })
+            }
+            _ => Err(Error::Other(format!("{} has nothing to be watched", image.display()))),
         }
     }
 }
@@ -420,10 +405,7 @@ fn symbol(image: &Path, name: &str) -> Result<u64> {
 pub fn kernel_size(kernel: &Path) -> Result<u64> {
     let data = std::fs::read(kernel).about(kernel.display())?;
     let is_image = data.get(56..60) == Some(b"ARM\x64");
-    let size = data
-        .get(16..24)
-        .and_then(|size| size.try_into().ok())
-        .map_or(0, u64::from_le_bytes);
+    let size = data.get(16..24).and_then(|size| size.try_into().ok()).map_or(0, u64::from_le_bytes);
     match is_image && data[8..16] == [0; 8] {
         true => Ok(size.max(data.len() as u64)),
         false => Err(Error::Other(format!(
@@ -526,10 +508,7 @@ pub fn start(command: Command, console: Console, program: &Path, numbers: usize)
 fn launch(mut command: Command, console: Console, counters: (u64, usize)) -> Result<Qemu> {
     let socket = temporary("monitor");
     let name = command.get_program().to_string_lossy().into_owned();
-    command.args([
-        "-qmp",
-        &format!("unix:{},server=on,wait=off", file(&socket.0)),
-    ]);
+    command.args(["-qmp", &format!("unix:{},server=on,wait=off", file(&socket.0))]);
     if console == Console::Pipe {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         if out::takes_interrupts() {
@@ -616,23 +595,20 @@ pub fn show<T>(
     }
     bar.tick();
     let mut said = Instant::now();
-    let ran = run(
-        &mut |line| bar.suspend(|| crate::say!("{line}")),
-        &mut |counters| {
-            let numbers = shown.iter().map(|(place, name)| {
-                let number = counters.get(*place).copied().unwrap_or(0);
-                format!("{number} {name}")
-            });
-            let numbers = numbers.collect::<Vec<_>>().join(", ");
-            // Where no terminal is, a line now and then.
-            if bar.is_hidden() && said.elapsed() > out::SILENCE {
-                said = Instant::now();
-                eprintln!("{numbers}");
-            }
-            bar.set_message(numbers);
-            bar.tick();
-        },
-    );
+    let ran = run(&mut |line| bar.suspend(|| crate::say!("{line}")), &mut |counters| {
+        let numbers = shown.iter().map(|(place, name)| {
+            let number = counters.get(*place).copied().unwrap_or(0);
+            format!("{number} {name}")
+        });
+        let numbers = numbers.collect::<Vec<_>>().join(", ");
+        // Where no terminal is, a line now and then.
+        if bar.is_hidden() && said.elapsed() > out::SILENCE {
+            said = Instant::now();
+            eprintln!("{numbers}");
+        }
+        bar.set_message(numbers);
+        bar.tick();
+    });
     bar.finish_and_clear();
     ran
 }
@@ -645,8 +621,7 @@ pub fn run(boot: &Boot<'_>, line: impl FnMut(&str), look: impl FnMut(&[u64])) ->
     // Where something is left out, a copy that was made without showing it is the end, too.
     let seen = |counters: &[u64]| {
         let is = |what: Count| counters.get(what as usize).is_some_and(|count| *count != 0);
-        boot.omit
-            .is_some_and(|(_, what)| is(what) || is(Count::Resumed))
+        boot.omit.is_some_and(|(_, what)| is(what) || is(Count::Resumed))
     };
     let qemu = spawn(boot, Console::Pipe)?;
     attend(qemu, &boot.files.hypervisor, boot.limit, seen, line, look)
@@ -672,10 +647,7 @@ pub fn attend(
         thread::spawn(move || {
             let mut console = BufReader::new(console);
             let mut bytes = Vec::new();
-            while console
-                .read_until(b'\n', &mut bytes)
-                .is_ok_and(|count| count != 0)
-            {
+            while console.read_until(b'\n', &mut bytes).is_ok_and(|count| count != 0) {
                 let text = String::from_utf8_lossy(&bytes).trim_end().to_string();
                 bytes.clear();
                 if says.send(text).is_err() {
@@ -724,14 +696,7 @@ pub fn attend(
     // What is still on its way from the console.
     drop(qemu);
     console.extend(said.iter().inspect(|text| line(text)));
-    Ok(Ran {
-        end,
-        console,
-        counters,
-        is_intact,
-        took,
-        had,
-    })
+    Ok(Ran { end, console, counters, is_intact, took, had })
 }
 
 #[cfg(test)]

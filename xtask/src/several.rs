@@ -54,14 +54,7 @@ impl Several {
 
     /// What the hypervisor is told.
     pub fn options(&self) -> String {
-        let Self {
-            kernels,
-            memory,
-            small,
-            bits,
-            seconds,
-            ..
-        } = self;
+        let Self { kernels, memory, small, bits, seconds, .. } = self;
         format!(
             " kernels={kernels} memory={memory} small={small} vmid_bits={bits} seconds={seconds}"
         )
@@ -70,10 +63,7 @@ impl Several {
     /// What loads the image, behind the guests, the first of which is at this address.
     pub fn loader(&self, first: u64) -> String {
         let at = first + (self.of_guests() << 20);
-        format!(
-            "loader,file={},addr={at:#x},force-raw=on",
-            file(&self.image)
-        )
+        format!("loader,file={},addr={at:#x},force-raw=on", file(&self.image))
     }
 }
 
@@ -134,21 +124,12 @@ pub fn check(
         if !said.ends_with(" 0 wrong") {
             return Err(told(said.into()));
         }
-        let rounds = said
-            .split(' ')
-            .next()
-            .and_then(|number| number.parse::<u64>().ok());
+        let rounds = said.split(' ').next().and_then(|number| number.parse::<u64>().ok());
         shown.rounds += rounds.ok_or_else(|| told(said.into()))?;
     }
     for (count, what) in [
-        (
-            Count::Spoiled,
-            "a guest was seen on frames that had been taken away",
-        ),
-        (
-            Count::Strays,
-            "a frame is behind a page that is not its own",
-        ),
+        (Count::Spoiled, "a guest was seen on frames that had been taken away"),
+        (Count::Strays, "a frame is behind a page that is not its own"),
         (Count::Foreign, "a fault came under another VMID"),
     ] {
         if ran.count(count) != 0 {
@@ -224,13 +205,7 @@ fn summary(
                 false => format!("{} bits: enough for each guest to keep one", several.bits),
             },
         ),
-        (
-            "apart",
-            format!(
-                "each of {} pages on a frame of its own guest's",
-                count(Count::Own)
-            ),
-        ),
+        ("apart", format!("each of {} pages on a frame of its own guest's", count(Count::Own))),
         (
             "memory",
             format!(
@@ -261,10 +236,7 @@ fn summary(
             ),
         ));
     }
-    lines.push((
-        "hypervisor",
-        "its code and constants are as they were".into(),
-    ));
+    lines.push(("hypervisor", "its code and constants are as they were".into()));
     lines
 }
 
@@ -285,10 +257,7 @@ pub fn boot_of<'a>(several: &'a Several, files: &'a Files, cpus: u8, rounds: u32
 /// Something is missing.
 pub fn files(several: &Several, files: Files) -> Files {
     match several.kernels {
-        0 => Files {
-            kernel: several.image.clone(),
-            ..files
-        },
+        0 => Files { kernel: several.image.clone(), ..files },
         _ => files,
     }
 }
@@ -358,19 +327,13 @@ fn rolls_over(times: u64, turns: u64) -> bool {
 /// They cannot be booted, or what they have done went wrong.
 pub fn boot(args: &BootArgs) -> Result<()> {
     let refused = [
-        (
-            args.shell || args.initrd.is_some(),
-            "--shell and --initrd are of one guest",
-        ),
+        (args.shell || args.initrd.is_some(), "--shell and --initrd are of one guest"),
         (args.snapshot, "--snapshot is of one guest"),
         (
             matches!(args.log, Some(Log::Ring | Log::Hardware)),
             "--log ring and hardware are of one guest: several have bitmap and all",
         ),
-        (
-            args.evict_rate.is_some() && args.evict == 0,
-            "--evict-rate is of --evict",
-        ),
+        (args.evict_rate.is_some() && args.evict == 0, "--evict-rate is of --evict"),
         (
             args.granule.is_some() || args.mapping == Some(Leaves::Huge) || args.pieces.is_some(),
             "--granule, --mapping 1g and --pieces are of one guest",
@@ -410,11 +373,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ..boot_of(&several, &files, args.cpus, args.rounds)
     };
     out::take_interrupts()?;
-    eprintln!(
-        "booting {} guests on {} processors",
-        several.count(),
-        boot.cpus
-    );
+    eprintln!("booting {} guests on {} processors", several.count(), boot.cpus);
     let ran = qemu::watch(&boot, args.verbose)?;
     if ran.end == End::Unread {
         return Ok(());
@@ -455,14 +414,7 @@ mod tests {
     use crate::qemu::{End, Ran};
 
     fn several() -> Several {
-        Several {
-            kernels: 0,
-            memory: 192,
-            small: 2,
-            image: PathBuf::new(),
-            bits: 3,
-            seconds: 1,
-        }
+        Several { kernels: 0, memory: 192, small: 2, image: PathBuf::new(), bits: 3, seconds: 1 }
     }
 
     fn ran(hashes: [u64; 2]) -> Ran {
@@ -522,11 +474,7 @@ mod tests {
             variant: Variant::default(),
         };
         let few = several();
-        let many = Several {
-            kernels: 4,
-            small: 8,
-            ..several()
-        };
+        let many = Several { kernels: 4, small: 8, ..several() };
         let text = |several: &Several| {
             let mut ran = ran([0, 0]);
             ran.counters[Count::RollOvers as usize] = 123_456;
@@ -534,10 +482,7 @@ mod tests {
             let boot = boot_of(several, &files, 2, 1);
             let shown = check(several, VCPUS, 1, &ran).unwrap_or_default();
             let lines = summary(several, &boot, &ran, shown);
-            assert!(
-                lines.iter().all(|(_, text)| text.len() + 12 <= 80),
-                "{lines:?}"
-            );
+            assert!(lines.iter().all(|(_, text)| text.len() + 12 <= 80), "{lines:?}");
             lines.into_iter().map(|(_, text)| text).collect::<String>()
         };
         assert!(text(&few).contains("enough for each guest"));

@@ -49,9 +49,7 @@ fn wait_for_sign(child: &mut Child) -> Result<()> {
 fn emulator_of(parent: u32) -> Option<u32> {
     let processes = std::fs::read_dir("/proc").ok()?;
     let numbers = processes.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    numbers
-        .into_iter()
-        .find(|number| is_emulator_of(*number, |of| of == parent))
+    numbers.into_iter().find(|number| is_emulator_of(*number, |of| of == parent))
 }
 
 /// Whether a process is an emulator that has not ended, and its parent is such.

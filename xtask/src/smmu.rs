@@ -21,16 +21,8 @@ const PLANT: u64 = 0x47ff_f000;
 /// What is left out, and what has to be seen then; nothing, if all checks have to be right.
 const RUNS: [(&str, u64, Option<&str>); 3] = [
     ("all are told", 0, None),
-    (
-        "the device is not told",
-        1,
-        Some("the device writes to a frame that was taken away"),
-    ),
-    (
-        "the processor is not told",
-        2,
-        Some("the guest reads a frame that was taken away"),
-    ),
+    ("the device is not told", 1, Some("the device writes to a frame that was taken away")),
+    ("the processor is not told", 2, Some("the guest reads a frame that was taken away")),
 ];
 
 /// Whether it came out as it should.
@@ -72,16 +64,10 @@ pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
         let mut qemu = emulator.command();
         // Time goes by instructions: the device takes a tenth of a second for each word.
         qemu.args(["-icount", "shift=10", "-cpu", CPU_MAX, "-m", "128M"])
-            .args([
-                "-machine",
-                "virt,virtualization=on,gic-version=3,highmem=off,iommu=smmuv3",
-            ])
+            .args(["-machine", "virt,virtualization=on,gic-version=3,highmem=off,iommu=smmuv3"])
             .args(["-global", "arm-smmuv3.stage=2", "-device", "edu,addr=2"])
             .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
-            .args([
-                "-device",
-                &format!("loader,addr={PLANT:#x},data={plant},data-len=8"),
-            ])
+            .args(["-device", &format!("loader,addr={PLANT:#x},data={plant},data-len=8")])
             .args(["-no-reboot", "-kernel"])
             .arg(&program);
         let said = listen(&mut qemu, Patience::InAll(LIMIT), |_| ())?;

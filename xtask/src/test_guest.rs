@@ -78,11 +78,7 @@ impl Test {
             hostile: false,
             omit: None,
             short: false,
-            variant: Variant {
-                granule: Granule::K4,
-                forced: false,
-                marks: false,
-            },
+            variant: Variant { granule: Granule::K4, forced: false, marks: false },
             memory: 256,
             pieces: 1,
         }
@@ -110,10 +106,7 @@ impl Test {
 
     /// What the hypervisor is built for.
     fn variant(&self) -> Variant {
-        Variant {
-            marks: self.log == Some(Log::Hardware),
-            ..self.variant
-        }
+        Variant { marks: self.log == Some(Log::Hardware), ..self.variant }
     }
 
     const fn evict(mut self, count: u64) -> Self {
@@ -175,11 +168,8 @@ impl Test {
             name += "-tables";
         }
         if let Some(log) = &self.log {
-            name += &format!(
-                "-{}-{}",
-                if self.snapshot { "snapshot" } else { "log" },
-                name_of(log)
-            );
+            name +=
+                &format!("-{}-{}", if self.snapshot { "snapshot" } else { "log" }, name_of(log));
         }
         if self.check != 0 {
             name += &format!("-check{}", self.check);
@@ -206,48 +196,24 @@ const TESTS: &[Test] = &[
     Test::new(CPU_MAX, 2, Leaves::Blocks).evict(10_000),
     Test::new(CPU_MAX, 4, Leaves::Mixed).evict(10_000).short(),
     Test::new(CPU_MAX, 2, Leaves::Pages).evict(500).tables(),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .check(100_000)
-        .hostile()
-        .short(),
-    Test::new(CPU_PLAIN, 2, Leaves::Blocks)
-        .check(100_000)
-        .hostile()
-        .short(),
+    Test::new(CPU_MAX, 2, Leaves::Pages).check(100_000).hostile().short(),
+    Test::new(CPU_PLAIN, 2, Leaves::Blocks).check(100_000).hostile().short(),
     Test::new(CPU_MAX, 2, Leaves::Pages).log(Log::Bitmap),
     Test::new(CPU_MAX, 2, Leaves::Blocks).log(Log::All).short(),
     Test::new(CPU_PLAIN, 2, Leaves::Mixed).log(Log::Ring),
     Test::new(CPU_MAX, 2, Leaves::Pages).snapshot(Log::Bitmap),
-    Test::new(CPU_MAX, 2, Leaves::Blocks)
-        .snapshot(Log::All)
-        .short(),
-    Test::new(CPU_PLAIN, 2, Leaves::Mixed)
-        .snapshot(Log::Ring)
-        .short(),
-    Test::new(CPU_PLAIN, 2, Leaves::Mixed)
-        .evict(5_000)
-        .snapshot(Log::All),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .snapshot(Log::Bitmap)
-        .omit("everything", Count::Different),
+    Test::new(CPU_MAX, 2, Leaves::Blocks).snapshot(Log::All).short(),
+    Test::new(CPU_PLAIN, 2, Leaves::Mixed).snapshot(Log::Ring).short(),
+    Test::new(CPU_PLAIN, 2, Leaves::Mixed).evict(5_000).snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Pages).snapshot(Log::Bitmap).omit("everything", Count::Different),
     Test::new(CPU_MAX, 2, Leaves::Pages)
         .snapshot(Log::Bitmap)
         .omit("permissions", Count::Different)
         .short(),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .snapshot(Log::Ring)
-        .omit("permissions", Count::Different),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .snapshot(Log::All)
-        .omit("permissions", Count::Different),
-    Test::new(CPU_PLAIN, 1, Leaves::Pages)
-        .evict(10_000)
-        .omit("leaves", Count::Spoiled)
-        .short(),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .evict(10_000)
-        .omit("leaves", Count::Spoiled)
-        .short(),
+    Test::new(CPU_MAX, 2, Leaves::Pages).snapshot(Log::Ring).omit("permissions", Count::Different),
+    Test::new(CPU_MAX, 2, Leaves::Pages).snapshot(Log::All).omit("permissions", Count::Different),
+    Test::new(CPU_PLAIN, 1, Leaves::Pages).evict(10_000).omit("leaves", Count::Spoiled).short(),
+    Test::new(CPU_MAX, 2, Leaves::Pages).evict(10_000).omit("leaves", Count::Spoiled).short(),
     Test::new(CPU_PLAIN, 1, Leaves::Pages)
         .evict(10_000)
         .tables()
@@ -258,52 +224,18 @@ const TESTS: &[Test] = &[
         .tables()
         .omit("tables", Count::Spoiled)
         .short(),
-    Test::new(CPU_MAX, 2, Leaves::Mixed)
-        .on(Granule::K16)
-        .evict(5_000)
-        .log(Log::Bitmap),
-    Test::new(CPU_MAX, 2, Leaves::Blocks)
-        .on(Granule::K16)
-        .snapshot(Log::All),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .on(Granule::K64)
-        .forced()
-        .evict(1_000)
-        .log(Log::All),
-    Test::new(CPU_MAX, 2, Leaves::Mixed)
-        .on(Granule::K64)
-        .forced()
-        .memory(1024)
-        .snapshot(Log::Ring),
-    Test::new(CPU_MAX, 2, Leaves::Huge)
-        .memory(1024)
-        .evict(1_000),
-    Test::new(CPU_MAX, 2, Leaves::Huge)
-        .memory(1024)
-        .snapshot(Log::All),
-    Test::new(CPU_MAX, 2, Leaves::Mixed)
-        .pieces(2)
-        .evict(5_000)
-        .log(Log::Bitmap),
-    Test::new(CPU_PLAIN, 2, Leaves::Mixed)
-        .memory(512)
-        .pieces(4)
-        .evict(5_000)
-        .snapshot(Log::Ring),
-    Test::new(CPU_MAX, 2, Leaves::Blocks)
-        .pieces(2)
-        .snapshot(Log::All),
-    Test::new(CPU_MAX, 2, Leaves::Pages)
-        .forced()
-        .log(Log::Hardware),
-    Test::new(CPU_MAX, 2, Leaves::Mixed)
-        .forced()
-        .evict(5_000)
-        .snapshot(Log::Hardware),
-    Test::new(CPU_MAX, 2, Leaves::Mixed)
-        .on(Granule::K16)
-        .forced()
-        .snapshot(Log::Hardware),
+    Test::new(CPU_MAX, 2, Leaves::Mixed).on(Granule::K16).evict(5_000).log(Log::Bitmap),
+    Test::new(CPU_MAX, 2, Leaves::Blocks).on(Granule::K16).snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Pages).on(Granule::K64).forced().evict(1_000).log(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Mixed).on(Granule::K64).forced().memory(1024).snapshot(Log::Ring),
+    Test::new(CPU_MAX, 2, Leaves::Huge).memory(1024).evict(1_000),
+    Test::new(CPU_MAX, 2, Leaves::Huge).memory(1024).snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Mixed).pieces(2).evict(5_000).log(Log::Bitmap),
+    Test::new(CPU_PLAIN, 2, Leaves::Mixed).memory(512).pieces(4).evict(5_000).snapshot(Log::Ring),
+    Test::new(CPU_MAX, 2, Leaves::Blocks).pieces(2).snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Pages).forced().log(Log::Hardware),
+    Test::new(CPU_MAX, 2, Leaves::Mixed).forced().evict(5_000).snapshot(Log::Hardware),
+    Test::new(CPU_MAX, 2, Leaves::Mixed).on(Granule::K16).forced().snapshot(Log::Hardware),
     Test::new(CPU_MAX, 2, Leaves::Pages)
         .snapshot(Log::Hardware)
         .omit("permissions", Count::Different),
@@ -322,18 +254,12 @@ const DELAYS: &[u64] = &[6000, 7000, 8000];
 /// # Errors
 /// What is wrong.
 pub fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
-    if let Some(line) = ran
-        .console
-        .iter()
-        .find(|line| line.contains("WRONG") || line.contains("PANIC"))
+    if let Some(line) =
+        ran.console.iter().find(|line| line.contains("WRONG") || line.contains("PANIC"))
     {
         return Err(line.clone());
     }
-    match ran
-        .console
-        .iter()
-        .any(|line| line == "hostile: done, 0 wrong")
-    {
+    match ran.console.iter().any(|line| line == "hostile: done, 0 wrong") {
         true => Ok(()),
         false => Err("it did not come to its end".into()),
     }
@@ -360,10 +286,7 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<Option<String>, String> 
         right = Err("nothing of what the processor was asked is mapped".into());
     }
     if ran.count(Count::Disagreed) != 0 {
-        right = Err(format!(
-            "{} answers of the processor are wrong",
-            ran.count(Count::Disagreed)
-        ));
+        right = Err(format!("{} answers of the processor are wrong", ran.count(Count::Disagreed)));
     }
     if ran.end == End::PoweredOff && !ran.is_intact {
         right = Err("the hypervisor's code or constants have changed".into());
@@ -461,11 +384,7 @@ fn all() -> Vec<Case> {
         run: Box::new(|context| test.run(context.arm64()?)),
     });
     let guests = named().into_iter().chain(guests);
-    guests
-        .chain(sizes::cases())
-        .chain(x86::cases())
-        .chain(hyperv_tests::cases())
-        .collect()
+    guests.chain(sizes::cases()).chain(x86::cases()).chain(hyperv_tests::cases()).collect()
 }
 
 impl Test {
@@ -541,9 +460,7 @@ pub fn outcome(
     let (wrong, more) = match verdict {
         Ok(seen) => (
             None,
-            seen.map(|seen| format!("as it should, it went wrong: {seen}"))
-                .into_iter()
-                .collect(),
+            seen.map(|seen| format!("as it should, it went wrong: {seen}")).into_iter().collect(),
         ),
         Err(why) => {
             let last = &ran.console[ran.console.len().saturating_sub(20)..];
@@ -569,9 +486,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         None => args.all || args.list || it.short,
     });
     if cases.is_empty() {
-        return Err(Error::Other(
-            "no test has such a name; --list says which there are".into(),
-        ));
+        return Err(Error::Other("no test has such a name; --list says which there are".into()));
     }
     if args.list {
         for case in &cases {
@@ -585,10 +500,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     let is = |arch| cases.iter().any(|it| it.arch == arch);
     let arm64 = match is(Arch::Arm64) {
-        true => Some(fetch::everything(Choice {
-            emulator: args.qemu.as_deref(),
-            ..Choice::default()
-        })?),
+        true => {
+            Some(fetch::everything(Choice { emulator: args.qemu.as_deref(), ..Choice::default() })?)
+        }
         false => None,
     };
     let x86 = match is(Arch::X86_64).then(fetch::qemu_x86) {
@@ -602,10 +516,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         }
         None => None,
     };
-    let how = How {
-        repeat: args.repeat,
-        jobs: usize::from(args.jobs.unwrap_or_else(processors)),
-    };
+    let how = How { repeat: args.repeat, jobs: usize::from(args.jobs.unwrap_or_else(processors)) };
     let (tallies, interrupted) = cases::run(&cases, &Context { arm64, x86 }, how);
     cases::finish(&cases, how, &tallies, interrupted)
 }

@@ -63,26 +63,12 @@ impl Test {
         }
         let mut command = Command::new(QEMU_X86);
         command
-            .args([
-                "-cpu",
-                self.cpu,
-                "-m",
-                "2G",
-                "-nodefaults",
-                "-display",
-                "none",
-                "-no-reboot",
-            ])
+            .args(["-cpu", self.cpu, "-m", "2G", "-nodefaults", "-display", "none", "-no-reboot"])
             // In pages of the host's own size: so few of the 2 GiB are used that larger ones would
             // take longer to clear.
             .args(["-object", "memory-backend-memfd,id=memory,size=2G"])
             .args(["-machine", "pc,memory-backend=memory"])
-            .args([
-                "-debugcon",
-                "stdio",
-                "-device",
-                "isa-debug-exit,iobase=0xf4,iosize=4",
-            ])
+            .args(["-debugcon", "stdio", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
             .arg("-kernel")
             .arg(program)
             .args(["-append", &options]);
@@ -93,11 +79,7 @@ impl Test {
             None => RIGHT,
         };
         // Where it has to go wrong, the first line says how.
-        let shown = if status == Some(WRONG) && right == WRONG {
-            1
-        } else {
-            usize::MAX
-        };
+        let shown = if status == Some(WRONG) && right == WRONG { 1 } else { usize::MAX };
         let lines = said.lines.iter().take(shown);
         Ok(Outcome {
             wrong: (status != Some(right)).then(|| format!("it ended with status {status:?}")),

@@ -24,10 +24,7 @@ fn tests_are_listed_and_which_are_in_the_short_set() {
     let is = |name: &str| all.lines().any(|line| line == name);
     assert!(is("short   max-2cpu-2m-snapshot-all"), "{all}");
     assert!(is("        max-2cpu-4k-snapshot-bitmap"), "{all}");
-    assert!(
-        is("short   guests") && is("short   hyperv-hostile"),
-        "{all}"
-    );
+    assert!(is("short   guests") && is("short   hyperv-hostile"), "{all}");
     let some = list(&["snapshot"]);
     assert!(some.lines().count() > 10 && some.lines().all(|line| line.contains("snapshot")));
     // A name that is whole is one test.
@@ -47,18 +44,12 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["boot", "--initrd", "/"], "no file"),
         (&["boot", "--kernel", "/no/such/file"], "/no/such/file"),
         (&["boot", "--kernel", "Cargo.toml"], "Image"),
-        (
-            &["boot", "--arch", "x86-64", "--kernel", "Cargo.toml"],
-            "bzImage",
-        ),
+        (&["boot", "--arch", "x86-64", "--kernel", "Cargo.toml"], "bzImage"),
         (&["boot", "--initrd", "x", "--shell"], "--initrd"),
         (&["boot", "--vmid-bits", "3"], "--vmid-bits"),
         (&["boot", "--guests", "9"], "--guests"),
         (&["boot", "--arch", "x86-64", "--memory", "3G"], "2G"),
-        (
-            &["boot", "--arch", "x86-64", "--snapshot", "--run", "hunt"],
-            "--snapshot",
-        ),
+        (&["boot", "--arch", "x86-64", "--snapshot", "--run", "hunt"], "--snapshot"),
         (&["boot", "--arch", "x86-64", "--evict-rate", "5"], "arm64"),
         (&["boot", "--arch", "x86-64", "--guests", "2"], "--guests"),
         (&["boot", "--arch", "x86-64", "--small", "2"], "--small"),
@@ -72,21 +63,16 @@ fn what_cannot_be_is_refused_in_one_line() {
         let error = String::from_utf8(said.stderr).unwrap();
         assert_eq!(said.status.code(), Some(2), "{arguments:?}: {error}");
         assert_eq!(error.lines().count(), 1, "{error}");
-        assert!(
-            error.starts_with("error: ") && error.contains(what),
-            "{error}"
-        );
+        assert!(error.starts_with("error: ") && error.contains(what), "{error}");
         assert!(said.stdout.is_empty());
     }
 }
 
 #[test]
 fn without_an_emulator_nothing_passes() {
-    for arguments in [
-        &["boot"][..],
-        &["boot", "--arch", "x86-64"],
-        &["test-guest", "hyperv-hostile"],
-    ] {
+    for arguments in
+        [&["boot"][..], &["boot", "--arch", "x86-64"], &["test-guest", "hyperv-hostile"]]
+    {
         let said = xtask(arguments).env("PATH", "/no/such").output().unwrap();
         let error = String::from_utf8(said.stderr).unwrap();
         assert_eq!(said.status.code(), Some(2), "{arguments:?}: {error}");

@@ -18,10 +18,7 @@ fn one_of_several_claims_an_entry_and_the_others_see_its_table() {
             // the entry of the root.
             let claim = |tables: &Tables, mine: Pa| {
                 tables.entry(mine, 1).store(mine.get());
-                let winner = match tables
-                    .entry(ROOT, 0)
-                    .compare_exchange(0, mine.get() | PRESENT)
-                {
+                let winner = match tables.entry(ROOT, 0).compare_exchange(0, mine.get() | PRESENT) {
                     Ok(()) => mine,
                     Err(now) => Pa::new(now & ADDRESS),
                 };

@@ -44,11 +44,7 @@ impl Machine {
     /// Waits for the walks under way, and starts those that are late.
     fn complete(&self) {
         let mut walkers = self.walkers.borrow_mut();
-        let Walkers {
-            late,
-            walking,
-            ended,
-        } = &mut *walkers;
+        let Walkers { late, walking, ended } = &mut *walkers;
         ended.extend(walking.drain(..).map(|walker| walker.join().unwrap()));
         walking.extend(late.drain(..).map(|access| self.start(access)));
     }
@@ -83,13 +79,7 @@ type Cast = (&'static [Access], usize);
 /// Explores a model with one walker and with two, of all kinds, before and behind completions.
 fn explore(model: impl Fn(Cast) + Copy + Send + Sync + 'static) {
     use Access::{Look, Read, Write};
-    for walkers in [
-        &[Write][..],
-        &[Look],
-        &[Write, Read],
-        &[Write, Write],
-        &[Write, Look],
-    ] {
+    for walkers in [&[Write][..], &[Look], &[Write, Read], &[Write, Write], &[Write, Look]] {
         for early in 0..1 << walkers.len() {
             loom::model(move || model((walkers, early)));
         }
@@ -104,17 +94,12 @@ struct Scene<const ARM: bool> {
 
 impl<const ARM: bool> Scene<ARM> {
     fn new(mapping: Option<Mapping>, (accesses, early): Cast) -> Self {
-        let machine = Machine {
-            tables: Tables::new(),
-            used: Rc::default(),
-            walkers: Rc::default(),
-        };
+        let machine =
+            Machine { tables: Tables::new(), used: Rc::default(), walkers: Rc::default() };
         let mut space = AddressSpace::new(machine.clone()).unwrap();
         assert_eq!(space.root(), ROOT);
         if let Some(mapping) = mapping {
-            space
-                .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping)
-                .unwrap();
+            space.map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping).unwrap();
         }
         space.make_live();
         for (number, &access) in accesses.iter().enumerate() {
@@ -153,10 +138,7 @@ fn a_walker_never_sees_a_table_before_its_entries() {
     explore(|cast| {
         let mut scene = Scene::<false>::new(None, cast);
         let mapping = Mapping::new(FRESH).pages_only();
-        scene
-            .space
-            .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping)
-            .unwrap();
+        scene.space.map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping).unwrap();
         // The walkers check where the page leads.
         let walks = scene.join();
         assert_eq!(found(scene.attrs()), set(&walks));
@@ -188,9 +170,7 @@ fn no_table_is_reclaimed_under_a_walk() {
     explore(|cast| {
         let mut scene = Scene::<false>::pages(cast);
         let mut gather = scene.space.gather();
-        let progress = gather
-            .unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Break(()))
-            .unwrap();
+        let progress = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Break(())).unwrap();
         assert!(progress.is_done());
         let mut leaves = Vec::new();
         gather.finish(|leaf| leaves.push(found(leaf.attrs())));
@@ -205,9 +185,7 @@ fn a_gather_that_is_dropped_frees_no_table_under_a_walk() {
     explore(|cast| {
         let mut scene = Scene::<false>::pages(cast);
         let mut gather = scene.space.gather();
-        let progress = gather
-            .unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Break(()))
-            .unwrap();
+        let progress = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Break(())).unwrap();
         assert!(progress.is_done());
         // A walker that comes to a table which is freed finds poison.
         drop(gather);

@@ -28,9 +28,7 @@ fn slot() -> Slot {
 fn guest() -> Arc<Vm> {
     let mut space = AddressSpace::new(Machine::new()).unwrap();
     let neighbour = Mapping::new(FRESH).pages_only();
-    space
-        .map(span(0, PAGE), Pa::new(TARGET), neighbour)
-        .unwrap();
+    space.map(span(0, PAGE), Pa::new(TARGET), neighbour).unwrap();
     space.make_live();
     // What a thread of a model borrows has to live for ever.
     let cells = Vec::leak(vec![SlotCell::new()]);
@@ -41,10 +39,7 @@ fn guest() -> Arc<Vm> {
 
 /// A fault on the second page, which is backed by what the host says.
 fn fault(guest: &Vm, host: impl FnOnce(u64) -> u64) {
-    let fault = Fault {
-        level: Some(Level::PAGE),
-        ..Fault::new(Ipa::new(PAGE), Access::Write)
-    };
+    let fault = Fault { level: Some(Level::PAGE), ..Fault::new(Ipa::new(PAGE), Access::Write) };
     // A processor that is refused goes back to the guest, which will fault again.
     if let Ok(request) = guest.request(&fault) {
         let page = Backing::new(Pa::new(host(request.host())), PAGE);

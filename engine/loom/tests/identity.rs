@@ -117,16 +117,10 @@ unsafe impl Platform for Editor {
 fn explore(before: &'static [usize], meanwhile: &'static [usize]) {
     loom::model(move || {
         let world = World::new();
-        let editor = |identity| Editor {
-            world: Arc::clone(&world),
-            used: Rc::default(),
-            identity,
-        };
+        let editor = |identity| Editor { world: Arc::clone(&world), used: Rc::default(), identity };
         let mut space = AddressSpace::<Tiny<true>, _>::new(editor(0)).unwrap();
         let pages = Mapping::new(FRESH).pages_only();
-        space
-            .map(span(PAGE, PAGE), Pa::new(TARGET + PAGE), pages)
-            .unwrap();
+        space.map(span(PAGE, PAGE), Pa::new(TARGET + PAGE), pages).unwrap();
         space.make_live();
         // Of the others only the identifiers matter.
         let others = [1, 2, 3].map(|number| Editor {
@@ -202,16 +196,10 @@ fn what_is_joined_is_written() {
                 }
             })
         };
-        let editor = Editor {
-            world,
-            used: Rc::default(),
-            identity: 0,
-        };
+        let editor = Editor { world, used: Rc::default(), identity: 0 };
         let mut space = AddressSpace::<Tiny<true>, _>::new(editor).unwrap();
         let pages = Mapping::new(FRESH).pages_only();
-        space
-            .map(span(PAGE, PAGE), Pa::new(TARGET + PAGE), pages)
-            .unwrap();
+        space.map(span(PAGE, PAGE), Pa::new(TARGET + PAGE), pages).unwrap();
         space.make_live();
         walker.join().unwrap();
     });

@@ -21,11 +21,7 @@ struct Vm {
 }
 
 /// Memory that software has set the flags of.
-const USED: Attrs = Attrs {
-    accessed: true,
-    dirty: true,
-    ..Attrs::KERNEL_DATA
-};
+const USED: Attrs = Attrs { accessed: true, dirty: true, ..Attrs::KERNEL_DATA };
 
 fn slot() -> Slot {
     Slot::memory(span(0, BLOCK_SIZE), TARGET)
@@ -33,16 +29,11 @@ fn slot() -> Slot {
 
 /// A guest of four pages, the second of which cannot be written.
 fn guest(log: Log) -> Arc<Vm> {
-    let caps = Caps {
-        hardware_dirty: false,
-        ..Caps::CONSERVATIVE
-    };
+    let caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
     let mut space = AddressSpace::new(Machine::with_caps(caps)).unwrap();
     let pages = Mapping::new(USED).pages_only();
     let mut gather = space.gather();
-    gather
-        .map(span(0, BLOCK_SIZE), Pa::new(TARGET), pages)
-        .unwrap();
+    gather.map(span(0, BLOCK_SIZE), Pa::new(TARGET), pages).unwrap();
     let read_only = Change::new().write_protect();
     gather.protect(span(PAGE, PAGE), read_only).unwrap();
     gather.finish(|_| ());
@@ -95,10 +86,7 @@ impl Vm {
     fn assert_marked(&self) {
         for page in 0..4 {
             let marked = self.bitmap.is_marked(page);
-            assert!(
-                marked || !self.can_write(page),
-                "page {page} is written unseen"
-            );
+            assert!(marked || !self.can_write(page), "page {page} is written unseen");
         }
     }
 }
@@ -160,9 +148,7 @@ fn what_is_written_around_a_harvest_is_marked() {
         let fault = on(1, &vm, move |vm| vm.write(&request));
         let mut gather = vm.guest.gather();
         let logged = slot().with_log(Log::ByFault);
-        gather
-            .harvest(&logged, &vm.bitmap, 0..4, Harvest::empty(), |_, _| ())
-            .unwrap();
+        gather.harvest(&logged, &vm.bitmap, 0..4, Harvest::empty(), |_, _| ()).unwrap();
         assert!(gather.finish(|_| ()).is_ok());
         let _ = fault.join().unwrap();
         vm.assert_marked();

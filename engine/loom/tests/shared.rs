@@ -146,9 +146,7 @@ fn space_on<const ARM: bool>(machine: Machine, attrs: Option<Attrs>) -> Arc<Spac
     assert_eq!(space.root(), ROOT);
     if let Some(attrs) = attrs {
         let mapping = Mapping::new(attrs).pages_only();
-        space
-            .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping)
-            .unwrap();
+        space.map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping).unwrap();
     }
     space.make_live();
     Arc::new(SharedSpace::new(space).ok().unwrap())
@@ -177,10 +175,7 @@ fn walk(space: &Space, accesses: &[Access]) -> Vec<JoinHandle<Option<u64>>> {
 }
 
 fn join<T>(threads: Vec<JoinHandle<T>>) -> Vec<T> {
-    threads
-        .into_iter()
-        .map(|thread| thread.join().unwrap())
-        .collect()
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
 /// Maps the second page, as a fault asks for.
@@ -224,11 +219,8 @@ fn a_page_that_several_processors_fault_on_is_installed_once() {
     }
 }
 
-const WALKERS: [&[Access]; 3] = [
-    &[Access::Write],
-    &[Access::Write, Access::Write],
-    &[Access::Write, Access::Look],
-];
+const WALKERS: [&[Access]; 3] =
+    [&[Access::Write], &[Access::Write, Access::Write], &[Access::Write, Access::Look]];
 
 #[test]
 fn a_shared_change_loses_no_flag() {
@@ -287,12 +279,7 @@ fn no_table_is_reclaimed_under_a_walk_of_software() {
             let held = deferred.map(|completed| completed.finish(|_| ())).err();
             join::<()>(others);
             if let Some(deferred) = held {
-                assert!(
-                    deferred
-                        .try_complete()
-                        .map(|completed| completed.finish(|_| ()))
-                        .is_ok()
-                );
+                assert!(deferred.try_complete().map(|completed| completed.finish(|_| ())).is_ok());
             }
             let child = space.platform().0.tables.entry(frame(1), 1);
             assert_eq!(child.load(), POISON);

@@ -32,12 +32,7 @@ const NEW: u64 = 2;
 /// The page that an entry maps.
 fn page(entry: usize, tables: bool) -> Stale {
     let first = (entry as u64 + 1) << 12;
-    Stale {
-        first,
-        last: first + 0xfff,
-        level: None,
-        tables,
-    }
+    Stale { first, last: first + 0xfff, level: None, tables }
 }
 
 /// What an edit has detached or changed.
@@ -47,18 +42,9 @@ struct Edit {
     global: bool,
 }
 
-const LEAF: Edit = Edit {
-    tables: false,
-    global: false,
-};
-const TABLE: Edit = Edit {
-    tables: true,
-    ..LEAF
-};
-const GLOBAL: Edit = Edit {
-    global: true,
-    ..LEAF
-};
+const LEAF: Edit = Edit { tables: false, global: false };
+const TABLE: Edit = Edit { tables: true, ..LEAF };
+const GLOBAL: Edit = Edit { global: true, ..LEAF };
 
 /// What a model's threads share: entries, and what the old ones lead to. One for each edit.
 struct World {
@@ -93,12 +79,7 @@ impl World {
     }
 }
 
-fn identifiers(
-    bits: u32,
-) -> (
-    &'static Mutex<Allocator<'static>>,
-    Option<Identifiers<'static>>,
-) {
+fn identifiers(bits: u32) -> (&'static Mutex<Allocator<'static>>, Option<Identifiers<'static>>) {
     let holders = Vec::leak((0..CPUS).map(|_| Holder::new()).collect());
     let allocator = Allocator::new(bits, vec![0; 1].leak()).unwrap();
     let identifiers = Identifiers::new(&allocator, holders);
@@ -183,8 +164,7 @@ impl<'w> On<'w> {
         // SAFETY: CPU 1 plays its host (1.).
         let deferred = unsafe { Deferred::new(|cpu| (cpu == 1).then_some(&self.world.flag)) };
         let messengers: [&dyn Messenger; 2] = [&deferred, &Interrupted(self)];
-        self.here()
-            .flush(&self.world.space, &flush, &messengers, self);
+        self.here().flush(&self.world.space, &flush, &messengers, self);
         self.world.old[entry].with_mut(|_| ());
     }
 
@@ -711,10 +691,7 @@ fn a_broadcast_knows_the_identifier_or_is_too_early_to_matter() {
             on(&world, move |world| {
                 let other = On::new(world, 1, &[0]);
                 let mut loaded = 0;
-                other
-                    .here()
-                    .switch(None, Some(&world.space), &other, |id| loaded = id)
-                    .unwrap();
+                other.here().switch(None, Some(&world.space), &other, |id| loaded = id).unwrap();
                 for _ in 0..2 {
                     let mut tlb = tlb.lock().unwrap();
                     let walk = || (loaded, world.entries[0].load(Ordering::Relaxed));
@@ -751,11 +728,7 @@ fn queued(editors: usize, all: bool) {
     }
     fn edit(host: &Host, number: usize, all: bool) {
         host.entries[number].store(NEW, Ordering::Relaxed);
-        let page = Pages {
-            first: (number as u64) << 12,
-            count: 1,
-            size: 4096,
-        };
+        let page = Pages { first: (number as u64) << 12, count: 1, size: 4096 };
         if all {
             host.queue.push_all();
         } else {
@@ -790,10 +763,7 @@ fn queued(editors: usize, all: bool) {
                 for _ in editors + usize::from(all)..3 {
                     host.runs.store(true, Ordering::Relaxed);
                     loom::sync::atomic::fence(Ordering::SeqCst);
-                    if host
-                        .queue
-                        .take(|pages| remembered[(pages.first >> 12) as usize] = None)
-                    {
+                    if host.queue.take(|pages| remembered[(pages.first >> 12) as usize] = None) {
                         remembered = [None; 2];
                     }
                     for (number, page) in remembered.iter_mut().enumerate().take(editors) {

@@ -64,10 +64,7 @@ unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
         0
     }
     fn kind(entry: u64, level: Level) -> Kind {
-        match (
-            entry & PRESENT != 0,
-            level == Level::PAGE || entry & BLOCK != 0,
-        ) {
+        match (entry & PRESENT != 0, level == Level::PAGE || entry & BLOCK != 0) {
             (false, false) if entry & PROTECTED != 0 => Kind::Table,
             (false, _) => Kind::Invalid,
             (true, true) => Kind::Leaf,
@@ -158,9 +155,7 @@ impl Tables {
     /// Whether a processor could write a page.
     pub fn can_write(&self, page: u64) -> bool {
         type Either = Tiny<false>;
-        let top = self
-            .entry(ROOT, Either::index(page, Level::new(1)))
-            .follow();
+        let top = self.entry(ROOT, Either::index(page, Level::new(1))).follow();
         if Either::kind(top, Level::new(1)) != Kind::Table || Either::is_protected(top) {
             return false;
         }
@@ -221,11 +216,7 @@ pub fn span<A: Address>(first: u64, size: u64) -> Span<A> {
 }
 
 /// Memory whose flags a walker sets.
-pub const FRESH: Attrs = Attrs {
-    accessed: false,
-    dirty: false,
-    ..Attrs::KERNEL_DATA
-};
+pub const FRESH: Attrs = Attrs { accessed: false, dirty: false, ..Attrs::KERNEL_DATA };
 
 /// Accessed and dirty, as far as a walker has set them.
 pub fn set(walks: &[Option<u64>]) -> (bool, bool) {

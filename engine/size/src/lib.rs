@@ -83,11 +83,7 @@ pub extern "C" fn fault(
     frame: u64,
     template: &Encoded<Format>,
 ) -> u32 {
-    u32::from(
-        space
-            .map_page(Va::new(page), Pa::new(frame), *template)
-            .is_err(),
-    )
+    u32::from(space.map_page(Va::new(page), Pa::new(frame), *template).is_err())
 }
 
 #[cfg(feature = "all")]
@@ -137,9 +133,7 @@ pub extern "C" fn protect(space: &mut Space, at: u64, size: u64) -> u32 {
 #[cfg(feature = "all")]
 #[unsafe(no_mangle)]
 pub extern "C" fn query(space: &Space, at: u64) -> u64 {
-    space
-        .query(Va::new(at))
-        .map_or(0, |leaf| leaf.frame().get())
+    space.query(Va::new(at)).map_or(0, |leaf| leaf.frame().get())
 }
 
 #[panic_handler]

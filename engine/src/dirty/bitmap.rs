@@ -105,9 +105,7 @@ impl<'m> Bitmap<'m> {
 
     /// How many pages are marked, while none is being marked.
     pub fn count(&self) -> u64 {
-        self.marks()
-            .map(|(_, bits)| u64::from(bits.count_ones()))
-            .sum()
+        self.marks().map(|(_, bits)| u64::from(bits.count_ones())).sum()
     }
 
     /// Takes the marks of these pages away and gives them out, a word at a time: the number of the
@@ -241,8 +239,7 @@ impl<'m> Flip<'m> {
             self.full.store(true, Ordering::Relaxed);
             // Release: what was drained is empty before it is marked.
             self.current.fetch_xor(1, Ordering::AcqRel);
-            self.since
-                .store(platform.grace_period().get(), Ordering::Relaxed);
+            self.since.store(platform.grace_period().get(), Ordering::Relaxed);
         }
         if !platform.is_over(GracePeriod::new(self.since.load(Ordering::Relaxed))) {
             return false;

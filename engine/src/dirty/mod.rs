@@ -67,10 +67,7 @@ impl fmt::Display for LogError {
             Self::TooFewBits(bits) => write!(f, "{bits} bits are fewer than there are pages"),
             Self::Unequal => write!(f, "the two bitmaps are for different numbers of pages"),
             Self::RingSize(entries) => {
-                write!(
-                    f,
-                    "a ring of {entries} entries: it has to be a power of two"
-                )
+                write!(f, "a ring of {entries} entries: it has to be a power of two")
             }
         }
     }

@@ -207,10 +207,6 @@ impl<'m> Ring<'m> {
             last = self.harvested.load(Ordering::Relaxed);
             (first..last).for_each(|number| self.entry(number).give(&mut each));
         }
-        Collected {
-            ring: self,
-            first,
-            last,
-        }
+        Collected { ring: self, first, last }
     }
 }

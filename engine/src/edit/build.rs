@@ -48,11 +48,7 @@ impl<'f> Source<'f> {
     /// The input address `first` is mapped to the start of the first run.
     #[inline(always)]
     pub fn new(first: u64, runs: &'f [Span<Pa>]) -> Self {
-        Self {
-            runs,
-            first,
-            place: Cell::new((0, Self::piece(first, runs, 0))),
-        }
+        Self { runs, first, place: Cell::new((0, Self::piece(first, runs, 0))) }
     }
 
     #[inline(always)]
@@ -60,11 +56,7 @@ impl<'f> Source<'f> {
         // Without any run nothing is asked for.
         let run = runs.get(number);
         let (start, size) = run.map_or((0, 1), |run| (run.start().get(), run.size()));
-        Piece {
-            first,
-            last: first.wrapping_add(size - 1),
-            delta: start.wrapping_sub(first),
-        }
+        Piece { first, last: first.wrapping_add(size - 1), delta: start.wrapping_sub(first) }
     }
 
     /// The piece that `input` is in.
@@ -124,13 +116,7 @@ impl<'f, F: Format> Leaves<'f, F> {
     pub fn of_pages(source: Source<'f>, page: u64, runs: bool) -> Self {
         let mut bits = ByLeafLevel::new(0);
         bits[Level::PAGE] = page;
-        Self {
-            bits,
-            source,
-            top: Level::PAGE,
-            runs,
-            format: PhantomData,
-        }
+        Self { bits, source, top: Level::PAGE, runs, format: PhantomData }
     }
 
     /// Allows larger leaves with these attributes where they fit into `slice`, none above
@@ -170,10 +156,7 @@ impl<'f, F: Format> Leaves<'f, F> {
         }
         let piece = self.source.at(first);
         let low = (1u64 << (F::shift(level) + run)) - 1;
-        let slice = Slice {
-            first: first & !low,
-            last: first | low,
-        };
+        let slice = Slice { first: first & !low, last: first | low };
         let inside = piece.first <= slice.first && slice.last <= piece.last;
         (inside && piece.is_aligned(F::shift(level) + run)).then_some(slice)
     }
@@ -210,14 +193,7 @@ impl<'f, F: Format> Leaves<'f, F> {
             true => F::contiguous(level),
             false => 0,
         };
-        fill::<F, P>(
-            table,
-            level,
-            range,
-            first,
-            (self.bits[level], runs),
-            &self.source,
-        );
+        fill::<F, P>(table, level, range, first, (self.bits[level], runs), &self.source);
     }
 }
 
@@ -311,10 +287,7 @@ pub(crate) fn build<F: Format, P: Platform>(
     let frame = frames.take(level)?;
     // SAFETY: the frame was allocated for this table.
     let table = unsafe { Table::open(platform, frame, level) };
-    let (start, end) = (
-        F::index(slice.first, level),
-        F::index(slice.last, level) + 1,
-    );
+    let (start, end) = (F::index(slice.first, level), F::index(slice.last, level) + 1);
     table.fill(0..start, 0, 0);
     if level == Level::PAGE {
         // Nearly all tables are the last ones.

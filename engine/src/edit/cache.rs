@@ -46,10 +46,7 @@ impl Reach {
         let size = 1 << bits_of_half::<F>();
         match (F::SIGNED, F::HALVES) {
             (true, true) => Self::of_half::<F>(half),
-            (true, false) => Self {
-                offset: size,
-                size: 2 * size,
-            },
+            (true, false) => Self { offset: size, size: 2 * size },
             (false, _) => Self::of_half::<F>(Half::Lower),
         }
     }
@@ -85,10 +82,7 @@ impl Reach {
     /// Checks a range that an edit was given.
     #[inline]
     pub fn check<F: Format>(self, span: Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
-        let slice = Slice {
-            first: span.start().bits(),
-            last: span.last().bits(),
-        };
+        let slice = Slice { first: span.start().bits(), last: span.last().bits() };
         if !span.is_aligned(F::PAGE_SHIFT) {
             return Err(EditError::Misaligned);
         }

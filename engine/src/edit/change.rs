@@ -68,10 +68,7 @@ impl Change {
 
     /// What they become, if any of these are.
     const fn new_packed(&self, mask: u32) -> Option<Attrs> {
-        let packed = Packed {
-            word: self.set as u32,
-            native: self.native,
-        };
+        let packed = Packed { word: self.set as u32, native: self.native };
         if self.mask() & mask == 0 {
             return None;
         }
@@ -276,17 +273,11 @@ impl fmt::Debug for Change {
             .field("perms", &self.new_perms())
             .field("write_protect", &(self.mask() & WRITE_PROTECT != 0))
             .field("memory", &self.new_packed(7 << MEMORY).map(|it| it.memory))
-            .field(
-                "shareability",
-                &self.new_packed(3 << SHAREABILITY).map(|it| it.shareability),
-            )
+            .field("shareability", &self.new_packed(3 << SHAREABILITY).map(|it| it.shareability))
             .field("global", &self.get_flag(GLOBAL))
             .field("accessed", &self.get_flag(ACCESSED))
             .field("dirty", &self.get_flag(DIRTY))
-            .field(
-                "software",
-                &self.new_packed(0xff << SOFTWARE).map(|it| it.software),
-            )
+            .field("software", &self.new_packed(0xff << SOFTWARE).map(|it| it.software))
             .field("native", &self.new_packed(NATIVE).map(|it| it.native))
             .finish()
     }

@@ -83,14 +83,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             level = level.up();
         }
         if runs {
-            let mut fold = Fold {
-                conditions,
-                largest,
-                slice,
-                left: &mut self.left,
-                broken: false,
-                done: 0,
-            };
+            let mut fold =
+                Fold { conditions, largest, slice, left: &mut self.left, broken: false, done: 0 };
             let _: ControlFlow<()> = self.space.visit(slice, &mut fold);
             let (broken, folded) = (fold.broken, fold.done);
             if broken {
@@ -112,12 +106,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         remake: bool,
     ) -> (u64, bool) {
         let conditions = self.space.conditions();
-        let AddressSpace {
-            platform,
-            root,
-            cache,
-            ..
-        } = &mut *self.space;
+        let AddressSpace { platform, root, cache, .. } = &mut *self.space;
         let mut collapse = Collapse {
             platform,
             conditions,
@@ -234,21 +223,16 @@ impl<P: Platform> Collapse<'_, P> {
         if !self.left.has_room(self.platform, child) {
             return;
         }
-        let (frame, attrs, contended) = match sum::<F, P>(
-            self.platform,
-            child,
-            below,
-            F::denied(entry),
-            &self.conditions,
-        ) {
-            (Sum::Mixed, _) => return,
-            (Sum::Empty, _) => {
-                table.detach(index, 0, self.cache);
-                self.let_go(child, below, slice);
-                return;
-            }
-            (Sum::Leaf(frame, attrs), contended) => (frame, attrs, contended),
-        };
+        let (frame, attrs, contended) =
+            match sum::<F, P>(self.platform, child, below, F::denied(entry), &self.conditions) {
+                (Sum::Mixed, _) => return,
+                (Sum::Empty, _) => {
+                    table.detach(index, 0, self.cache);
+                    self.let_go(child, below, slice);
+                    return;
+                }
+                (Sum::Leaf(frame, attrs), contended) => (frame, attrs, contended),
+            };
         if !self.leaves || !F::is_leaf_level(level) {
             return;
         }
@@ -278,8 +262,7 @@ impl<P: Platform> Collapse<'_, P> {
     fn let_go(&mut self, child: Pa, below: Level, slice: Slice) {
         let denied = Perms::empty();
         let fate = Fate::Replaced;
-        self.left
-            .carry(self.platform, child, below, slice.first, denied, fate);
+        self.left.carry(self.platform, child, below, slice.first, denied, fate);
         if self.conditions.live {
             self.left.ranges.add(slice, None, true);
         }
@@ -293,13 +276,7 @@ impl<P: Platform> Collapse<'_, P> {
         };
         let old = F::resume(entry);
         let child = F::address(old, level);
-        let (sum, _) = sum::<F, P>(
-            self.platform,
-            child,
-            below,
-            F::denied(old),
-            &self.conditions,
-        );
+        let (sum, _) = sum::<F, P>(self.platform, child, below, F::denied(old), &self.conditions);
         if let Sum::Leaf(frame, attrs) = sum
             && let Ok(bits) = F::encode(&attrs, level)
         {

@@ -32,11 +32,7 @@ use crate::walk::{Slice, Step, Visit, one_by_one};
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether rewriting leaves by `change` may have to be refused because it needs a break.
     pub(super) fn may_refuse(&self, change: &Change) -> bool {
-        let Conditions {
-            live,
-            may_break,
-            caps,
-        } = self.conditions();
+        let Conditions { live, may_break, caps } = self.conditions();
         let in_runs = self.debt.has_runs() && caps.bbm < 1;
         F::RULE.breaks()
             && live
@@ -78,10 +74,7 @@ pub(super) struct Footprint {
 
 impl Footprint {
     pub const EMPTY: Self = Self {
-        slice: Slice {
-            first: u64::MAX,
-            last: 0,
-        },
+        slice: Slice { first: u64::MAX, last: 0 },
         level: None,
         tables: false,
         needs_publish: false,
@@ -141,11 +134,7 @@ impl<F: Format, R: FnMut(u64, Level) -> bool> Check<F, R> {
         perms: Option<Perms>,
         refuse: R,
     ) -> Result<(), EditError<F::Input>> {
-        let mut check = Self {
-            refuse,
-            perms,
-            found: None,
-        };
+        let mut check = Self { refuse, perms, found: None };
         let _: ControlFlow<()> = space.visit(slice, &mut check);
         check.found.map_or(Ok(()), Err)
     }

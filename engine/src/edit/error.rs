@@ -68,10 +68,7 @@ impl<A: Address> fmt::Display for EditError<A> {
             Self::OutOfTables => write!(f, "no frame is left for a table"),
             Self::Inexpressible(reason) => write!(f, "{reason}"),
             Self::NeedsBreak(at) => {
-                write!(
-                    f,
-                    "the change at {at} would have to break the mapping in use"
-                )
+                write!(f, "the change at {at} would have to break the mapping in use")
             }
             Self::NoSuchLeaf => write!(f, "the format has no leaf at this level"),
             Self::ForeignGather => write!(f, "the gather belongs to another guest"),

@@ -83,11 +83,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         // in its place.
         child.complete_overlap(slice.first, slice.last);
         child.begin_change();
-        let mut tables = Tables {
-            child: &mut *child,
-            denied: ByLevel::new(Perms::empty()),
-            made: Ok(()),
-        };
+        let mut tables =
+            Tables { child: &mut *child, denied: ByLevel::new(Perms::empty()), made: Ok(()) };
         let _: ControlFlow<()> = self.space.visit(slice, &mut tables);
         tables.made?;
         // And an empty one that was in the place of a leaf before that is stored.
@@ -103,11 +100,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         self.begin_change();
         let (conditions, mut recent) = (self.space.conditions(), Recent::new(change));
         let named = self.left.ranges.begin_unnamed(conditions.live);
-        let mut changing = Changing {
-            gather: self,
-            slice,
-            left: Left::EMPTY,
-        };
+        let mut changing = Changing { gather: self, slice, left: Left::EMPTY };
         let mut copy = Copy {
             child: child.space,
             recode: Recode::new(conditions, &mut recent, &mut changing.left),
@@ -149,12 +142,7 @@ impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
     /// empty table of the child in the place of the leaf is detached.
     fn make(&mut self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
         let live = self.child.space.is_live();
-        let AddressSpace {
-            platform,
-            root,
-            cache,
-            ..
-        } = &mut *self.child.space;
+        let AddressSpace { platform, root, cache, .. } = &mut *self.child.space;
         let (mut frame, mut at) = (*root, F::root_level());
         loop {
             // SAFETY: the root of the child, or a table of it.
@@ -385,16 +373,10 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
                     true => self.copy_alike::<false>(tables, rest, at(from), (key, now)),
                     false => self.copy_alike::<true>(tables, rest, at(from), (key, now)),
                 };
-                let slice = Slice {
-                    first: at(from),
-                    last: at(index).wrapping_sub(1),
-                };
+                let slice = Slice { first: at(from), last: at(index).wrapping_sub(1) };
                 self.recode.leave(plan.how(), slice);
             } else {
-                let slice = Slice {
-                    first: at(index),
-                    last: at(index + 1).wrapping_sub(1),
-                };
+                let slice = Slice { first: at(index), last: at(index + 1).wrapping_sub(1) };
                 let now = self.recode.rewrite(table, index, Level::PAGE, slice);
                 to.store(index, now);
                 self.tell(&to, index, Level::PAGE, slice.first, now);

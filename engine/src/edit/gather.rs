@@ -31,11 +31,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn gather(&mut self) -> Gather<'_, F, P> {
         let mut left = Flush::new();
         left.ranges.everything = self.debt.is_flush_pending();
-        Gather {
-            space: self,
-            left,
-            serial: 0,
-        }
+        Gather { space: self, left, serial: 0 }
     }
 
     /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one

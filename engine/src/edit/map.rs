@@ -80,11 +80,7 @@ impl<F: Format> Encoded<F> {
         let mapping = mapping.into();
         let page = F::encode(&mapping.attrs, Level::PAGE)?;
         let format = PhantomData;
-        Ok(Self {
-            mapping,
-            page,
-            format,
-        })
+        Ok(Self { mapping, page, format })
     }
 }
 
@@ -175,9 +171,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 return Err(EditError::Misaligned);
             }
             check_memory::<F>(run.start(), run.size())?;
-            size = size
-                .checked_add(run.size())
-                .ok_or(EditError::InputOutOfRange)?;
+            size = size.checked_add(run.size()).ok_or(EditError::InputOutOfRange)?;
         }
         if size == 0 {
             return Ok(0);
@@ -434,14 +428,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 return Err(EditError::AlreadyMapped(page));
             }
         }
-        let Reached {
-            table,
-            index,
-            level,
-            kind,
-            denied,
-            ..
-        } = self.find(slice.first);
+        let Reached { table, index, level, kind, denied, .. } = self.find(slice.first);
         if denied.intersects(mapping.attrs.perms) {
             return Err(EditError::Denied(page));
         }
@@ -526,9 +513,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
             self.end = Some(Err(error));
             return ControlFlow::Break(());
         }
-        let last = first
-            .wrapping_add((range.len() as u64) << F::PAGE_SHIFT)
-            .wrapping_sub(1);
+        let last = first.wrapping_add((range.len() as u64) << F::PAGE_SHIFT).wrapping_sub(1);
         if self.commit.is_all(Slice { first, last }) {
             self.end = Some(Ok(()));
             return self.commit.pages(table, range, first);
@@ -636,11 +621,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Commit<'_, F> {
         if entry != 0 {
             table.link(index, F::resume(entry));
         } else {
-            let mark = if self.in_run(table, index, level, slice.first) {
-                F::CONTIGUOUS
-            } else {
-                0
-            };
+            let mark =
+                if self.in_run(table, index, level, slice.first) { F::CONTIGUOUS } else { 0 };
             let leaf = self.leaves.leaf(level, slice.first) | mark;
             table.replace::<F>(index, level, entry, leaf);
         }

@@ -26,13 +26,7 @@ pub struct Mapping {
 impl Mapping {
     /// The largest leaves that fit, with these attributes.
     pub const fn new(attrs: Attrs) -> Self {
-        Self {
-            attrs,
-            largest: Level::ANY,
-            runs: true,
-            tables_deny: false,
-            allocate: true,
-        }
+        Self { attrs, largest: Level::ANY, runs: true, tables_deny: false, allocate: true }
     }
 
     /// The attributes.

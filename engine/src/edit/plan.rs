@@ -162,10 +162,7 @@ impl Recent {
         let key = Plan::key_of::<F>(entry, level);
         let is_new = self.plan.key != key;
         if is_new {
-            self.plan = Plan {
-                key,
-                ..Self::NONE.plan
-            };
+            self.plan = Plan { key, ..Self::NONE.plan };
         }
         is_new
     }
@@ -257,10 +254,7 @@ fn recode<F: Format>(
         {
             let [old, new] = [was, becomes].map(|packed| State::Leaf {
                 frame: F::address(entry, level),
-                attrs: Attrs {
-                    software: 0,
-                    ..packed.attrs()
-                },
+                attrs: Attrs { software: 0, ..packed.attrs() },
                 contiguous: in_run,
             });
             conditions.transition::<F>(&old, &new, level)

@@ -181,9 +181,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn change_others(&mut self, slice: Slice, frame: Pa, range: Range<usize>) {
         self.begin_change();
         let (conditions, mut left) = (self.space.conditions(), Left::EMPTY);
-        let AddressSpace {
-            platform, cache, ..
-        } = &mut *self.space;
+        let AddressSpace { platform, cache, .. } = &mut *self.space;
         // SAFETY: a walk has just come to it.
         let table = unsafe { Table::open(&*platform, frame, Level::PAGE) };
         let mut recode = Recode::<F>::new(conditions, &mut cache.recent, &mut left);
@@ -273,10 +271,7 @@ pub(super) struct Left {
 }
 
 impl Left {
-    pub const EMPTY: Self = Self {
-        changed: Footprint::EMPTY,
-        broken: Footprint::EMPTY,
-    };
+    pub const EMPTY: Self = Self { changed: Footprint::EMPTY, broken: Footprint::EMPTY };
 }
 
 /// Rewrites leaves: what a change makes of them, pattern by pattern.
@@ -289,12 +284,7 @@ pub(super) struct Recode<'a, F: Format> {
 
 impl<'a, F: Format> Recode<'a, F> {
     pub fn new(conditions: Conditions, recent: &'a mut Recent, left: &'a mut Left) -> Self {
-        Self {
-            conditions,
-            recent,
-            left,
-            format: PhantomData,
-        }
+        Self { conditions, recent, left, format: PhantomData }
     }
 
     /// What to do with `entry`.

@@ -259,12 +259,7 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         entry: u64,
     ) -> ControlFlow<()> {
         match F::is_single_page(entry) {
-            true => (self.visit)(Leaf::new(
-                input,
-                entry,
-                Level::PAGE,
-                self.denied.at(Level::PAGE),
-            )),
+            true => (self.visit)(Leaf::new(input, entry, Level::PAGE, self.denied.at(Level::PAGE))),
             false => self.other_page(table, index, input, entry),
         }
     }

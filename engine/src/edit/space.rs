@@ -105,11 +105,7 @@ impl Conditions {
             true => Transition::Break,
             false => Transition::Invalidate,
         };
-        debug_assert_eq!(
-            how,
-            self.replacement_of_same::<F>(old, new),
-            "the rules know no other"
-        );
+        debug_assert_eq!(how, self.replacement_of_same::<F>(old, new), "the rules know no other");
         how
     }
 
@@ -364,8 +360,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { reclaim_all::<F, P>(&self.platform, self.root, self.everything(), &mut leaves) };
         // SAFETY: as above; the space owns the root.
         unsafe {
-            self.platform
-                .free_root(self.root, F::root_level(), F::root_tables());
+            self.platform.free_root(self.root, F::root_level(), F::root_tables());
         };
         true
     }
@@ -451,27 +446,18 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The translations that a flush of the space is about: its root and identifier.
     #[inline]
     pub(crate) fn target(&self) -> Target {
-        Target {
-            root: self.root,
-            id: self.id,
-            global: self.debt.has_globals(),
-        }
+        Target { root: self.root, id: self.id, global: self.debt.has_globals() }
     }
 
     /// All addresses that the root translates, in pieces that do not wrap.
     pub(crate) fn everything(&self) -> impl Iterator<Item = Slice> + use<F, P> {
         let (first, last) = (0, (1u64 << bits_of_half::<F>()) - 1);
         let lower = Slice { first, last };
-        let upper = Slice {
-            first: !last,
-            last: u64::MAX,
-        };
+        let upper = Slice { first: !last, last: u64::MAX };
         let half = self.reach.half();
         let with_lower = half != Some(Half::Upper);
         let with_upper = half != Some(Half::Lower);
-        [with_lower.then_some(lower), with_upper.then_some(upper)]
-            .into_iter()
-            .flatten()
+        [with_lower.then_some(lower), with_upper.then_some(upper)].into_iter().flatten()
     }
 
     /// Walks the space over `slice`, which has been checked.
@@ -571,17 +557,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let pages = 1 << (2 * F::INDEX_BITS);
         let (first, pages) = match F::LEVELS {
             // The root has entries for what it translates, no more and no less.
-            ..3 => (
-                self.reach.offset.wrapping_neg(),
-                self.reach.size >> F::PAGE_SHIFT,
-            ),
+            ..3 => (self.reach.offset.wrapping_neg(), self.reach.size >> F::PAGE_SHIFT),
             3.. => (page & !((pages << F::PAGE_SHIFT) - 1), pages),
         };
-        self.cache.upper = UpperCache {
-            first,
-            pages,
-            tables,
-        };
+        self.cache.upper = UpperCache { first, pages, tables };
         true
     }
 
@@ -614,14 +593,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             let below = match (kind, level.down()) {
                 (Kind::Table, Some(below)) => below,
                 _ => {
-                    return Reached {
-                        table,
-                        index,
-                        level,
-                        entry,
-                        kind,
-                        denied,
-                    };
+                    return Reached { table, index, level, entry, kind, denied };
                 }
             };
             denied |= denied_of::<F>(entry);
@@ -650,10 +622,7 @@ pub(crate) struct Located {
 impl Located {
     #[inline]
     pub(super) fn of<P: Platform>(place: &Place<'_, P>) -> Self {
-        Self {
-            frame: place.table.frame(),
-            index: place.range.start,
-        }
+        Self { frame: place.table.frame(), index: place.range.start }
     }
 }
 

@@ -62,10 +62,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         // The tables for the ends and for the inside are taken together: either all of it happens,
         // or nothing.
-        let parts = Parts {
-            slice,
-            largest: Some(largest),
-        };
+        let parts = Parts { slice, largest: Some(largest) };
         let changed = self.split_parts(parts, &[slice])?;
         self.note(changed);
         Ok(())
@@ -104,17 +101,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if ends.iter().all(|&at| self.leaf_over(at, slice).is_none()) {
             return Ok(());
         }
-        let parts = Parts {
-            slice,
-            largest: None,
-        };
-        let changed = self.split_parts(
-            parts,
-            &ends.map(|at| Slice {
-                first: at,
-                last: at,
-            }),
-        )?;
+        let parts = Parts { slice, largest: None };
+        let changed = self.split_parts(parts, &ends.map(|at| Slice { first: at, last: at }))?;
         // The old and the new leaves translate alike, but what follows will not: walkers have to
         // forget the block before its parts can differ.
         if changed.slice().is_some() && self.space.is_live() {
@@ -127,9 +115,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// The extent of the leaf at `input`, or of the run that it is a member of, and its level, if
     /// that reaches out of `slice`.
     fn leaf_over(&self, input: u64, slice: Slice) -> Option<(Slice, Level)> {
-        let Reached {
-            level, entry, kind, ..
-        } = self.space.find(input);
+        let Reached { level, entry, kind, .. } = self.space.find(input);
         if kind != Kind::Leaf {
             return None;
         }
@@ -192,13 +178,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if parts.largest.is_some() {
             self.unfold(slice, &mut changed);
         }
-        let mut split = Split {
-            parts,
-            reserve: &mut reserve,
-            conditions,
-            changed,
-            broken: Footprint::EMPTY,
-        };
+        let mut split =
+            Split { parts, reserve: &mut reserve, conditions, changed, broken: Footprint::EMPTY };
         for &slice in slices {
             let _: ControlFlow<()> = self.space.visit(slice, &mut split);
         }
@@ -213,11 +194,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if F::CONTIGUOUS == 0 || !self.space.debt.has_runs() {
             return;
         }
-        let mut unfold = Unfold {
-            conditions: self.space.conditions(),
-            changed,
-            broken: Footprint::EMPTY,
-        };
+        let mut unfold =
+            Unfold { conditions: self.space.conditions(), changed, broken: Footprint::EMPTY };
         let _: ControlFlow<()> = self.space.visit(slice, &mut unfold);
         let broken = unfold.broken;
         self.finish_break(slice, broken);
@@ -259,10 +237,7 @@ impl Parts {
         let size = 1u64 << F::shift(below);
         let mut first = extent.first;
         loop {
-            let part = Slice {
-                first,
-                last: first + (size - 1),
-            };
+            let part = Slice { first, last: first + (size - 1) };
             if !self.reserve::<F, P>(reserve, below, part) {
                 return false;
             }
@@ -284,10 +259,7 @@ struct Reserve<'a, P: Platform> {
 
 impl<'a, P: Platform> Reserve<'a, P> {
     fn new(platform: &'a P) -> Self {
-        Self {
-            platform,
-            heads: ByLevel::new(0),
-        }
+        Self { platform, heads: ByLevel::new(0) }
     }
 
     /// Takes one more frame for `level` from the platform. Returns whether there was one.
@@ -369,10 +341,7 @@ fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     debug_assert_eq!(
         how,
         {
-            let new = State::Table {
-                frame: Pa::new(0),
-                denied: Perms::empty(),
-            };
+            let new = State::Table { frame: Pa::new(0), denied: Perms::empty() };
             conditions.transition::<F>(&State::ANY_LEAF, &new, level)
         },
         "there is one rule"
@@ -421,9 +390,7 @@ impl<P: Platform> Split<'_, '_, P> {
         if last != known {
             // A walker set a flag of the block meanwhile: it stands for all parts. What
             // walkers have set in the parts since then stays set.
-            let Attrs {
-                accessed, dirty, ..
-            } = meaning::<F>(last, level);
+            let Attrs { accessed, dirty, .. } = meaning::<F>(last, level);
             for index in 0..1usize << F::INDEX_BITS {
                 let mut entry = parts.load(index);
                 while let Err(now) = parts.compare_exchange(

@@ -139,12 +139,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline]
     fn take_page(&mut self, slice: Slice, at: Located) -> Option<Held<Leaf<F>>> {
         let (conditions, level) = (self.space.conditions(), Level::PAGE);
-        let AddressSpace {
-            platform,
-            cache,
-            debt,
-            ..
-        } = &mut *self.space;
+        let AddressSpace { platform, cache, debt, .. } = &mut *self.space;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&*platform, at.frame, level) };
         let mut entry = table.load(at.index);
@@ -178,11 +173,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         // Fast path: some pages of one table. A table that is left with nothing is detached
         // instead.
         let is_table = slice.is_whole::<F>(Level::PAGE.up());
-        let in_table = if is_table {
-            None
-        } else {
-            self.space.pages_of(slice)
-        };
+        let in_table = if is_table { None } else { self.space.pages_of(slice) };
         let Some((frame, range)) = in_table.filter(|(frame, range)| {
             is_cut::<F, P>(&self.space.open(*frame), range, self.space.debt.has_runs())
         }) else {
@@ -204,19 +195,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if index != range.end {
             let mut pages = Pages::new(self.space.conditions(), serial, plain, held);
             pages.stop = stop;
-            let first = slice
-                .first
-                .wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
+            let first = slice.first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
             let table = self.space.open(frame);
             let others = pages.take::<F, P>(&table, index..range.end, first, Perms::empty());
             drop(table);
             if !others.is_empty() {
                 index = others.end;
-                taken = if taken.is_empty() {
-                    others
-                } else {
-                    start..index
-                };
+                taken = if taken.is_empty() { others } else { start..index };
             }
             progress = pages.progress::<F>();
             if live {
@@ -244,13 +229,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let (conditions, serial) = (self.space.conditions(), self.serial());
         // As above.
         let named = self.left.ranges.begin_unnamed(conditions.live);
-        let AddressSpace {
-            platform,
-            root,
-            cache,
-            pinned,
-            ..
-        } = &mut *self.space;
+        let AddressSpace { platform, root, cache, pinned, .. } = &mut *self.space;
         let mut unmap = Unmap {
             platform: &*platform,
             cache: &mut cache.upper,
@@ -285,10 +264,7 @@ pub(super) fn is_cut<F: Format, P: Platform>(
 #[inline]
 pub(super) fn pages_of<F: Format>(first: u64, start: usize, range: Range<usize>) -> Slice {
     let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
-    Slice {
-        first: at(range.start),
-        last: at(range.end).wrapping_sub(1),
-    }
+    Slice { first: at(range.start), last: at(range.end).wrapping_sub(1) }
 }
 
 struct Unmap<'a, P: Platform, V> {
@@ -333,8 +309,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 table.detach(index, 0, self.cache);
                 let denied = self.denied.at(below);
                 let fate = Fate::Unmapped;
-                self.left
-                    .carry(self.platform, child, below, slice.first, denied, fate);
+                self.left.carry(self.platform, child, below, slice.first, denied, fate);
                 self.changed.add(slice, None);
             }
         }
@@ -423,14 +398,7 @@ struct Pages<V> {
 
 impl<V> Pages<V> {
     fn new(conditions: Conditions, serial: u64, plain: u64, held: V) -> Self {
-        Self {
-            conditions,
-            serial,
-            held,
-            plain,
-            stop: false,
-            end: None,
-        }
+        Self { conditions, serial, held, plain, stop: false, end: None }
     }
 
     fn progress<F: Format>(&self) -> Progress<F::Input> {

@@ -20,20 +20,12 @@ pub(crate) struct Debt {
 
 impl Debt {
     /// The debt of an empty tree.
-    pub const NONE: Self = Self {
-        flush_pending: false,
-        needs_publish: false,
-        has_runs: false,
-        has_globals: false,
-    };
+    pub const NONE: Self =
+        Self { flush_pending: false, needs_publish: false, has_runs: false, has_globals: false };
 
     /// The debt of a tree that other software has made, whose format may have global leaves.
     pub const fn of_unknown_tree(has_globals: bool) -> Self {
-        Self {
-            has_runs: true,
-            has_globals,
-            ..Self::NONE
-        }
+        Self { has_runs: true, has_globals, ..Self::NONE }
     }
 
     /// Notes that TLBs may hold what is about to be changed.

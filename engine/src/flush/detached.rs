@@ -45,11 +45,7 @@ impl Root {
         (word & 1 != 0).then_some(Self {
             frame: Pa::new(word & !0xfff),
             level: Level::new((word >> 1 & 7) as u8),
-            fate: if word & 1 << 4 == 0 {
-                Fate::Unmapped
-            } else {
-                Fate::Replaced
-            },
+            fate: if word & 1 << 4 == 0 { Fate::Unmapped } else { Fate::Replaced },
             denied: Perms::from_bits_truncate((word >> 5) as u8 & 0x3f),
             first,
         })
@@ -58,10 +54,7 @@ impl Root {
     /// All addresses that it translated.
     pub fn slice<F: Format>(self) -> Slice {
         let size = 1u64 << (F::shift(self.level) + F::INDEX_BITS);
-        Slice {
-            first: self.first,
-            last: self.first + (size - 1),
-        }
+        Slice { first: self.first, last: self.first + (size - 1) }
     }
 }
 
@@ -81,11 +74,7 @@ pub(crate) struct Detached {
 impl Detached {
     #[inline]
     pub const fn new() -> Self {
-        Self {
-            head: (0, 0),
-            len: 0,
-            unlinked: [const { MaybeUninit::uninit() }; MAX_UNLINKED],
-        }
+        Self { head: (0, 0), len: 0, unlinked: [const { MaybeUninit::uninit() }; MAX_UNLINKED] }
     }
 
     /// Whether one more can be carried without side memory.

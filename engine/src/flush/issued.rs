@@ -65,11 +65,7 @@ pub struct Issued<F: Format, P: Platform, E: End<F, P>> {
 impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
     #[inline]
     pub(crate) fn new(completed: Completed<F, P>, end: E) -> Self {
-        Self {
-            completed,
-            end,
-            of_this_processor: PhantomData,
-        }
+        Self { completed, end, of_this_processor: PhantomData }
     }
 
     /// Waits until every processor has forgotten. Costs nothing if nothing had to be invalidated.
@@ -116,13 +112,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// until then.
     #[inline]
     pub(crate) fn new(platform: P, serial: u64, detached: Detached) -> Self {
-        Self {
-            platform,
-            serial,
-            detached,
-            current: None,
-            format: PhantomData,
-        }
+        Self { platform, serial, detached, current: None, format: PhantomData }
     }
 
     pub(crate) fn platform(&self) -> &P {
@@ -140,10 +130,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// Gives it back if it belongs to another flush.
     #[inline]
     pub fn release<T>(&self, held: Held<T>) -> Result<T, Held<T>> {
-        Flushed {
-            serial: self.serial,
-        }
-        .release(held)
+        Flushed { serial: self.serial }.release(held)
     }
 
     /// Visits the leaves of the sub-trees that were detached, and frees their tables.
@@ -156,10 +143,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
         // SAFETY: it is complete, and out of the hands of software: exclusive edits have no
         // software walks beside them, and what shared edits have detached comes out of a
         // `DeferredReclaim` when they are over (1.).
-        unsafe {
-            self.detached
-                .reclaim::<F, P>(&self.platform, &mut self.current, visit)
-        }
+        unsafe { self.detached.reclaim::<F, P>(&self.platform, &mut self.current, visit) }
     }
 
     /// Reclaims all that is left, without stopping.

@@ -81,22 +81,8 @@ impl<F: Format> Leaf<F> {
     /// memory, and with it that one.
     #[inline]
     pub(crate) fn by_words(self) -> Self {
-        let Self {
-            input,
-            entry,
-            frame,
-            means,
-            level,
-            format,
-        } = self;
-        Self {
-            input,
-            entry,
-            frame,
-            means,
-            level,
-            format,
-        }
+        let Self { input, entry, frame, means, level, format } = self;
+        Self { input, entry, frame, means, level, format }
     }
 
     /// The first address that it translates.

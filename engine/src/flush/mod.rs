@@ -66,11 +66,7 @@ pub(crate) struct Flush {
 impl Flush {
     #[inline(always)]
     pub const fn new() -> Self {
-        Self {
-            ranges: Ranges::new(),
-            needs_publish: false,
-            detached: Detached::new(),
-        }
+        Self { ranges: Ranges::new(), needs_publish: false, detached: Detached::new() }
     }
 
     /// Whether a table in `frame` can be carried.
@@ -106,13 +102,7 @@ impl Flush {
         denied: Perms,
         fate: Fate,
     ) -> bool {
-        let root = Root {
-            frame,
-            level,
-            fate,
-            denied,
-            first,
-        };
+        let root = Root { frame, level, fate, denied, first };
         self.detached.push(platform, root)
     }
 
@@ -152,11 +142,10 @@ impl Flush {
         if !self.detached.is_empty() {
             // SAFETY: passed on. The visitor never breaks off, so one call reclaims everything.
             let _all = unsafe {
-                self.detached
-                    .reclaim::<F, P>(platform, &mut None, move |leaf| {
-                        leaves(leaf);
-                        ControlFlow::Continue(())
-                    })
+                self.detached.reclaim::<F, P>(platform, &mut None, move |leaf| {
+                    leaves(leaf);
+                    ControlFlow::Continue(())
+                })
             };
         }
     }

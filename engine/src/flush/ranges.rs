@@ -25,15 +25,8 @@ impl Target {
     #[inline]
     pub fn forgetting<'w, P: Platform>(self, platform: &P, what: What<'w>) -> Invalidation<'w> {
         let Self { root, id, global } = self;
-        let id = platform
-            .identity_of(root)
-            .map_or(id, Identity::id_after_changes);
-        Invalidation {
-            root,
-            id,
-            global,
-            what,
-        }
+        let id = platform.identity_of(root).map_or(id, Identity::id_after_changes);
+        Invalidation { root, id, global, what }
     }
 }
 
@@ -200,12 +193,7 @@ impl Ranges {
             // Of most flushes it is the only one.
             let Slice { first, last } = slice;
             let [item, ..] = &mut self.items;
-            item.write(Stale {
-                first,
-                last,
-                level,
-                tables,
-            });
+            item.write(Stale { first, last, level, tables });
             self.len = 1;
             (self.end, self.hint) = (end(last), hint(level, tables));
             true
@@ -258,12 +246,7 @@ impl Ranges {
                 }
                 item.tables |= tables;
             }
-            None => self.push(Stale {
-                first,
-                last,
-                level,
-                tables,
-            }),
+            None => self.push(Stale { first, last, level, tables }),
         }
         if self.overflowed {
             self.stretch(slice);

@@ -154,10 +154,7 @@ const fn field(high: u32, low: u32) -> u64 {
 /// D8.2.8 to D8.2.10: as many levels as resolve the bits above the offset in a page. 25 bits are
 /// what T0SZ allows without FEAT_TTST.
 const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
-    assert!(
-        input_bits >= 25,
-        "virtual addresses of arm64 have 25 bits at least"
-    );
+    assert!(input_bits >= 25, "virtual addresses of arm64 have 25 bits at least");
     assert!(
         input_bits <= if wide { 52 } else { 48 },
         "virtual addresses of arm64 have 48 bits at most, with wide descriptors 52"
@@ -421,11 +418,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn contiguous(level: Level) -> u32 {
-        if level.height() < Self::RUN_LEVELS {
-            run(PAGE_SHIFT, level.height())
-        } else {
-            0
-        }
+        if level.height() < Self::RUN_LEVELS { run(PAGE_SHIFT, level.height()) } else { 0 }
     }
 
     #[inline(always)]
@@ -461,11 +454,8 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
-        let low = if Self::kind(entry, level) == Kind::Table {
-            PAGE_SHIFT
-        } else {
-            Self::shift(level)
-        };
+        let low =
+            if Self::kind(entry, level) == Kind::Table { PAGE_SHIFT } else { Self::shift(level) };
         let in_place = entry & Self::in_place(low);
         Pa::new(if Self::LPA2 {
             in_place | (entry >> 8 & 3) << 50
@@ -618,15 +608,8 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         let mut denied = Perms::empty();
         denied.set(Perms::EXEC, table & PXN_TABLE != 0);
         denied.set(Perms::USER_EXEC, table & UXN_TABLE != 0);
-        denied.set(
-            Perms::USER_READ | Perms::USER_WRITE,
-            table & AP_TABLE_NO_USER != 0,
-        );
-        denied |= if table & AP_TABLE_READ_ONLY != 0 {
-            Perms::ANY_WRITE
-        } else {
-            Perms::empty()
-        };
+        denied.set(Perms::USER_READ | Perms::USER_WRITE, table & AP_TABLE_NO_USER != 0);
+        denied |= if table & AP_TABLE_READ_ONLY != 0 { Perms::ANY_WRITE } else { Perms::empty() };
         denied
     }
 

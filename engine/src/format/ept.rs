@@ -200,9 +200,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         // SDM 29.3.3.1: writing without reading is a misconfiguration, executing without it may be
         // one; an entry that permits nothing is not present.
         if !may(Perms::READ) {
-            return Err(Inexpressible(
-                &"EPT cannot map memory that the guest cannot read",
-            ));
+            return Err(Inexpressible(&"EPT cannot map memory that the guest cannot read"));
         }
         if !MODE_BASED && may(Perms::EXEC) != may(Perms::USER_EXEC) {
             return Err(Inexpressible(
@@ -216,9 +214,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
             return Err(Inexpressible(&"three software bits are all there are"));
         }
         if attrs.native & !Self::NATIVE != 0 {
-            return Err(Inexpressible(
-                &"a native bit does not belong to the embedder",
-            ));
+            return Err(Inexpressible(&"a native bit does not belong to the embedder"));
         }
         let memory = match attrs.memory {
             Memory::Normal => WRITE_BACK,
@@ -265,11 +261,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     fn restricted(meaning: u64, _: Level, denied: Perms) -> u64 {
         // A parked leaf has none of these bits.
         let mut stays = meaning;
-        for (bit, perms) in [
-            (READ, Perms::READ),
-            (WRITE, Perms::WRITE),
-            (EXEC, Perms::EXEC),
-        ] {
+        for (bit, perms) in [(READ, Perms::READ), (WRITE, Perms::WRITE), (EXEC, Perms::EXEC)] {
             if denied.contains(perms) {
                 stays &= !bit;
             }

@@ -158,9 +158,7 @@ impl Perms {
     /// Everything that makes memory executable.
     pub const ANY_EXEC: Self = Self::EXEC.union(Self::USER_EXEC);
     /// Everything that makes memory accessible to the user.
-    pub const ANY_USER: Self = Self::USER_READ
-        .union(Self::USER_WRITE)
-        .union(Self::USER_EXEC);
+    pub const ANY_USER: Self = Self::USER_READ.union(Self::USER_WRITE).union(Self::USER_EXEC);
 
     /// The same, and for the user what the privileged may: the permissions of stage 2, where the
     /// guest is one.
@@ -269,38 +267,23 @@ impl Attrs {
     };
 
     /// Kernel memory: read and write, never executed.
-    pub const KERNEL_DATA: Self = Self {
-        perms: Perms::READ.union(Perms::WRITE),
-        dirty: true,
-        ..Self::BASE
-    };
+    pub const KERNEL_DATA: Self =
+        Self { perms: Perms::READ.union(Perms::WRITE), dirty: true, ..Self::BASE };
     /// Kernel constants: read only.
     pub const KERNEL_RODATA: Self = Self::BASE;
     /// Kernel code: read and execute.
-    pub const KERNEL_TEXT: Self = Self {
-        perms: Perms::READ.union(Perms::EXEC),
-        ..Self::BASE
-    };
+    pub const KERNEL_TEXT: Self = Self { perms: Perms::READ.union(Perms::EXEC), ..Self::BASE };
     /// Device registers for the kernel.
-    pub const KERNEL_DEVICE: Self = Self {
-        memory: Memory::Device,
-        ..Self::KERNEL_DATA
-    };
+    pub const KERNEL_DEVICE: Self = Self { memory: Memory::Device, ..Self::KERNEL_DATA };
     /// User memory: read and write, for one address space.
     pub const USER_DATA: Self = Self {
-        perms: Perms::READ
-            .union(Perms::WRITE)
-            .union(Perms::USER_READ)
-            .union(Perms::USER_WRITE),
+        perms: Perms::READ.union(Perms::WRITE).union(Perms::USER_READ).union(Perms::USER_WRITE),
         global: false,
         ..Self::KERNEL_DATA
     };
     /// User constants: read only, for one address space.
-    pub const USER_RODATA: Self = Self {
-        perms: Perms::READ.union(Perms::USER_READ),
-        global: false,
-        ..Self::BASE
-    };
+    pub const USER_RODATA: Self =
+        Self { perms: Perms::READ.union(Perms::USER_READ), global: false, ..Self::BASE };
     /// User code: read and execute for the user, read for the kernel.
     pub const USER_TEXT: Self = Self {
         perms: Perms::READ.union(Perms::USER_READ).union(Perms::USER_EXEC),
@@ -309,17 +292,11 @@ impl Attrs {
 
     /// Memory of a guest, which does with it what it likes.
     pub const GUEST_MEMORY: Self = Self {
-        perms: Perms::READ
-            .union(Perms::WRITE)
-            .union(Perms::EXEC)
-            .and_user(),
+        perms: Perms::READ.union(Perms::WRITE).union(Perms::EXEC).and_user(),
         ..Self::USER_DATA
     };
     /// Device registers given to a guest.
-    pub const GUEST_DEVICE: Self = Self {
-        memory: Memory::Device,
-        ..Self::USER_DATA
-    };
+    pub const GUEST_DEVICE: Self = Self { memory: Memory::Device, ..Self::USER_DATA };
 
     /// These attributes with other permissions.
     pub const fn with_perms(mut self, perms: Perms) -> Self {
@@ -362,9 +339,7 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
         ));
     }
     if attrs.global {
-        return Err(Inexpressible(
-            &"a translation of stage 2 belongs to one guest",
-        ));
+        return Err(Inexpressible(&"a translation of stage 2 belongs to one guest"));
     }
     Ok(())
 }
@@ -794,11 +769,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         if !Self::SIGNED {
             return input >> Self::INPUT_BITS == 0;
         }
-        let bits = if Self::HALVES {
-            Self::INPUT_BITS
-        } else {
-            Self::INPUT_BITS - 1
-        };
+        let bits = if Self::HALVES { Self::INPUT_BITS } else { Self::INPUT_BITS - 1 };
         let top = (input as i64) >> bits;
         top == 0 || top == -1
     }

@@ -111,22 +111,14 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
             return Err(Inexpressible(&"nested paging has no native bits"));
         }
         // To the host it is memory of a user, which the host's kernel does not execute.
-        let host = Attrs {
-            perms: attrs.perms - Perms::EXEC,
-            ..*attrs
-        };
+        let host = Attrs { perms: attrs.perms - Perms::EXEC, ..*attrs };
         X86_64::<LEVELS, TYPES>::encode(&host, level)
     }
 
     #[inline]
     fn decode(entry: u64, level: Level) -> Attrs {
         let host = X86_64::<LEVELS, TYPES>::decode(entry, level);
-        Attrs {
-            perms: guest(host.perms),
-            global: false,
-            native: 0,
-            ..host
-        }
+        Attrs { perms: guest(host.perms), global: false, native: 0, ..host }
     }
 
     #[inline]

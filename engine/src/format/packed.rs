@@ -33,10 +33,7 @@ impl Packed {
             | (attrs.dirty as u32 * DIRTY)
             | (attrs.global as u32 * GLOBAL)
             | (attrs.software as u32) << SOFTWARE;
-        Self {
-            word,
-            native: attrs.native,
-        }
+        Self { word, native: attrs.native }
     }
 
     #[inline]

@@ -235,14 +235,10 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             (false, Memory::WriteThrough) => 0b1010,
             (false, Memory::Normal) => 0b1111,
             (true, Memory::WriteThrough) => {
-                return Err(Inexpressible(
-                    &"forced write-back has no write-through memory",
-                ));
+                return Err(Inexpressible(&"forced write-back has no write-through memory"));
             }
             (_, Memory::Tagged) => {
-                return Err(Inexpressible(
-                    &"whether memory is tagged is said by stage 1",
-                ));
+                return Err(Inexpressible(&"whether memory is tagged is said by stage 1"));
             }
         } << MEMORY;
         if WIDE && PAGE_SHIFT != 16 {
@@ -266,9 +262,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         }
         bits |= u64::from(attrs.software) << SOFTWARE;
         if attrs.native & !Self::NATIVE != 0 {
-            return Err(Inexpressible(
-                &"a native bit does not belong to the embedder",
-            ));
+            return Err(Inexpressible(&"a native bit does not belong to the embedder"));
         }
         bits |= attrs.native;
         Ok(match attrs.perms.is_empty() {

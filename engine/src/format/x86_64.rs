@@ -136,11 +136,7 @@ static RIGHTS: [u8; 64] = {
             REFUSED | 3
         } else {
             let never_executed = !perms.intersects(Perms::ANY_EXEC);
-            let bits = [
-                (writes, WRITE),
-                (user, USER),
-                (never_executed, NEVER_EXECUTED),
-            ];
+            let bits = [(writes, WRITE), (user, USER), (never_executed, NEVER_EXECUTED)];
             let mut code = 0;
             let mut at = 0;
             while at < bits.len() {
@@ -159,12 +155,7 @@ static RIGHTS: [u8; 64] = {
 impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
     /// The index of each type of memory, or why there is none.
     const INDEX: [u8; 8] = {
-        let types = [
-            Memory::Normal,
-            Memory::WriteThrough,
-            Memory::NonCacheable,
-            Memory::Device,
-        ];
+        let types = [Memory::Normal, Memory::WriteThrough, Memory::NonCacheable, Memory::Device];
         let mut table = [NO_TYPE; 8];
         let mut at = 0;
         while at < types.len() {
@@ -365,11 +356,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
         perms.set(Perms::USER_READ, user);
         perms.set(Perms::USER_WRITE, user && write);
         perms.set(Perms::USER_EXEC, user && exec);
-        let pat = has(if level == Level::PAGE {
-            SIZE_OR_PAT
-        } else {
-            PAT_OF_BLOCK
-        });
+        let pat = has(if level == Level::PAGE { SIZE_OR_PAT } else { PAT_OF_BLOCK });
         Attrs {
             perms,
             memory: Self::MEMORY[usize::from(pat) << 2 | (meaning >> INDEX & 3) as usize],

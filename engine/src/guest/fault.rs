@@ -68,12 +68,7 @@ pub struct Fault {
 impl Fault {
     /// A fault of which nothing else is known: nothing is mapped.
     pub const fn new(at: Ipa, access: Access) -> Self {
-        Self {
-            at,
-            access,
-            cause: Cause::Translation,
-            level: None,
-        }
+        Self { at, access, cause: Cause::Translation, level: None }
     }
 
     /// An exception taken to EL2, from `ESR_EL2`, `HPFAR_EL2` and `FAR_EL2`. `None` for what is no
@@ -102,11 +97,7 @@ impl Fault {
         Self {
             at: Ipa::new(at),
             access,
-            cause: if allowed == 0 {
-                Cause::Translation
-            } else {
-                Cause::Permission
-            },
+            cause: if allowed == 0 { Cause::Translation } else { Cause::Permission },
             level: None,
         }
     }
@@ -126,11 +117,7 @@ impl Fault {
         Some(Self {
             at: Ipa::new(at),
             access,
-            cause: if info & 1 == 0 {
-                Cause::Translation
-            } else {
-                Cause::Permission
-            },
+            cause: if info & 1 == 0 { Cause::Translation } else { Cause::Permission },
             level: None,
         })
     }
@@ -188,12 +175,7 @@ impl Abort {
             () if writes && !maintains => Access::Write,
             () => Access::Read,
         };
-        Some(Self {
-            access,
-            cause,
-            level: Level::new((3 - level) as u8),
-            in_walk,
-        })
+        Some(Self { access, cause, level: Level::new((3 - level) as u8), in_walk })
     }
 
     /// Whether `HPFAR_EL2` holds the page: on every processor but after a permission fault that is

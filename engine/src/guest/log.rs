@@ -278,9 +278,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             bitmap.mark_range(from..to);
         };
         // Pages of a slot lie where the format translates, and what is dirty can be clean.
-        let _ = self
-            .gather
-            .clear_dirty(span, |leaf| written(leaf.input().get(), leaf.size()));
+        let _ = self.gather.clear_dirty(span, |leaf| written(leaf.input().get(), leaf.size()));
     }
 
     /// Splits large leaves into pages before they are written, in a range of a slot, with the

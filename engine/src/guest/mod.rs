@@ -201,11 +201,7 @@ pub struct Backing {
 impl Backing {
     /// A page of which the host allows everything.
     pub const fn new(frame: Pa, size: u64) -> Self {
-        Self {
-            frame,
-            size,
-            perms: Perms::all(),
-        }
+        Self { frame, size, perms: Perms::all() }
     }
 
     /// A page of which the host allows this.
@@ -219,19 +215,12 @@ impl Backing {
 impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     /// A guest without slots, which can have as many as there are cells.
     pub fn new(space: SharedSpace<F, P>, cells: &'s mut [SlotCell]) -> Self {
-        Self {
-            space,
-            slots: SlotTable::new(cells),
-        }
+        Self { space, slots: SlotTable::new(cells) }
     }
 
     /// Edits of this guest's memory by this processor.
     pub fn gather(&self) -> Gather<'_, 's, F, P> {
-        Gather {
-            guest: self,
-            gather: self.space.gather(),
-            recent: None,
-        }
+        Gather { guest: self, gather: self.space.gather(), recent: None }
     }
 
     /// The tables, for edits that need no slot.
@@ -277,9 +266,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         let old = self.slots.change(|slots| {
             let old = slots.remove(slot.id)?;
             // There is room: one was taken out.
-            slots
-                .insert(slot)
-                .or_else(|why| slots.insert(old).and(Err(why)))?;
+            slots.insert(slot).or_else(|why| slots.insert(old).and(Err(why)))?;
             Ok(old)
         })?;
         Ok(Zap::new(self, old.guest))
@@ -388,12 +375,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     ) -> Result<NewLeaf<F>, Refused<Ipa>> {
         let attrs = self.attrs(request, page)?;
         let frame = page.frame.get() & !((1u64 << F::shift(level)) - 1);
-        Ok(NewLeaf::new(
-            Ipa::new(request.at),
-            Pa::new(frame),
-            level,
-            attrs,
-        )?)
+        Ok(NewLeaf::new(Ipa::new(request.at), Pa::new(frame), level, attrs)?)
     }
 
     fn attrs(&self, request: &Request, page: &Backing) -> Result<Attrs, Refused<Ipa>> {
@@ -564,11 +546,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
     pub fn map(&mut self, request: &Request, page: &Backing) -> Result<Mapped<F>, Refused<Ipa>> {
         let guest = self.guest;
         let top = guest.fitting(request.at, page.frame.get(), &request.slot, page.size);
-        let like = Like {
-            slot: request.slot.rest,
-            access: request.access,
-            perms: page.perms,
-        };
+        let like = Like { slot: request.slot.rest, access: request.access, perms: page.perms };
         if let Some((of, bits)) = self.recent
             && of == like
             && top == Level::PAGE

@@ -299,11 +299,7 @@ pub(super) struct Version {
 impl<'s> SlotTable<'s> {
     pub fn new(cells: &'s mut [SlotCell]) -> Self {
         cells.fill_with(SlotCell::new);
-        Self {
-            cells,
-            version: AtomicU64::new(0),
-            number: next_serial(0),
-        }
+        Self { cells, version: AtomicU64::new(0), number: next_serial(0) }
     }
 
     /// The slot that holds an address, if any, and the version under which that is so.
@@ -319,28 +315,19 @@ impl<'s> SlotTable<'s> {
             cell.size.load(Ordering::Relaxed) != 0 && cell.first.load(Ordering::Relaxed) <= at
         });
         let cell = after.checked_sub(1).and_then(|index| self.cells.get(index));
-        let slot = cell
-            .and_then(SlotCell::load)
-            .filter(|slot| slot.guest.contains(Ipa::new(at)));
+        let slot = cell.and_then(SlotCell::load).filter(|slot| slot.guest.contains(Ipa::new(at)));
         fence(Ordering::Acquire);
         if self.version.load(Ordering::Relaxed) != version {
             return Err(SlotError::Busy);
         }
-        let version = Version {
-            guest: self.number,
-            number: version,
-        };
+        let version = Version { guest: self.number, number: version };
         Ok((slot, version))
     }
 
     /// Whether some slot is so.
     pub fn any(&self, is_so: impl Fn(&Slot) -> bool) -> Result<bool, SlotError> {
         let version = self.version.load(Ordering::Acquire);
-        let found = self
-            .cells
-            .iter()
-            .filter_map(SlotCell::load)
-            .any(|slot| is_so(&slot.slot()));
+        let found = self.cells.iter().filter_map(SlotCell::load).any(|slot| is_so(&slot.slot()));
         fence(Ordering::Acquire);
         match version & 1 == 0 && self.version.load(Ordering::Relaxed) == version {
             true => Ok(found),

@@ -36,10 +36,7 @@ pub struct FlushEncoder {
 impl Default for FlushEncoder {
     /// Up to 16 ranges; sets are taken.
     fn default() -> Self {
-        Self {
-            most_ranges: 16,
-            takes_sets: true,
-        }
+        Self { most_ranges: 16, takes_sets: true }
     }
 }
 
@@ -69,10 +66,7 @@ impl FlushEncoder {
             }
             Some(set) if set.is_empty() => return Ok(None),
             // The first 64 as a mask, if all are among them.
-            Some(set) => (
-                (set.valid_banks() & !1 == 0).then_some(set.banks[0]),
-                Some(set),
-            ),
+            Some(set) => ((set.valid_banks() & !1 == 0).then_some(set.banks[0]), Some(set)),
         };
         if flush.what == What::Ranges(&[]) {
             return Ok(None);

@@ -124,8 +124,7 @@ impl Decoded {
     pub fn ranges(&self) -> impl Iterator<Item = Pages> + '_ {
         let list = &self.list[self.start.min(self.reps)..self.reps];
         // Each was checked when the call was decoded.
-        list.iter()
-            .filter_map(|&bits| Pages::decode(bits, self.extended))
+        list.iter().filter_map(|&bits| Pages::decode(bits, self.extended))
     }
 
     /// How many elements there are from the first of the list on: what a call that was done has
@@ -206,10 +205,7 @@ pub fn decode(
     let mut list = [0; PAGE_WORDS];
     list[..input.reps()].copy_from_slice(&words[first..first + input.reps()]);
     let large = extended || physical;
-    if list[..input.reps()]
-        .iter()
-        .any(|&bits| Pages::decode(bits, large).is_none())
-    {
+    if list[..input.reps()].iter().any(|&bits| Pages::decode(bits, large).is_none()) {
         return Err(Status::PARAMETER);
     }
     Ok(Decoded {
@@ -298,10 +294,7 @@ pub struct FlushQueue<const N: usize> {
 impl<const N: usize> FlushQueue<N> {
     /// An empty queue.
     pub fn new() -> Self {
-        Self {
-            ranges: core::array::from_fn(|_| AtomicU64::new(0)),
-            all: AtomicBool::new(false),
-        }
+        Self { ranges: core::array::from_fn(|_| AtomicU64::new(0)), all: AtomicBool::new(false) }
     }
 
     /// Queues a flush of everything.
@@ -316,9 +309,7 @@ impl<const N: usize> FlushQueue<N> {
         let fits = range.map(|bits| !bits).is_some_and(|bits| {
             bits != 0
                 && self.ranges.iter().any(|place| {
-                    place
-                        .compare_exchange(0, bits, Ordering::Release, Ordering::Relaxed)
-                        .is_ok()
+                    place.compare_exchange(0, bits, Ordering::Release, Ordering::Relaxed).is_ok()
                 })
         });
         if !fits {

@@ -117,14 +117,8 @@ pub enum Call {
 
 impl Call {
     /// All calls.
-    pub const ALL: [Self; 6] = [
-        Self::Space,
-        Self::List,
-        Self::SpaceEx,
-        Self::ListEx,
-        Self::GuestSpace,
-        Self::GuestList,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Space, Self::List, Self::SpaceEx, Self::ListEx, Self::GuestSpace, Self::GuestList];
 
     /// The call code.
     pub const fn code(self) -> u16 {

@@ -191,11 +191,7 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         attrs: Attrs,
         id: u16,
     ) -> Option<Self> {
-        let covered = Covered {
-            identity,
-            window,
-            spans: Cell::new([None; MAX_COVERED]),
-        };
+        let covered = Covered { identity, window, spans: Cell::new([None; MAX_COVERED]) };
         // SAFETY: the map covers, or the window shows, all frames of the platform (1.).
         let windowed = unsafe { Windowed::new(platform, &covered) };
         let space = AddressSpace::<F, _>::new_in(windowed, Half::Lower)?;

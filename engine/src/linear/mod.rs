@@ -125,13 +125,7 @@ impl<'a> MemoryMap<'a> {
         ordered(&mut self.ram.iter().copied())?;
         ordered(&mut self.reserved.iter().copied())?;
         ordered(&mut self.special.iter().map(|&(span, _)| span))?;
-        Ok(Regions {
-            map: *self,
-            rest,
-            at: 0,
-            done: false,
-            pending: None,
-        })
+        Ok(Regions { map: *self, rest, at: 0, done: false, pending: None })
     }
 }
 
@@ -164,11 +158,7 @@ impl Regions<'_> {
             // What ends below is done with, in each list.
             let at = self.at;
             let past = |span: &Span<Pa>| span.last().get() < at;
-            let MemoryMap {
-                ram,
-                reserved,
-                special,
-            } = &mut self.map;
+            let MemoryMap { ram, reserved, special } = &mut self.map;
             *ram = &ram[ram.iter().take_while(|span| past(span)).count()..];
             *reserved = &reserved[reserved.iter().take_while(|span| past(span)).count()..];
             *special = &special[special.iter().take_while(|(span, _)| past(span)).count()..];

@@ -60,14 +60,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             Leaves::<F>::new(slice, source, &attrs, largest, false).map_err(EditError::from)?;
         let (clean, instructions) = self.maintenance(&attrs, Perms::empty());
         self.map_global(attrs.global);
-        let mut bulk = Bulk {
-            space: self,
-            leaves,
-            clean,
-            instructions,
-            mapped: 0,
-            refused: None,
-        };
+        let mut bulk = Bulk { space: self, leaves, clean, instructions, mapped: 0, refused: None };
         let _walk = self.platform().enter();
         let _: ControlFlow<()> = self.visit(slice, &mut bulk);
         self.platform().barrier(Barrier::Publish);
@@ -120,8 +113,7 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
         if new.is_some() {
             let memory = self.leaves.memory(slice.first);
             let size = slice.last - slice.first + 1;
-            self.space
-                .maintain(memory, size, self.clean, self.instructions);
+            self.space.maintain(memory, size, self.clean, self.instructions);
         }
         table.link(index, new.unwrap_or(0));
         new.map(|_| None).ok_or(())
@@ -156,15 +148,8 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
             } else if whole {
                 let make = || {
                     let mut fresh = Fresh(platform);
-                    build::<F, P>(
-                        platform,
-                        &mut fresh,
-                        &self.leaves,
-                        below,
-                        slice,
-                        Perms::empty(),
-                    )
-                    .map(|frame| F::table(frame, Perms::empty()))
+                    build::<F, P>(platform, &mut fresh, &self.leaves, below, slice, Perms::empty())
+                        .map(|frame| F::table(frame, Perms::empty()))
                 };
                 let unmake = |link| free_tree::<F, P>(platform, F::address(link, level), below);
                 self.fill_hole(table, index, slice, make, unmake)
@@ -192,10 +177,7 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
         let size = 1u64 << F::PAGE_SHIFT;
         let mut at = first;
         for index in range {
-            let slice = Slice {
-                first: at,
-                last: at + (size - 1),
-            };
+            let slice = Slice { first: at, last: at + (size - 1) };
             let entry = table.load(index);
             if entry == 0 {
                 let bits = self.leaves.leaf(Level::PAGE, at);

@@ -84,10 +84,7 @@ impl<F: Format> NewLeaf<F> {
     }
 
     fn slice(&self) -> Slice {
-        Slice {
-            first: self.input,
-            last: self.input + (self.size() - 1),
-        }
+        Slice { first: self.input, last: self.input + (self.size() - 1) }
     }
 }
 
@@ -266,10 +263,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         loop {
             let old = F::decode(entry, level);
             let same = F::address(entry, level) == leaf.frame
-                && Attrs {
-                    perms: leaf.attrs.perms,
-                    ..plain(old)
-                } == plain(leaf.attrs);
+                && Attrs { perms: leaf.attrs.perms, ..plain(old) } == plain(leaf.attrs);
             if !same {
                 return self.replace(leaf, found, entry);
             }
@@ -380,11 +374,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             survey
         };
         let before = look(&|_, _, _, _| ());
-        let attrs = Attrs {
-            accessed: true,
-            dirty: leaf.attrs.dirty || before.dirty,
-            ..leaf.attrs
-        };
+        let attrs = Attrs { accessed: true, dirty: leaf.attrs.dirty || before.dirty, ..leaf.attrs };
         let bits = F::encode(&attrs, leaf.level)
             .map_or(leaf.bits, |bits| F::with_address(bits, leaf.frame));
         let caps = space.caps();
@@ -435,8 +425,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             false => Fate::Replaced,
         };
         let denied = Perms::empty();
-        self.flush
-            .carry(space.platform(), child, below, leaf.input, denied, fate);
+        self.flush.carry(space.platform(), child, below, leaf.input, denied, fate);
         space.platform().barrier(Barrier::Publish);
         Ok(Mapped::Collapsed)
     }
@@ -629,10 +618,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             return false;
         }
         let attrs = F::decode(entry, leaf.level);
-        let same = Attrs {
-            perms: leaf.attrs.perms,
-            ..plain(attrs)
-        } == plain(leaf.attrs);
+        let same = Attrs { perms: leaf.attrs.perms, ..plain(attrs) } == plain(leaf.attrs);
         same && attrs.perms.contains(leaf.attrs.perms)
             && (attrs.accessed || self.caps().hardware_access || !leaf.attrs.accessed)
     }
@@ -686,11 +672,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     pub(super) fn differs_in_flags(a: u64, b: u64, level: Level) -> bool {
         let flags = |entry: u64| {
             let attrs = F::decode(entry, level);
-            Attrs {
-                accessed: false,
-                dirty: false,
-                ..attrs
-            }
+            Attrs { accessed: false, dirty: false, ..attrs }
         };
         F::kind(b, level) == Kind::Leaf
             && F::address(a, level) == F::address(b, level)
@@ -707,10 +689,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let inside = leaf.input & ((1 << F::shift(found.level)) - 1);
         let attrs = F::decode(found.entry, found.level);
         let frame = F::address(found.entry, found.level).get() + inside;
-        let same = Attrs {
-            perms: leaf.attrs.perms,
-            ..plain(attrs)
-        } == plain(leaf.attrs);
+        let same = Attrs { perms: leaf.attrs.perms, ..plain(attrs) } == plain(leaf.attrs);
         if frame == leaf.frame.get() && same && attrs.perms.contains(leaf.attrs.perms) {
             Ok(Mapped::Already)
         } else {

@@ -96,10 +96,7 @@ impl<'s> Count<'s> {
     /// It does not count yet.
     #[inline]
     pub fn new(unfinished: &'s AtomicU32) -> Self {
-        Self {
-            unfinished,
-            counts: false,
-        }
+        Self { unfinished, counts: false }
     }
 
     /// The first change is about to be made.
@@ -266,13 +263,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let serial = core::mem::take(&mut self.serial);
         let detached = self.flush.detached.take();
         let completed = Completed::new(space.platform().clone(), serial, detached);
-        let end = Beside {
-            space,
-            wait,
-            mark,
-            ranges,
-            count,
-        };
+        let end = Beside { space, wait, mark, ranges, count };
         Issued::new(completed, end)
     }
 
@@ -285,11 +276,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     // Without an allocator there is nowhere else to put what is given back.
     #[allow(clippy::result_large_err)]
     pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), DeferredReclaim<F, P>> {
-        let Flush {
-            needs_publish,
-            detached,
-            ..
-        } = &self.flush;
+        let Flush { needs_publish, detached, .. } = &self.flush;
         if self.is_clean() && !needs_publish && detached.is_empty() {
             self.serial = 0;
             return Ok(());
@@ -332,10 +319,7 @@ impl<F: Format, P: SharedPlatform + Clone> Beside<'_, F, P> {
         if mark != 0 {
             let _walk = self.space.platform().enter();
             for stale in self.ranges.as_slice() {
-                let slice = Slice {
-                    first: stale.first,
-                    last: stale.last,
-                };
+                let slice = Slice { first: stale.first, last: stale.last };
                 let _: ControlFlow<()> = self.space.visit(slice, &mut Thaw { mark });
             }
         }
@@ -453,10 +437,7 @@ pub(super) struct TableCache {
 
 impl TableCache {
     const fn new() -> Self {
-        Self {
-            frames: [Pa::new(0); MOST_TABLES],
-            len: 0,
-        }
+        Self { frames: [Pa::new(0); MOST_TABLES], len: 0 }
     }
 
     pub fn pop(&mut self) -> Option<Pa> {

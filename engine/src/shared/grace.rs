@@ -90,19 +90,13 @@ impl WalkSlot {
     /// A processor that walks no tables.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
-        Self {
-            epoch: AtomicU64::new(IDLE),
-            depth: core::sync::atomic::AtomicU64::new(0),
-        }
+        Self { epoch: AtomicU64::new(IDLE), depth: core::sync::atomic::AtomicU64::new(0) }
     }
 
     /// A processor that walks no tables.
     #[cfg(feature = "loom")]
     pub fn new() -> Self {
-        Self {
-            epoch: AtomicU64::new(IDLE),
-            depth: core::sync::atomic::AtomicU64::new(0),
-        }
+        Self { epoch: AtomicU64::new(IDLE), depth: core::sync::atomic::AtomicU64::new(0) }
     }
 
     /// Forgets what was announced to other epochs, whose numbers mean nothing here.
@@ -120,8 +114,7 @@ impl WalkSlot {
     unsafe fn start(&self, now: &AtomicU64, mut interrupt: impl FnMut()) {
         let depth = self.depth.load(core::sync::atomic::Ordering::Relaxed);
         interrupt();
-        self.depth
-            .store(depth + 1, core::sync::atomic::Ordering::Relaxed);
+        self.depth.store(depth + 1, core::sync::atomic::Ordering::Relaxed);
         // An interrupt sees this processor's stores in the order of the program; so the compiler
         // has to keep it.
         compiler_fence(core::sync::atomic::Ordering::SeqCst);
@@ -150,8 +143,7 @@ impl WalkSlot {
         interrupt();
         let depth = self.depth.load(core::sync::atomic::Ordering::Relaxed) - 1;
         interrupt();
-        self.depth
-            .store(depth, core::sync::atomic::Ordering::Relaxed);
+        self.depth.store(depth, core::sync::atomic::Ordering::Relaxed);
         interrupt();
         if depth == 0 {
             // Release: what the walks did to tables is done. It also keeps the depth before it.
@@ -218,10 +210,7 @@ impl<'s> Epochs<'s> {
     /// forgotten.
     pub fn new(slots: &'s [WalkSlot]) -> Self {
         slots.iter().for_each(WalkSlot::reset);
-        Self {
-            now: AtomicU64::new(IDLE + 1),
-            slots,
-        }
+        Self { now: AtomicU64::new(IDLE + 1), slots }
     }
 
     /// Processor number `cpu` starts a walk. It may have others under way, which may end in any
@@ -264,10 +253,7 @@ impl<'s> Epochs<'s> {
         let slot = self.slots.get(cpu)?;
         // SAFETY: passed on.
         unsafe { slot.start(&self.now, interrupt) };
-        Some(Walking {
-            slot,
-            not_send: PhantomData,
-        })
+        Some(Walking { slot, not_send: PhantomData })
     }
 
     /// Tables have been detached: a walk that starts later than this does not find them.
@@ -358,11 +344,7 @@ mod tests {
         /// A cut that is made now waits for the walks under way.
         fn check(&self) {
             let period = self.epochs.advance();
-            assert!(
-                self.walks.get() == 0 || !self.epochs.is_over(period),
-                "{:?}",
-                self.at
-            );
+            assert!(self.walks.get() == 0 || !self.epochs.is_over(period), "{:?}", self.at);
         }
     }
 
@@ -410,10 +392,7 @@ mod tests {
         // made (4.).
         let walk = unsafe { new.enter(0) };
         let period = new.advance();
-        assert!(
-            !new.is_over(period),
-            "the old announcement has a higher number"
-        );
+        assert!(!new.is_over(period), "the old announcement has a higher number");
         drop(walk);
         assert!(new.is_over(period));
     }

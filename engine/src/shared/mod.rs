@@ -89,10 +89,7 @@ pub struct CacheMaintenance {
 
 impl CacheMaintenance {
     /// No maintenance is needed.
-    pub const NONE: Self = Self {
-        clean: false,
-        instructions: false,
-    };
+    pub const NONE: Self = Self { clean: false, instructions: false };
 }
 
 /// The part of a platform that shared edits need besides [`Platform`]: walks, grace periods, cache
@@ -252,10 +249,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Where a gather was forgotten, what it may have taken away is invalidated now, and what it
     /// left claimed becomes holes.
     pub fn into_exclusive(self) -> AddressSpace<F, P> {
-        let mend = Mend {
-            unclaim: self.has_seen_unfinished(0),
-            open: self.may_be_protected(),
-        };
+        let mend = Mend { unclaim: self.has_seen_unfinished(0), open: self.may_be_protected() };
         let target = self.target(true);
         let mut space = self.space;
         space.serial = self.serial.into_inner();
@@ -304,8 +298,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         loop {
             let next = next_serial(last);
             let now =
-                self.serial
-                    .compare_exchange(last, next, Ordering::Relaxed, Ordering::Relaxed);
+                self.serial.compare_exchange(last, next, Ordering::Relaxed, Ordering::Relaxed);
             match now {
                 Ok(_) => return next,
                 Err(other) => last = other,
@@ -338,10 +331,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             fence(Ordering::SeqCst);
             global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
         }
-        Target {
-            global,
-            ..self.space.target()
-        }
+        Target { global, ..self.space.target() }
     }
 
     #[inline]
@@ -379,12 +369,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     at = below;
                 }
                 _ => {
-                    return Found {
-                        table,
-                        index,
-                        entry,
-                        level: at,
-                    };
+                    return Found { table, index, entry, level: at };
                 }
             }
         }
@@ -491,12 +476,7 @@ impl<F: Format, P: Platform> Visit<F, P> for FindDenying {
 
 /// Attributes without what hardware and accounting add.
 fn plain(attrs: Attrs) -> Attrs {
-    Attrs {
-        accessed: false,
-        dirty: false,
-        software: 0,
-        ..attrs
-    }
+    Attrs { accessed: false, dirty: false, software: 0, ..attrs }
 }
 
 // SAFETY: passed on to the platform behind the reference, which made the promises.

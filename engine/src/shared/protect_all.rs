@@ -190,10 +190,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let generation = self.generation.load(Relaxed);
         let next = generation & !OFF | STARTING;
         if generation & STARTING != 0
-            || self
-                .generation
-                .compare_exchange(generation, next, Acquire, Relaxed)
-                .is_err()
+            || self.generation.compare_exchange(generation, next, Acquire, Relaxed).is_err()
         {
             return Err(Unprotectable::Busy);
         }
@@ -212,10 +209,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     pub(crate) fn protect_no_more(&self) -> Result<(), Unprotectable> {
         let generation = self.generation.load(Relaxed);
         let next = generation | OFF;
-        let off = || {
-            self.generation
-                .compare_exchange(generation, next, Release, Relaxed)
-        };
+        let off = || self.generation.compare_exchange(generation, next, Release, Relaxed);
         match generation & STARTING == 0 && off().is_ok() {
             true => Ok(()),
             false => Err(Unprotectable::Busy),
@@ -281,11 +275,10 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     return Err(Refused::Busy(input));
                 }
                 let protect = generation & OFF == 0;
-                self.open_one(&table, index, entry, below, protect)
-                    .map_err(|why| match why {
-                        NotOpened::Busy => Refused::Busy(input),
-                        NotOpened::Changed => Refused::Retry,
-                    })?;
+                self.open_one(&table, index, entry, below, protect).map_err(|why| match why {
+                    NotOpened::Busy => Refused::Busy(input),
+                    NotOpened::Changed => Refused::Retry,
+                })?;
             }
             level = below;
         }
@@ -306,9 +299,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             return Err(NotOpened::Busy);
         }
         let marked = entry | F::OPENING;
-        table
-            .compare_exchange(index, entry, marked)
-            .map_err(|_| NotOpened::Changed)?;
+        table.compare_exchange(index, entry, marked).map_err(|_| NotOpened::Changed)?;
         let protected = match protect {
             true => {
                 let frame = F::address(entry, below.up());

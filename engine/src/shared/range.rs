@@ -176,11 +176,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let named = self.flush.ranges.begin_unnamed(true);
         let mut protect = Protect {
             recent: Recent::new(change),
-            conditions: Conditions {
-                caps: space.caps(),
-                live: true,
-                may_break: false,
-            },
+            conditions: Conditions { caps: space.caps(), live: true, may_break: false },
             flush: &mut self.flush,
             count: &mut self.count,
             changed,
@@ -447,14 +443,10 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 _ => {}
             }
             self.count.begin();
-            match (
-                table.compare_exchange(index, entry, self.mark),
-                level.down(),
-            ) {
+            match (table.compare_exchange(index, entry, self.mark), level.down()) {
                 (Ok(()), Some(below)) if kind == Kind::Table => {
                     let (denied, fate) = (Perms::empty(), Fate::Unmapped);
-                    self.flush
-                        .carry(self.platform, child, below, slice.first, denied, fate);
+                    self.flush.carry(self.platform, child, below, slice.first, denied, fate);
                     self.flush.ranges.add(slice, None, true);
                     return Step::Next;
                 }

@@ -70,9 +70,7 @@ pub struct InvlpgbMessenger<A> {
 /// assert_eq!(encode(true), [Invlpgb { rax: 0x7009, ecx: 2, edx: 0 }]);
 /// ```
 pub fn encode(most: u16, flush: &Invalidation<'_>, mut each: impl FnMut(Invlpgb)) {
-    let Invalidation {
-        id, global, what, ..
-    } = *flush;
+    let Invalidation { id, global, what, .. } = *flush;
     // Tables that global translations were found in are cached under any PCID. No ASID is said
     // to be valid, so that it does not matter.
     let (all, edx) = match global {
@@ -80,11 +78,7 @@ pub fn encode(most: u16, flush: &Invalidation<'_>, mut each: impl FnMut(Invlpgb)
         false => (VALID_PCID, u32::from(id & 0xfff) << 16),
     };
     let What::Ranges(ranges) = what else {
-        return each(Invlpgb {
-            rax: all,
-            ecx: 0,
-            edx,
-        });
+        return each(Invlpgb { rax: all, ecx: 0, edx });
     };
     for range in ranges {
         // An address invalidates the one leaf around it. Of leaves that are known to be large,
@@ -100,11 +94,7 @@ pub fn encode(most: u16, flush: &Invalidation<'_>, mut each: impl FnMut(Invlpgb)
         let (mut number, last) = (range.first >> shift, range.last >> shift);
         loop {
             let more = (last - number).min(u64::from(most));
-            each(Invlpgb {
-                rax: number << shift | flags,
-                ecx: more as u32 | stride,
-                edx,
-            });
+            each(Invlpgb { rax: number << shift | flags, ecx: more as u32 | stride, edx });
             number += more + 1;
             if number > last {
                 break;

@@ -116,10 +116,7 @@ impl Op {
 
     /// Whether it means everything, so that its register is the zero register.
     pub const fn is_everything(self) -> bool {
-        matches!(
-            self,
-            Self::Vmalle1 | Self::Vmalls12e1 | Self::Alle1 | Self::Alle2
-        )
+        matches!(self, Self::Vmalle1 | Self::Vmalls12e1 | Self::Alle1 | Self::Alle2)
     }
 
     /// Whether it takes a range.
@@ -276,11 +273,7 @@ impl Encoder {
                 each(Tlbi { op: many, operand });
                 page += range_pages(num, scale);
             } else {
-                let hint = if ttl == 0 {
-                    0
-                } else {
-                    granule << 46 | ttl << 44
-                };
+                let hint = if ttl == 0 { 0 } else { granule << 46 | ttl << 44 };
                 let operand = id | hint | number(address);
                 each(Tlbi { op: one, operand });
                 // To the next leaf, wherever in its own this address lies.
@@ -299,10 +292,7 @@ impl Encoder {
 
     /// All of one space (stage 1) but what is global.
     pub fn space(id: u16) -> Tlbi {
-        Tlbi {
-            op: Op::Aside1,
-            operand: u64::from(id) << 48,
-        }
+        Tlbi { op: Op::Aside1, operand: u64::from(id) << 48 }
     }
 }
 
@@ -336,11 +326,7 @@ impl<A: Arm64> TlbiMessenger<A> {
     /// # Safety
     /// 1. `encoder` describes stage 1 of EL1 and EL0 as it is set up on all processors.
     pub const unsafe fn new(encoder: Encoder, cost: u64, hardware: A) -> Self {
-        Self {
-            encoder,
-            cost,
-            hardware,
-        }
+        Self { encoder, cost, hardware }
     }
 }
 

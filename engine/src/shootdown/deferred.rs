@@ -41,9 +41,7 @@ impl PreemptedFlag {
         // Acquire: what the CPU has done before it was taken off. Release: the entries that were
         // changed.
         let flush = |flags: u8| (flags & Self::PREEMPTED != 0).then_some(flags | Self::FLUSH);
-        self.0
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, flush)
-            .is_ok()
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, flush).is_ok()
     }
 
     /// The host's side: the CPU is taken off, between two instructions. It may have been taken off

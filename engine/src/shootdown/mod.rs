@@ -275,21 +275,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    const NONE: Stale = Stale {
-        first: 0,
-        last: 0,
-        level: None,
-        tables: false,
-    };
+    const NONE: Stale = Stale { first: 0, last: 0, level: None, tables: false };
 
     /// An empty batch.
     pub const fn new() -> Self {
-        Self {
-            ranges: [Self::NONE; MAX_RANGES],
-            len: 0,
-            global: false,
-            everything: false,
-        }
+        Self { ranges: [Self::NONE; MAX_RANGES], len: 0, global: false, everything: false }
     }
 
     /// Adds a flush. If there is no room for its ranges, the batch becomes a flush of everything.
@@ -331,12 +321,7 @@ impl Batch {
             true => What::Everything,
             false => What::Ranges(&self.ranges[..self.len]),
         };
-        Invalidation {
-            root,
-            id,
-            global: self.global,
-            what,
-        }
+        Invalidation { root, id, global: self.global, what }
     }
 }
 

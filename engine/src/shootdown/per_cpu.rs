@@ -133,11 +133,7 @@ impl Outbox {
         let mut count = 0;
         for (place, range) in self.ranges.iter().zip(ranges) {
             let level = range.level.map_or(0, |level| u64::from(level.height()) + 1);
-            let words = [
-                range.first,
-                range.last,
-                level << 1 | u64::from(range.tables),
-            ];
+            let words = [range.first, range.last, level << 1 | u64::from(range.tables)];
             for (place, word) in place.iter().zip(words) {
                 place.store(word, Ordering::Relaxed);
             }
@@ -213,13 +209,7 @@ impl<'m> Shootdown<'m> {
         let inboxes = inboxes.get_mut(..inbox_words(cpus.len()))?;
         inboxes.fill_with(|| AtomicU64::new(0));
         cpus.fill_with(CpuCell::new);
-        Some(Self {
-            cpus,
-            inboxes,
-            identifiers,
-            interrupt,
-            tickets: AtomicU64::new(0),
-        })
+        Some(Self { cpus, inboxes, identifiers, interrupt, tickets: AtomicU64::new(0) })
     }
 
     /// The operations of CPU number `cpu`. `None` if there is no such CPU.
@@ -234,11 +224,7 @@ impl<'m> Shootdown<'m> {
     ///    given, and nothing else; [`resume`](PerCpu::resume) is given the space that is loaded.
     /// 4. All processors on which a space that it is given is ever loaded are of this `Shootdown`.
     pub unsafe fn on(&self, cpu: usize) -> Option<PerCpu<'_, 'm>> {
-        Some(PerCpu {
-            shootdown: self,
-            number: cpu,
-            me: self.cpus.get(cpu)?,
-        })
+        Some(PerCpu { shootdown: self, number: cpu, me: self.cpus.get(cpu)? })
     }
 
     /// The queue of a CPU.
@@ -438,12 +424,7 @@ impl PerCpu<'_, '_> {
             What::Ranges(ranges) if ranges.len() > MAX_RANGES => What::Everything,
             what => what,
         };
-        let mut message = Invalidation {
-            root: space.root(),
-            id: 0,
-            what,
-            ..*flush
-        };
+        let mut message = Invalidation { root: space.root(), id: 0, what, ..*flush };
         let others = |mut cpus: Cpus| {
             cpus.remove(self.number);
             cpus

@@ -105,28 +105,15 @@ pub const OTHER_MAIR: u64 = 0x0000_00cc_ff44_0400;
 pub const RESET_PAT: u64 = 0x0007_0406_0007_0406;
 
 const fn sized(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64Stage1Sized {
-        granule,
-        input_bits,
-        wide,
-    }
+    Regime::Arm64Stage1Sized { granule, input_bits, wide }
 }
 
 const fn el2(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64El2 {
-        granule,
-        input_bits,
-        wide,
-    }
+    Regime::Arm64El2 { granule, input_bits, wide }
 }
 
 const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
-    Regime::Arm64Stage2 {
-        granule,
-        input_bits,
-        wide,
-        forced_write_back,
-    }
+    Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back }
 }
 
 /// Whether the format is one of Arm, whose levels count downwards.
@@ -273,11 +260,8 @@ impl Model {
             && stretch.size > at - first
         {
             let head = at - first;
-            let tail = Mapped {
-                size: stretch.size - head,
-                pa: stretch.pa + head,
-                attrs: stretch.attrs,
-            };
+            let tail =
+                Mapped { size: stretch.size - head, pa: stretch.pa + head, attrs: stretch.attrs };
             stretch.size = head;
             self.0.insert(at, tail);
         }
@@ -374,11 +358,7 @@ pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
         }
         let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
         walker::leaves(F::REGIME, root.get(), half, &mut read, |leaf| {
-            let mapped = Mapped {
-                size: leaf.size,
-                pa: leaf.pa,
-                attrs: words::<F>(leaf),
-            };
+            let mapped = Mapped { size: leaf.size, pa: leaf.pa, attrs: words::<F>(leaf) };
             found.add(leaf.va, mapped);
             ControlFlow::Continue(())
         })
@@ -399,11 +379,7 @@ pub fn judge_with_parked<F: Decoded>(
         if leaf.attrs().perms.is_empty() {
             let (first, mapped) = (
                 leaf.input().bits(),
-                Mapped {
-                    size: leaf.size(),
-                    pa: leaf.frame().get(),
-                    attrs: leaf.attrs(),
-                },
+                Mapped { size: leaf.size(), pa: leaf.frame().get(), attrs: leaf.attrs() },
             );
             let last = first + (mapped.size - 1);
             let meets = |(at, it): &(u64, Mapped)| *at <= last && first <= at + (it.size - 1);
@@ -454,9 +430,7 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
         }
         Regime::Ept { .. } => of_x86(u64::from(leaf.memory)),
         // MemAttr: outer and inner alike, or a device; with forced write-back a type by itself.
-        Regime::Arm64Stage2 {
-            forced_write_back, ..
-        } => match (leaf.memory, forced_write_back) {
+        Regime::Arm64Stage2 { forced_write_back, .. } => match (leaf.memory, forced_write_back) {
             (0b1111, false) | (0b0110, true) => Memory::Normal,
             (0b1010, false) => Memory::WriteThrough,
             (0b0101, _) => Memory::NonCacheable,
@@ -562,9 +536,8 @@ pub fn snapshot<F: Decoded>(platform: &Hosted, root: Pa) -> Snapshot {
         .into_iter()
         .map(|(level, pa)| {
             let entries = F::REGIME.table_entries(level);
-            let bits = (0..entries)
-                .map(|index| platform.read(Pa::new(pa), index).unwrap())
-                .collect();
+            let bits =
+                (0..entries).map(|index| platform.read(Pa::new(pa), index).unwrap()).collect();
             (pa, bits)
         })
         .collect();

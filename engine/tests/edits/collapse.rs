@@ -13,12 +13,7 @@ fn a_table_is_replaced_only_by_a_leaf_that_translates_the_same<F: Judged>() {
             spoil(&mut space);
             common::used(&mut space, liveness);
             let before = judge::<F>(&platform, space.root());
-            assert_eq!(
-                collapse(&mut space, whole, BLOCK, false),
-                expected,
-                "{}",
-                F::NAME
-            );
+            assert_eq!(collapse(&mut space, whole, BLOCK, false), expected, "{}", F::NAME);
             assert_eq!(before, judge::<F>(&platform, space.root()));
             let counts = platform.counts();
             assert_eq!(counts.tables, space.count_tables());
@@ -62,11 +57,7 @@ fn a_table_is_replaced_only_by_a_leaf_that_translates_the_same<F: Judged>() {
 
 fn a_large_leaf_is_accessed_and_dirty_if_one_small_one_was<F: Judged>() {
     let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(BLOCK));
-    let untouched = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::USER_DATA
-    };
+    let untouched = Attrs { accessed: false, dirty: false, ..Attrs::USER_DATA };
     for liveness in [Liveness::Dead, Liveness::Live] {
         for at in [0, 1, block / page / 2, block / page - 1] {
             for (accessed, dirty) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -77,12 +68,7 @@ fn a_large_leaf_is_accessed_and_dirty_if_one_small_one_was<F: Judged>() {
                 common::used(&mut space, liveness);
                 assert_eq!(collapse(&mut space, span(0, block), BLOCK, false), 1);
                 let attrs = space.query(Va::new(0)).unwrap().attrs();
-                assert_eq!(
-                    (attrs.accessed, attrs.dirty),
-                    (accessed, dirty),
-                    "{}",
-                    F::NAME
-                );
+                assert_eq!((attrs.accessed, attrs.dirty), (accessed, dirty), "{}", F::NAME);
             }
         }
     }
@@ -101,11 +87,7 @@ fn run_touched_in(
     accessed: bool,
     dirty: bool,
 ) -> Space<'_, Arm64K4> {
-    let untouched = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::USER_DATA
-    };
+    let untouched = Attrs { accessed: false, dirty: false, ..Attrs::USER_DATA };
     let mut space = Space::<Arm64K4>::new(platform).unwrap();
     map(&mut space, span(0, 16 * K4), G1, untouched).unwrap();
     let mut table = space.root();
@@ -129,11 +111,7 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
                 let platform = Hosted::new(16, 12).with_caps(without_flags(0));
                 let mut space = run_touched_in(&platform, member, accessed, dirty);
 
-                let expected = Attrs {
-                    accessed,
-                    dirty,
-                    ..Attrs::USER_DATA
-                };
+                let expected = Attrs { accessed, dirty, ..Attrs::USER_DATA };
                 let check = |leaf: &Leaf<Arm64K4>| {
                     assert_eq!((leaf.input(), leaf.frame()), (Va::new(0), Pa::new(G1)));
                     assert_eq!((leaf.size(), leaf.attrs()), (16 * K4, expected));
@@ -188,18 +166,9 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
 
 #[test]
 fn a_run_of_blocks_that_is_split_hands_its_flags_to_every_page() {
-    let untouched = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::USER_DATA
-    };
+    let untouched = Attrs { accessed: false, dirty: false, ..Attrs::USER_DATA };
     for liveness in [Liveness::Dead, Liveness::Live] {
-        for (bbm, largest) in [
-            (0, BLOCK),
-            (0, Level::PAGE),
-            (1, Level::PAGE),
-            (2, Level::PAGE),
-        ] {
+        for (bbm, largest) in [(0, BLOCK), (0, Level::PAGE), (1, Level::PAGE), (2, Level::PAGE)] {
             let platform = Hosted::new(32, 12).with_caps(without_flags(bbm));
             let mut space = Space::<Arm64K4>::new(&platform).unwrap();
             map(&mut space, span(0, 16 * M2), G1, untouched).unwrap();
@@ -245,9 +214,7 @@ fn only_leaves_that_translate_as_one_are_folded_and_none_beyond_the_range() {
     fn check(level: Level, members: u64) {
         let size = 1u64 << <Arm64K4 as tablewright::Format>::shift(level);
         let run = members * size;
-        let mapping = Mapping::new(Attrs::KERNEL_DATA)
-            .largest(level)
-            .without_runs();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(level).without_runs();
         type Edit = fn(&mut Space<'_, Arm64K4>, u64);
         let attempt = |at: Span<Va>, frame: u64, spoil: Edit, expected: u64| {
             for liveness in [Liveness::Dead, Liveness::Live] {
@@ -256,11 +223,7 @@ fn only_leaves_that_translate_as_one_are_folded_and_none_beyond_the_range() {
                 map(&mut space, span(0, 2 * run), frame, mapping).unwrap();
                 spoil(&mut space, size);
                 common::used(&mut space, liveness);
-                assert_eq!(
-                    collapse(&mut space, at, level, true),
-                    expected,
-                    "{at} at {level:?}"
-                );
+                assert_eq!(collapse(&mut space, at, level, true), expected, "{at} at {level:?}");
                 assert_eq!(runs_in(&space), expected);
                 judge::<Arm64K4>(&platform, space.root());
                 // Once more: there is nothing left to fold.
@@ -357,14 +320,8 @@ fn empty_tables_go_up_to_the_root<F: Judged>() {
     map(&mut space, page, 0, Attrs::KERNEL_DATA).unwrap();
     unmap(&mut space, page).unwrap();
     let all = span(0, 1 << F::shift(F::root_level()));
-    assert_eq!(
-        collapse(&mut space, all, Level::PAGE, false),
-        u64::from(F::LEVELS - 1)
-    );
-    assert_eq!(
-        (platform.counts().tables, platform.counts().bad_frees),
-        (1, 0)
-    );
+    assert_eq!(collapse(&mut space, all, Level::PAGE, false), u64::from(F::LEVELS - 1));
+    assert_eq!((platform.counts().tables, platform.counts().bad_frees), (1, 0));
 }
 
 #[test]
@@ -398,20 +355,13 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
     fn check<F: Judged>(table: u64, leaf: u64, expected: Perms) {
         let platform = Hosted::new(16, 12);
         let root = platform.alloc_table(F::root_level()).unwrap();
-        let tables: Vec<Pa> = (0..3)
-            .map(|_| platform.alloc_table(Level::PAGE).unwrap())
-            .collect();
+        let tables: Vec<Pa> = (0..3).map(|_| platform.alloc_table(Level::PAGE).unwrap()).collect();
         for (above, below) in [(root, tables[0]), (tables[0], tables[1])] {
             poke(&platform, above, 0, F::table(below, Perms::empty()));
         }
         poke(&platform, tables[1], 0, table | tables[2].get());
         for index in 0..512 {
-            poke(
-                &platform,
-                tables[2],
-                index,
-                leaf | 0x4000_0000 | (index as u64) << 12,
-            );
+            poke(&platform, tables[2], index, leaf | 0x4000_0000 | (index as u64) << 12);
         }
         // SAFETY: the tables above are a tree of this format, made on this platform, without
         // another editor.
@@ -419,12 +369,7 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
             unsafe { AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) };
         let before = judge::<F>(&platform, root);
         assert_eq!(before.0[0].1.attrs.perms, expected);
-        assert_eq!(
-            space.query(Va::new(0)).unwrap().attrs().perms,
-            expected,
-            "{}",
-            F::NAME
-        );
+        assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, expected, "{}", F::NAME);
         assert_eq!(collapse(&mut space, span(0, M2), BLOCK, false), 1);
         assert_eq!(before, judge::<F>(&platform, root), "{}", F::NAME);
         assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, expected);

@@ -27,10 +27,7 @@ fn landscape<F: Judged>(space: &mut Space<'_, F>) -> (Span<Va>, Vec<u64>) {
         map(space, span(2 * above - page, page), 0, pages).unwrap();
         size = 2 * above;
     }
-    let mut expected: Vec<u64> = leaves(space)
-        .iter()
-        .map(|leaf| leaf.input().get())
-        .collect();
+    let mut expected: Vec<u64> = leaves(space).iter().map(|leaf| leaf.input().get()).collect();
     expected.sort_unstable();
     (span(0, size), expected)
 }
@@ -67,8 +64,7 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
                     assert!(held.len() <= step, "one more than the visitor wanted");
                     let completed = gather.issue().complete();
                     gone.extend(
-                        held.into_iter()
-                            .map(|leaf| completed.release(leaf).unwrap().input().get()),
+                        held.into_iter().map(|leaf| completed.release(leaf).unwrap().input().get()),
                     );
                     completed.finish(|leaf| gone.push(leaf.input().get()));
                     match progress.unwrap() {
@@ -126,11 +122,7 @@ fn reclaiming_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged
                     gone.push(leaf.input().get());
                     count += 1;
                     assert!(count <= step, "one more than the visitor wanted");
-                    if count == step {
-                        ControlFlow::Break(())
-                    } else {
-                        ControlFlow::Continue(())
-                    }
+                    if count == step { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 });
                 calls += 1;
                 let now = platform.counts().tables;
@@ -146,10 +138,8 @@ fn reclaiming_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged
             assert!(completed.reclaim(|_| panic!("a leaf was visited again")));
             completed.finish(|_| panic!("a leaf was visited again"));
             gone.sort_unstable();
-            let expected: Vec<u64> = expected
-                .into_iter()
-                .filter(|&va| va >= part.start().get())
-                .collect();
+            let expected: Vec<u64> =
+                expected.into_iter().filter(|&va| va >= part.start().get()).collect();
             assert_eq!(gone, expected, "{}: {step}", F::NAME);
             assert_eq!(platform.counts().bad_frees, 0);
             let _ = page;
@@ -178,10 +168,7 @@ fn an_unmap_stops_when_the_gather_can_carry_no_more_tables() {
     let expected: Vec<u64> = (0..most).map(|block| block * M2 + K4).collect();
     assert_eq!(gone, expected);
     unmap(&mut space, span(full, blocks * M2 - full)).unwrap();
-    assert_eq!(
-        (platform.counts().tables, platform.counts().bad_frees),
-        (3, 0)
-    );
+    assert_eq!((platform.counts().tables, platform.counts().bad_frees), (3, 0));
 }
 
 const READ: Change = Change::new().perms(Perms::READ);
@@ -219,9 +206,7 @@ const EDITS: [Edit; 5] = [
 
 #[test]
 fn a_gather_that_is_dropped_is_complete_before_it_frees_and_gives_out_no_leaf() {
-    let platform = Threads::new(64, 12, 1)
-        .with_caps(without_flags(0))
-        .recording();
+    let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
     let mut space = two_tables(&platform);
     let tables = platform.tables();
     platform.take_events();
@@ -230,13 +215,8 @@ fn a_gather_that_is_dropped_is_complete_before_it_frees_and_gives_out_no_leaf() 
     assert_eq!(platform.take_events(), []);
     drop(gather);
     let events = platform.take_events();
-    let [
-        Event::Publish,
-        Event::Invalidate(told),
-        Event::Complete,
-        Event::Free(_),
-        Event::Free(_),
-    ] = &events[..]
+    let [Event::Publish, Event::Invalidate(told), Event::Complete, Event::Free(_), Event::Free(_)] =
+        &events[..]
     else {
         panic!("{events:?}");
     };
@@ -335,13 +315,7 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     // A run would have to be broken under the code's own feet.
     let platform = Hosted::new(64, 12).with_caps(without_flags(0));
     let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
-    map(
-        &mut space,
-        page(0),
-        0,
-        Mapping::new(Attrs::KERNEL_DATA).without_runs(),
-    )
-    .unwrap();
+    map(&mut space, page(0), 0, Mapping::new(Attrs::KERNEL_DATA).without_runs()).unwrap();
     space.make_own();
     space.gather().protect(page(0), READ).unwrap();
     let run = span(16 << 12, 16 << 12);
@@ -349,10 +323,7 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     assert!(space.query(run.start()).unwrap().is_contiguous());
     let both = span(0, 40 << 12);
     let refused = space.gather().protect(both, READ);
-    assert!(
-        matches!(refused, Err(EditError::NeedsBreak(_))),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(EditError::NeedsBreak(_))), "{refused:?}");
 
     // What no walker remembers is forgotten once walkers may.
     let platform = Hosted::new(64, 12).with_caps(without_flags(0));
@@ -374,26 +345,14 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     let platform = Hosted::new(512, 12);
     let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
     let hole = Span::new(Va::new(0xffff_c900_0000_0000), 4096).unwrap();
-    map(
-        &mut space,
-        hole,
-        0,
-        Mapping::new(Attrs::KERNEL_DATA).pages_only(),
-    )
-    .unwrap();
+    map(&mut space, hole, 0, Mapping::new(Attrs::KERNEL_DATA).pages_only()).unwrap();
     let mut gather = space.gather();
-    gather
-        .unmap(hole, |_| ControlFlow::Continue(()))
-        .unwrap()
-        .is_done();
+    gather.unmap(hole, |_| ControlFlow::Continue(())).unwrap().is_done();
     gather.protect(hole, local).unwrap();
     gather.finish(|_| ());
     let mut kernel = KernelHalf::new(space).unwrap();
     let refused = kernel.gather().protect(hole, local);
-    assert!(
-        matches!(refused, Err(EditError::Inexpressible(_))),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(EditError::Inexpressible(_))), "{refused:?}");
 }
 
 /// A user's root has the kernel's tables as well: as a second kernel's half it would be edited
@@ -418,9 +377,7 @@ fn a_space_that_is_refused_as_a_kernels_half_is_as_it_was() {
     let platform = Hosted::new(64, 12);
     let mut space = Space::<X86>::new(&platform).unwrap();
     let (low, high) = (Va::new(0x1000), Va::new(0xffff_8000_0000_0000));
-    space
-        .map_page(high, Pa::new(0), Attrs::KERNEL_DATA)
-        .unwrap();
+    space.map_page(high, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
     let tables = platform.counts().tables;
     let (refused, mut space) = KernelHalf::new(space).unwrap_err();
     assert_eq!(refused, EditError::OutOfTables);
@@ -444,9 +401,7 @@ fn what_is_unmapped_in_a_kernels_half_that_was_not_said_to_be_live_is_invalidate
     let mut kernel = KernelHalf::new(Space::<X86>::new(&platform).unwrap()).unwrap();
     let at = Va::new(0xffff_8000_0000_5000);
     let mut gather = kernel.gather();
-    gather
-        .map_page(at, Pa::new(0x8000), Attrs::KERNEL_DATA)
-        .unwrap();
+    gather.map_page(at, Pa::new(0x8000), Attrs::KERNEL_DATA).unwrap();
     gather.finish(|_| ());
     let mut user = kernel.user().unwrap();
     user.make_live();
@@ -476,9 +431,7 @@ fn an_unmap_of_all_that_an_entry_of_a_shared_root_covers_leaves_its_table_to_the
     };
     for frame in [0x8000, 0x9000] {
         let mut gather = kernel.gather();
-        gather
-            .map(page, Pa::new(frame), Attrs::KERNEL_DATA)
-            .unwrap();
+        gather.map(page, Pa::new(frame), Attrs::KERNEL_DATA).unwrap();
         assert_eq!(seen(), Some(Pa::new(frame)));
         assert!(gather.unmap(all, keep_going).unwrap().is_done());
         gather.finish(|_| ());
@@ -520,28 +473,14 @@ fn a_refused_edit_leaves_those_before_it_to_be_invalidated() {
             |gather| gather.map(span(0, K4), Pa::new(0), Attrs::KERNEL_DATA),
             EditError::AlreadyMapped(Va::new(0)),
         ),
+        (|gather| gather.map(span(G1, K4), Pa::new(0), Attrs::KERNEL_DATA), EditError::OutOfTables),
         (
-            |gather| gather.map(span(G1, K4), Pa::new(0), Attrs::KERNEL_DATA),
-            EditError::OutOfTables,
-        ),
-        (
-            |gather| {
-                gather
-                    .unmap(span(1 << 47, K4), |_| keep_going(()))
-                    .map(|_| ())
-            },
+            |gather| gather.unmap(span(1 << 47, K4), |_| keep_going(())).map(|_| ()),
             EditError::InputOutOfRange,
         ),
+        (|gather| gather.split(span(0, K4), Level::new(4)), EditError::NoSuchLeaf),
         (
-            |gather| gather.split(span(0, K4), Level::new(4)),
-            EditError::NoSuchLeaf,
-        ),
-        (
-            |gather| {
-                gather
-                    .collapse(span(0, K4), Level::new(4), false)
-                    .map(|_| ())
-            },
+            |gather| gather.collapse(span(0, K4), Level::new(4), false).map(|_| ()),
             EditError::NoSuchLeaf,
         ),
     ];
@@ -606,10 +545,7 @@ fn a_visitor_that_unwinds_leaves_nothing_that_an_unmap_has_cut_off_to_be_remembe
                 let log = platform.take_log();
                 // One flush for all that was cut off.
                 let flushes = u64::from(liveness != Liveness::Dead);
-                assert_eq!(
-                    (log.len() as u64, platform.counts().completions),
-                    (flushes, flushes)
-                );
+                assert_eq!((log.len() as u64, platform.counts().completions), (flushes, flushes));
                 let pages = (1..=at_call.min(PAGES_CUT) as u64).map(|page| page * K4);
                 let rest = [M2, 2 * M2].into_iter().filter(|_| at_call == CUT);
                 for cut in pages.chain(rest) {
@@ -707,11 +643,7 @@ fn what_is_dropped_half_way_leaks_and_is_never_freed() {
                 let mut left = 5;
                 let done = completed.reclaim(|_| {
                     left -= 1;
-                    if left == 0 {
-                        ControlFlow::Break(())
-                    } else {
-                        ControlFlow::Continue(())
-                    }
+                    if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 });
                 assert!(!done);
                 drop(completed);

@@ -17,9 +17,7 @@ fn forked<F: Judged>(platform: &Hosted, live: bool) -> [Space<'_, F>; 2] {
     platform.record();
     let (mut gather, mut into) = (parent.gather(), child.gather());
     let protect = Change::new().write_protect();
-    gather
-        .fork(span(M2, M2), protect, &mut into, |_| ())
-        .unwrap();
+    gather.fork(span(M2, M2), protect, &mut into, |_| ()).unwrap();
     gather.finish(|_| ());
     into.finish(|_| ());
     [parent, child]
@@ -63,9 +61,7 @@ fn what_is_near_in_a_forked_child_is_what_walkers_find() {
     gather.finish(|_| ());
     let (mut gather, mut into) = (parent.gather(), child.gather());
     let protect = Change::new().write_protect();
-    gather
-        .fork(span(G1, G1), protect, &mut into, |_| ())
-        .unwrap();
+    gather.fork(span(G1, G1), protect, &mut into, |_| ()).unwrap();
     gather.finish(|_| ());
     into.finish(|_| ());
 
@@ -100,9 +96,7 @@ fn what_was_issued_and_forgotten_is_issued_again() {
     let platform = Hosted::new(64, 12);
     let mut space = two_tables(&platform);
     let mut gather = space.gather();
-    gather
-        .protect(span(0, K4), Change::new().write_protect())
-        .unwrap();
+    gather.protect(span(0, K4), Change::new().write_protect()).unwrap();
     std::mem::forget(gather.issue());
     platform.record();
     drop(space.gather());
@@ -153,10 +147,7 @@ fn a_flag_that_a_walker_sets_in_a_block_while_it_is_split_goes_into_each_part() 
     let hosted = Hosted::new(64, 12);
     let platform = Dirtying(&hosted, Cell::new(None));
     let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
-    let clean = Attrs {
-        dirty: false,
-        ..Attrs::USER_DATA
-    };
+    let clean = Attrs { dirty: false, ..Attrs::USER_DATA };
     map(&mut space, span(0, M2), 0, clean).unwrap();
     space.make_live();
     let down = |table: Pa| Pa::new(hosted.read(table, 0).unwrap() & 0x000f_ffff_ffff_f000);
@@ -178,16 +169,11 @@ fn a_flag_that_a_walker_sets_in_a_block_while_it_is_split_goes_into_each_part() 
 fn what_a_child_has_of_global_leaves_is_invalidated_as_global() {
     let platform = Hosted::new(64, 12);
     let mut parent = Space::<X86>::new(&platform).unwrap();
-    let global = Attrs {
-        global: true,
-        ..Attrs::USER_DATA
-    };
+    let global = Attrs { global: true, ..Attrs::USER_DATA };
     map(&mut parent, span(0x3000, K4), 0, global).unwrap();
     let mut child = Space::<X86>::new(&platform).unwrap();
     let (mut gather, mut into) = (parent.gather(), child.gather());
-    gather
-        .fork(span(0x3000, K4), Change::new(), &mut into, |_| ())
-        .unwrap();
+    gather.fork(span(0x3000, K4), Change::new(), &mut into, |_| ()).unwrap();
     drop((gather, into));
     child.make_live();
     platform.record();
@@ -201,18 +187,11 @@ fn what_a_child_has_of_global_leaves_is_invalidated_as_global() {
 fn what_is_replaced_by_a_global_page_is_invalidated_as_global() {
     let platform = Hosted::new(64, 12);
     let mut space = Space::<X86>::new(&platform).unwrap();
-    space
-        .map_page(Va::new(0x3000), Pa::new(0), Attrs::USER_DATA)
-        .unwrap();
+    space.map_page(Va::new(0x3000), Pa::new(0), Attrs::USER_DATA).unwrap();
     space.make_live();
-    let global = Attrs {
-        global: true,
-        ..Attrs::USER_DATA
-    };
+    let global = Attrs { global: true, ..Attrs::USER_DATA };
     let mut gather = space.gather();
-    let held = gather
-        .replace(Va::new(0x3000), Pa::new(0x5000), global)
-        .unwrap();
+    let held = gather.replace(Va::new(0x3000), Pa::new(0x5000), global).unwrap();
     assert!(gather.flush_with(held, |_| ()).is_ok());
     platform.record();
     let gone = gather.unmap_page(Va::new(0x3000)).unwrap().unwrap();
@@ -224,22 +203,15 @@ fn what_is_replaced_by_a_global_page_is_invalidated_as_global() {
 #[test]
 fn pages_like_the_one_before_are_forgotten_when_their_gather_is_dropped() {
     // A walker may still set flags: these are exchanged.
-    let clean = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::USER_DATA
-    };
+    let clean = Attrs { accessed: false, dirty: false, ..Attrs::USER_DATA };
     type Edit = fn(&mut Gather<'_, X86, &Hosted>, Va);
     let protect: Edit = |gather, page| {
         let change = Change::new().write_protect();
         gather.protect_page(page, change).unwrap();
     };
     let unmap: Edit = |gather, page| assert!(gather.unmap_page(page).unwrap().is_some());
-    for (attrs, edit) in [
-        (clean, protect),
-        (Attrs::USER_DATA, protect),
-        (Attrs::USER_DATA, unmap),
-    ] {
+    for (attrs, edit) in [(clean, protect), (Attrs::USER_DATA, protect), (Attrs::USER_DATA, unmap)]
+    {
         let platform = Hosted::new(64, 12);
         let mut space = Space::<X86>::new(&platform).unwrap();
         let mapping = Mapping::new(attrs).pages_only();

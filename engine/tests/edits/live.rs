@@ -72,9 +72,9 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
             let (before, counts) = (snapshot::<F>(&platform, space.root()), platform.counts());
             let mut gather = space.gather();
             let result = match edit {
-                Do::Unmap => gather
-                    .unmap(at, keep_going)
-                    .map(|progress| assert!(progress.is_done())),
+                Do::Unmap => {
+                    gather.unmap(at, keep_going).map(|progress| assert!(progress.is_done()))
+                }
                 Do::Split => gather.split(at, Level::PAGE),
                 Do::Protect(change) => gather.protect(at, change),
             };
@@ -87,10 +87,7 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
                 let Err(EditError::NeedsBreak(named)) = result else {
                     panic!("{what}: {result:?}");
                 };
-                assert!(
-                    refused_at <= named.get() && named <= at.last(),
-                    "{what}: {named}"
-                );
+                assert!(refused_at <= named.get() && named <= at.last(), "{what}: {named}");
                 before.assert_untouched(&snapshot::<F>(&platform, gather.root()));
                 assert!(gather.is_clean());
                 gather.finish(|_| panic!("a refused edit detaches nothing"));
@@ -118,11 +115,7 @@ fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
         let before = judge::<Arm64K4>(&platform, space.root());
         // At level 1 runs can be folded in place, 32 of them; from level 2 on the table can be
         // replaced.
-        assert_eq!(
-            collapse(&mut space, span(0, M2), BLOCK, true),
-            expected,
-            "level {bbm}"
-        );
+        assert_eq!(collapse(&mut space, span(0, M2), BLOCK, true), expected, "level {bbm}");
         assert_eq!(before, judge::<Arm64K4>(&platform, space.root()));
     }
 }
@@ -239,13 +232,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
     // A block of which a page is protected: all of it goes, and comes back as pages.
     check::<Arm64K4>(
         |space| {
-            map(
-                space,
-                span(0, M2),
-                G1,
-                Mapping::new(Attrs::KERNEL_DATA).without_runs(),
-            )
-            .unwrap()
+            map(space, span(0, M2), G1, Mapping::new(Attrs::KERNEL_DATA).without_runs()).unwrap()
         },
         |gather| {
             let change = Change::new().perms(Perms::READ);
@@ -257,13 +244,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
     // The same with an unmap.
     check::<Arm64K4>(
         |space| {
-            map(
-                space,
-                span(0, M2),
-                G1,
-                Mapping::new(Attrs::KERNEL_DATA).without_runs(),
-            )
-            .unwrap()
+            map(space, span(0, M2), G1, Mapping::new(Attrs::KERNEL_DATA).without_runs()).unwrap()
         },
         |gather| {
             let progress = gather.unmap(span(0, K4), keep_going).unwrap();
@@ -275,13 +256,8 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
     // Blocks at both ends of a range, many between: one completion.
     check::<Arm64K4>(
         |space| {
-            map(
-                space,
-                span(0, 8 * M2),
-                G1,
-                Mapping::new(Attrs::KERNEL_DATA).without_runs(),
-            )
-            .unwrap()
+            map(space, span(0, 8 * M2), G1, Mapping::new(Attrs::KERNEL_DATA).without_runs())
+                .unwrap()
         },
         |gather| {
             let at = span(K4, 8 * M2 - 2 * K4);
@@ -292,15 +268,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
     );
     // The memory type of pages and blocks.
     check::<Arm64K4>(
-        |space| {
-            map(
-                space,
-                span(0, M2 + 3 * K4),
-                G1,
-                Mapping::new(Attrs::KERNEL_DATA),
-            )
-            .unwrap()
-        },
+        |space| map(space, span(0, M2 + 3 * K4), G1, Mapping::new(Attrs::KERNEL_DATA)).unwrap(),
         |gather| {
             let change = Change::new().memory(Memory::NonCacheable);
             gather.protect(span(0, M2 + 3 * K4), change).unwrap();
@@ -386,19 +354,13 @@ fn a_range_of_pages_takes_one_invalidation_with_its_level() {
         gather.protect(span(4 * K4, 100 * K4), change).unwrap();
     });
     assert_eq!(at_once, NOTHING);
-    assert_eq!(
-        later,
-        one(range(4 * K4, 100 * K4, Some(Level::PAGE), false))
-    );
+    assert_eq!(later, one(range(4 * K4, 100 * K4, Some(Level::PAGE), false)));
     let (at_once, later) = invalidations::<X86>(without_flags(0), pages, |gather| {
         let progress = gather.unmap(span(4 * K4, 100 * K4), keep_going);
         assert!(progress.unwrap().is_done());
     });
     assert_eq!(at_once, NOTHING);
-    assert_eq!(
-        later,
-        one(range(4 * K4, 100 * K4, Some(Level::PAGE), false))
-    );
+    assert_eq!(later, one(range(4 * K4, 100 * K4, Some(Level::PAGE), false)));
     // What is not mapped, and what does not change, is not invalidated.
     let nothing = invalidations::<X86>(without_flags(0), pages, |gather| {
         let progress = gather.unmap(span(4 * M2, 100 * K4), keep_going);
@@ -412,18 +374,10 @@ fn a_range_of_pages_takes_one_invalidation_with_its_level() {
 #[test]
 fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
     fn edit(gather: &mut Gather<'_, X86, &Hosted>) {
-        gather
-            .map(span(M2 - K4, M2), Pa::new(0), Attrs::KERNEL_DATA)
-            .unwrap();
+        gather.map(span(M2 - K4, M2), Pa::new(0), Attrs::KERNEL_DATA).unwrap();
     }
-    assert_eq!(
-        invalidations(without_flags(0), no_edit, edit),
-        (NOTHING, NOTHING)
-    );
-    let remembering = Caps {
-        invalid_entries_cached: true,
-        ..without_flags(0)
-    };
+    assert_eq!(invalidations(without_flags(0), no_edit, edit), (NOTHING, NOTHING));
+    let remembering = Caps { invalid_entries_cached: true, ..without_flags(0) };
     let (at_once, later) = invalidations(remembering, no_edit, edit);
     assert_eq!(at_once, NOTHING);
     assert_eq!(later, one(range(M2 - K4, M2, None, true)));
@@ -448,10 +402,7 @@ fn what_was_parked_is_forgotten_where_holes_are_remembered() {
     let told = one(range(K4, K4, Some(Level::PAGE), false));
     for edit in edits {
         for (invalid_entries_cached, expected) in [(false, NOTHING), (true, told.clone())] {
-            let caps = Caps {
-                invalid_entries_cached,
-                ..without_flags(0)
-            };
+            let caps = Caps { invalid_entries_cached, ..without_flags(0) };
             let said = invalidations(caps, park, |gather| edit(gather, back));
             assert_eq!(said, (NOTHING, expected));
         }
@@ -505,14 +456,8 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
         later
     };
     assert_eq!(protect(span(0, M2)), one(range(0, M2, Some(BLOCK), false)));
-    assert_eq!(
-        protect(span(M2, 4 * K4)),
-        one(range(M2, 4 * K4, Some(Level::PAGE), false))
-    );
-    assert_eq!(
-        protect(span(0, M2 + 4 * K4)),
-        one(range(0, M2 + 4 * K4, None, false))
-    );
+    assert_eq!(protect(span(M2, 4 * K4)), one(range(M2, 4 * K4, Some(Level::PAGE), false)));
+    assert_eq!(protect(span(0, M2 + 4 * K4)), one(range(0, M2 + 4 * K4, None, false)));
     // A table that is detached; a table and leaves.
     let unmap = |at: Span<Va>| {
         let (at_once, later) = invalidations::<X86>(without_flags(0), mixed, |gather| {
@@ -599,9 +544,7 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
         for page in [5, 6, 4, 7] {
             gather.protect(span(page * K4, K4), read).unwrap();
         }
-        gather
-            .protect(span(6 * K4, 4 * K4), Change::new().software(1))
-            .unwrap();
+        gather.protect(span(6 * K4, 4 * K4), Change::new().software(1)).unwrap();
     });
     assert_eq!(later, one(range(4 * K4, 4 * K4, Some(Level::PAGE), false)));
     let apart = |count: u64, caps: Caps| {
@@ -644,10 +587,7 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
         assert!(ranges.contains(&range(M2, 4 * K4, Some(Level::PAGE), false)));
     }
     // More than the hardware does better one by one: each page counts, wherever it is.
-    let few = Caps {
-        invalidate_all_above: 5,
-        ..without_flags(0)
-    };
+    let few = Caps { invalidate_all_above: 5, ..without_flags(0) };
     assert_eq!(apart(5, few), each(5));
     assert_eq!(apart(6, few), EVERYTHING);
     let one_edit = |pages_changed: u64| {
@@ -745,10 +685,7 @@ fn an_invalidation_says_whether_global_translations_may_be_meant() {
 
 #[test]
 fn what_no_tlb_holds_is_published_with_the_gather() {
-    let old = Attrs {
-        accessed: false,
-        ..Attrs::USER_DATA
-    };
+    let old = Attrs { accessed: false, ..Attrs::USER_DATA };
     let accessed = Change::new().accessed(true);
     // Publications with the edits, and with the gather; nothing is invalidated.
     let publications = |caps: Caps, changes: &[Change]| {
@@ -767,16 +704,10 @@ fn what_no_tlb_holds_is_published_with_the_gather() {
         let counts = platform.counts();
         assert_eq!(counts.invalidations, before.invalidations);
         assert_eq!(counts.completions, before.completions);
-        (
-            edited.publications - before.publications,
-            counts.publications - edited.publications,
-        )
+        (edited.publications - before.publications, counts.publications - edited.publications)
     };
     assert_eq!(publications(without_flags(0), &[accessed]), (0, 1));
-    assert_eq!(
-        publications(without_flags(0), &[accessed, accessed]),
-        (0, 1)
-    );
+    assert_eq!(publications(without_flags(0), &[accessed, accessed]), (0, 1));
     // To walkers the software bits mean nothing.
     let software = Change::new().software(1);
     assert_eq!(publications(without_flags(0), &[software]), (0, 0));
@@ -788,29 +719,12 @@ fn a_dead_space_takes_no_barrier_and_no_invalidation() {
     let platform = Hosted::new(700, 12).with_caps(tablewright_hosted::CAPS);
     let mut space = Space::<Arm64K4>::new(&platform).unwrap();
     map(&mut space, span(0, 64 * M2), 0, Attrs::USER_DATA).unwrap();
-    protect(
-        &mut space,
-        span(K4, K4),
-        Change::new().memory(Memory::NonCacheable),
-    )
-    .unwrap();
-    protect(
-        &mut space,
-        span(K4, K4),
-        Change::new().memory(Memory::Normal),
-    )
-    .unwrap();
+    protect(&mut space, span(K4, K4), Change::new().memory(Memory::NonCacheable)).unwrap();
+    protect(&mut space, span(K4, K4), Change::new().memory(Memory::Normal)).unwrap();
     collapse(&mut space, span(0, 64 * M2), BLOCK, true);
     unmap(&mut space, span(0, 32 * M2 + K4)).unwrap();
     let counts = platform.counts();
-    assert_eq!(
-        (
-            counts.publications,
-            counts.invalidations,
-            counts.completions
-        ),
-        (0, 0, 0)
-    );
+    assert_eq!((counts.publications, counts.invalidations, counts.completions), (0, 0, 0));
     // What was written is published once, when it becomes live.
     space.make_live();
     assert_eq!(platform.counts().publications, 1);
@@ -869,11 +783,7 @@ unsafe impl Platform for Written<'_> {
 #[test]
 fn a_page_that_is_written_while_it_is_changed_is_dirty() {
     fn check<F: Judged>(walker: fn(u64) -> u64, change: Change) {
-        let attrs = Attrs {
-            dirty: false,
-            software: 5,
-            ..Attrs::USER_DATA
-        };
+        let attrs = Attrs { dirty: false, software: 5, ..Attrs::USER_DATA };
         for spared in 0..4 {
             let (platform, looks) = (Hosted::new(16, 12), Cell::new(u32::MAX));
             let written = Written(&platform, Walker(walker, &looks));

@@ -107,10 +107,7 @@ fn unmap<F: Judged, P: Platform + Clone>(
     space: &mut AddressSpace<F, P>,
     at: Span<Va>,
 ) -> Result<(), EditError<Va>> {
-    space
-        .gather()
-        .unmap(at, keep_going)
-        .map(|progress| assert!(progress.is_done()))
+    space.gather().unmap(at, keep_going).map(|progress| assert!(progress.is_done()))
 }
 
 fn leaves<F: Judged, P: Platform + Clone>(space: &AddressSpace<F, P>) -> Vec<Leaf<F>> {
@@ -122,13 +119,7 @@ fn leaves<F: Judged, P: Platform + Clone>(space: &AddressSpace<F, P>) -> Vec<Lea
 /// Writes a descriptor as other software would.
 fn poke(platform: &Hosted, frame: Pa, index: usize, bits: u64) {
     // SAFETY: the tests pass frames that they allocated, and indices inside a table.
-    unsafe {
-        platform
-            .table(frame, Level::PAGE)
-            .add(index)
-            .as_ref()
-            .store(bits)
-    }
+    unsafe { platform.table(frame, Level::PAGE).add(index).as_ref().store(bits) }
 }
 
 /// What the walker finds for one address, in the words of the engine.
@@ -168,11 +159,7 @@ fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<
     let mut above = root;
     for height in (0..F::LEVELS - 1).rev() {
         let below = platform.alloc_table(Level::new(height)).unwrap();
-        let bits = if height == 0 {
-            table
-        } else {
-            F::table(Pa::new(0), Perms::empty())
-        };
+        let bits = if height == 0 { table } else { F::table(Pa::new(0), Perms::empty()) };
         poke(platform, above, 0, bits | below.get());
         above = below;
     }
@@ -186,13 +173,7 @@ fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<
 fn pages_of_a_block<F: Judged>(platform: &Hosted, frame: u64, attrs: Attrs) -> Space<'_, F> {
     let mut space = Space::<F>::new(platform).unwrap();
     let block = 1 << F::shift(BLOCK);
-    map(
-        &mut space,
-        span(0, block),
-        frame,
-        Mapping::new(attrs).pages_only(),
-    )
-    .unwrap();
+    map(&mut space, span(0, block), frame, Mapping::new(attrs).pages_only()).unwrap();
     space
 }
 
@@ -202,12 +183,7 @@ fn all() -> Span<Va> {
 }
 
 fn range(first: u64, size: u64, level: Option<Level>, tables: bool) -> Stale {
-    Stale {
-        first,
-        last: first + (size - 1),
-        level,
-        tables,
-    }
+    Stale { first, last: first + (size - 1), level, tables }
 }
 
 /// Two tables of pages and the first page of a third, live.

@@ -12,10 +12,8 @@ fn a_run_of_blocks_with_a_table_in_it_is_no_run() {
         unmap(&mut space, page).unwrap();
         let run = span(0, 16 * M2);
         map(&mut space, run, 0x4000_0000, Attrs::KERNEL_DATA).unwrap();
-        let blocks: Vec<_> = leaves(&space)
-            .into_iter()
-            .filter(|leaf| leaf.level() == BLOCK)
-            .collect();
+        let blocks: Vec<_> =
+            leaves(&space).into_iter().filter(|leaf| leaf.level() == BLOCK).collect();
         assert_eq!(blocks.len(), 15);
         assert!(blocks.iter().all(|leaf| !leaf.is_contiguous()));
         judge::<Arm64K4>(&platform, space.root());
@@ -32,13 +30,7 @@ fn a_run_that_other_leaves_are_part_of_is_no_run() {
     let platform = Hosted::new(16, 12);
     let mut space = Space::<Arm64K4>::new(&platform).unwrap();
     map(&mut space, span(0, 5 * M2), 0, Attrs::KERNEL_DATA).unwrap();
-    map(
-        &mut space,
-        span(5 * M2, 27 * M2),
-        5 * M2,
-        Attrs::KERNEL_DATA,
-    )
-    .unwrap();
+    map(&mut space, span(5 * M2, 27 * M2), 5 * M2, Attrs::KERNEL_DATA).unwrap();
     let runs: Vec<bool> = leaves(&space).iter().map(Leaf::is_contiguous).collect();
     assert_eq!(runs, [vec![false; 16], vec![true]].concat());
     judge::<Arm64K4>(&platform, space.root());
@@ -51,19 +43,13 @@ fn a_mapping_keeps_to_the_leaves_that_it_was_allowed() {
         let mut space = Space::<Arm64K4>::new(&platform).unwrap();
         map(&mut space, span(0, G1 + 16 * M2), frame, mapping).unwrap();
         judge::<Arm64K4>(&platform, space.root());
-        leaves(&space)
-            .iter()
-            .map(|leaf| (leaf.size(), leaf.is_contiguous()))
-            .collect()
+        leaves(&space).iter().map(|leaf| (leaf.size(), leaf.is_contiguous())).collect()
     }
     let mapping = Mapping::new(Attrs::KERNEL_DATA);
     // A run of blocks, a run of pages.
     let (blocks, pages) = ((16 * M2, true), (16 * K4, true));
     assert_eq!(sizes(mapping, 0), [(G1, false), blocks].into());
-    assert_eq!(
-        sizes(mapping.without_runs(), 0),
-        [(G1, false), (M2, false)].into()
-    );
+    assert_eq!(sizes(mapping.without_runs(), 0), [(G1, false), (M2, false)].into());
     assert_eq!(sizes(mapping.largest(BLOCK), 0), [blocks].into());
     assert_eq!(sizes(mapping.largest(Level::PAGE), 0), [pages].into());
     assert_eq!(sizes(mapping.pages_only(), 0), [(K4, false)].into());
@@ -78,9 +64,7 @@ fn a_mapping_without_allocation_uses_the_tables_there_are_and_no_more() {
     let mut space = Space::<X86>::new(&platform).unwrap();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).without_allocation();
     let missing = EditError::NeedsTable(Va::new(G1 + M2));
-    refused(&mut space, missing, |gather| {
-        gather.map(span(G1 + M2, K4), Pa::new(0), mapping)
-    });
+    refused(&mut space, missing, |gather| gather.map(span(G1 + M2, K4), Pa::new(0), mapping));
     map(&mut space, span(G1 + M2, K4), 0, Attrs::KERNEL_DATA).unwrap();
     let allocations = platform.counts().allocations;
     // In the same table; in the table above it, as a block; but not below a hole of that.
@@ -101,22 +85,10 @@ fn what_the_root_does_not_translate_is_refused_and_what_it_does_is_not() {
         let at = span(first, size);
         let change = Change::new().software(1);
         let what = format!("{}: {half:?} {first:#x} + {size:#x}", F::NAME);
-        assert_eq!(
-            map(&mut space, at, 0, Attrs::KERNEL_DATA),
-            expected,
-            "map {what}"
-        );
+        assert_eq!(map(&mut space, at, 0, Attrs::KERNEL_DATA), expected, "map {what}");
         assert_eq!(protect(&mut space, at, change), expected, "protect {what}");
-        assert_eq!(
-            space.query(at.start()).is_some(),
-            expected.is_ok(),
-            "query {what}"
-        );
-        assert_eq!(
-            space.query(at.last()).is_some(),
-            expected.is_ok(),
-            "query {what}"
-        );
+        assert_eq!(space.query(at.start()).is_some(), expected.is_ok(), "query {what}");
+        assert_eq!(space.query(at.last()).is_some(), expected.is_ok(), "query {what}");
         let mut walked = 0;
         let walk = space.walk(at, |leaf| {
             walked += leaf.size();
@@ -181,11 +153,8 @@ fn an_address_of_less_than_a_granule_is_refused() {
     let platform = Hosted::new(16, 14);
     let mut space = Space::<Arm64K16>::new(&platform).unwrap();
     let granule = 1 << 14;
-    for (at, frame) in [
-        (span(K4, granule), 0),
-        (span(0, granule + K4), 0),
-        (span(0, granule), K4),
-    ] {
+    for (at, frame) in [(span(K4, granule), 0), (span(0, granule + K4), 0), (span(0, granule), K4)]
+    {
         refused(&mut space, EditError::Misaligned, |gather| {
             gather.map(at, Pa::new(frame), Attrs::KERNEL_DATA)
         });
@@ -204,13 +173,7 @@ fn memory_ends_where_the_format_ends() {
                 gather.map(span(0, 2 * page), Pa::new(frame), Attrs::KERNEL_DATA)
             });
         }
-        map(
-            &mut space,
-            span(0, 2 * page),
-            end - 2 * page,
-            Attrs::KERNEL_DATA,
-        )
-        .unwrap();
+        map(&mut space, span(0, 2 * page), end - 2 * page, Attrs::KERNEL_DATA).unwrap();
         let found = translate::<F>(&platform, space.root(), page);
         assert_eq!(found, Some((end - page, Attrs::KERNEL_DATA)), "{}", F::NAME);
     }
@@ -227,11 +190,8 @@ fn memory_goes_on_where_the_address_moves_to_other_bits() {
     fn check<F: Judged>(bit: u32) {
         let page = 1 << F::PAGE_SHIFT;
         let block = 1u64 << F::shift(BLOCK);
-        for (before, size) in [
-            (3 * page, 8 * page),
-            (block, 3 * block),
-            (block + page, 3 * block),
-        ] {
+        for (before, size) in [(3 * page, 8 * page), (block, 3 * block), (block + page, 3 * block)]
+        {
             let platform = Hosted::new(64, F::PAGE_SHIFT);
             let mut space = Space::<F>::new(&platform).unwrap();
             let frame = (1u64 << bit) - before;
@@ -243,12 +203,7 @@ fn memory_goes_on_where_the_address_moves_to_other_bits() {
             let mut all = |edit: fn(&mut Space<'_, F>, Span<Va>)| {
                 edit(&mut space, span(0, size));
                 let found = judge::<F>(&platform, space.root()).0;
-                assert_eq!(
-                    (found[0].1.pa, found[0].1.size),
-                    (frame, size),
-                    "{}",
-                    F::NAME
-                );
+                assert_eq!((found[0].1.pa, found[0].1.size), (frame, size), "{}", F::NAME);
             };
             all(|space, at| space.gather().split(at, Level::PAGE).unwrap());
             all(|space, at| {
@@ -328,30 +283,9 @@ fn what_is_not_named_by_a_change_stays() {
         map(&mut space, span(0, page), 0, attrs).unwrap();
         let mut now = attrs;
         for (change, expected) in [
-            (
-                Change::new().accessed(true),
-                Attrs {
-                    accessed: true,
-                    ..now
-                },
-            ),
-            (
-                Change::new().software(2),
-                Attrs {
-                    accessed: true,
-                    software: 2,
-                    ..now
-                },
-            ),
-            (
-                Change::new().native(0),
-                Attrs {
-                    accessed: true,
-                    software: 2,
-                    native: 0,
-                    ..now
-                },
-            ),
+            (Change::new().accessed(true), Attrs { accessed: true, ..now }),
+            (Change::new().software(2), Attrs { accessed: true, software: 2, ..now }),
+            (Change::new().native(0), Attrs { accessed: true, software: 2, native: 0, ..now }),
         ] {
             protect(&mut space, span(0, page), change).unwrap();
             now = space.query(Va::new(0)).unwrap().attrs();
@@ -382,9 +316,7 @@ fn tables_that_deny_execution_are_obeyed<F: Judged>() {
     map(&mut space, second, 0, Attrs::USER_DATA).unwrap();
     let text = Change::new().perms(Perms::READ | Perms::EXEC);
     for at in [first, span(0, 2 * page), span(0, 4 * page)] {
-        refused(&mut space, EditError::Denied(Va::new(0)), |gather| {
-            gather.protect(at, text)
-        });
+        refused(&mut space, EditError::Denied(Va::new(0)), |gather| gather.protect(at, text));
     }
     protect(&mut space, first, Change::new().perms(Perms::READ)).unwrap();
     protect(&mut space, first, Change::new().write_protect()).unwrap();
@@ -394,10 +326,7 @@ fn tables_that_deny_execution_are_obeyed<F: Judged>() {
     let beside = 1u64 << F::shift(F::root_level());
     let far = span(beside, page);
     map(&mut space, far, 0, Attrs::KERNEL_TEXT).unwrap();
-    assert_eq!(
-        space.query(Va::new(beside)).unwrap().attrs(),
-        Attrs::KERNEL_TEXT
-    );
+    assert_eq!(space.query(Va::new(beside)).unwrap().attrs(), Attrs::KERNEL_TEXT);
     protect(&mut space, far, Change::new().perms(Perms::READ)).unwrap();
     protect(&mut space, far, text).unwrap();
     refused(&mut space, EditError::Denied(Va::new(0)), |gather| {
@@ -427,10 +356,7 @@ fn tables_deny_only_what_the_mapping_does_not_have() {
     let mut space = Space::<Arm64K4>::new(&platform).unwrap();
     let mapping = Mapping::new(Attrs::USER_TEXT).tables_deny_execution();
     map(&mut space, span(0, K4), 0, mapping).unwrap();
-    assert_eq!(
-        translate::<Arm64K4>(&platform, space.root(), 0),
-        Some((0, Attrs::USER_TEXT))
-    );
+    assert_eq!(translate::<Arm64K4>(&platform, space.root(), 0), Some((0, Attrs::USER_TEXT)));
     map(&mut space, span(K4, K4), 0, Attrs::USER_TEXT).unwrap();
     refused(&mut space, EditError::Denied(Va::new(2 * K4)), |gather| {
         gather.map(span(2 * K4, K4), Pa::new(0), Attrs::KERNEL_TEXT)
@@ -438,10 +364,7 @@ fn tables_deny_only_what_the_mapping_does_not_have() {
     // x86-64 has one bit for both, and denies nothing here.
     let mut space = Space::<X86>::new(&platform).unwrap();
     map(&mut space, span(0, K4), 0, mapping).unwrap();
-    assert_eq!(
-        translate::<X86>(&platform, space.root(), 0),
-        Some((0, Attrs::USER_TEXT))
-    );
+    assert_eq!(translate::<X86>(&platform, space.root(), 0), Some((0, Attrs::USER_TEXT)));
     map(&mut space, span(K4, K4), 0, Attrs::KERNEL_TEXT).unwrap();
 }
 
@@ -454,18 +377,13 @@ fn effective_permissions_are_those_of_the_outcome() {
         let platform = Hosted::new(16, 12);
         let space = adopted::<F>(&platform, table, leaf);
         let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
-        let access = walker::translate(F::REGIME, space.root().get(), 0, &mut read)
-            .unwrap()
-            .access;
+        let access = walker::translate(F::REGIME, space.root().get(), 0, &mut read).unwrap().access;
         let mut seen = Perms::empty();
         for (is, perm) in [
             (access.privileged.read, Perms::READ),
             (access.privileged.write, Perms::WRITE),
             // With SMEP, which the walker assumes off, the kernel executes no page of the user.
-            (
-                access.privileged.execute && (F::HALVES || !access.user.read),
-                Perms::EXEC,
-            ),
+            (access.privileged.execute && (F::HALVES || !access.user.read), Perms::EXEC),
             (access.user.read, Perms::USER_READ),
             (access.user.write, Perms::USER_WRITE),
             (access.user.execute, Perms::USER_EXEC),
@@ -522,9 +440,7 @@ fn a_page_that_other_software_made_writable_is_so_to_every_question() {
     let mut child = Space::<Arm64K4>::new(&platform).unwrap();
     let mut gather = space.gather();
     let mut into = child.gather();
-    gather
-        .fork(span(0, K4), Change::new(), &mut into, writable)
-        .unwrap();
+    gather.fork(span(0, K4), Change::new(), &mut into, writable).unwrap();
     into.finish(|_| ());
     gather.finish(|_| ());
     writable(child.query(Va::new(0)).unwrap());

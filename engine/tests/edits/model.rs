@@ -22,30 +22,11 @@ use tablewright_walker::Regime;
 /// An edit in terms that every format can make sense of.
 #[derive(Clone, Debug)]
 enum Op {
-    Map {
-        place: Place,
-        memory: u8,
-        attrs: u8,
-        leaves: u8,
-    },
-    Unmap {
-        place: Place,
-        stop_after: u8,
-        several: bool,
-    },
-    Protect {
-        place: Place,
-        change: u8,
-    },
-    Split {
-        place: Place,
-        level: u8,
-    },
-    Collapse {
-        place: Place,
-        level: u8,
-        runs: bool,
-    },
+    Map { place: Place, memory: u8, attrs: u8, leaves: u8 },
+    Unmap { place: Place, stop_after: u8, several: bool },
+    Protect { place: Place, change: u8 },
+    Split { place: Place, level: u8 },
+    Collapse { place: Place, level: u8, runs: bool },
     Live(u8),
 }
 
@@ -66,13 +47,7 @@ struct Place {
 
 fn place() -> impl Strategy<Value = Place> {
     (0..5u8, 0..9u8, -3..4i8, 0..5u8, 1..9u8).prop_map(|(level, number, offset, unit, length)| {
-        Place {
-            level,
-            number,
-            offset,
-            unit,
-            length,
-        }
+        Place { level, number, offset, unit, length }
     })
 }
 
@@ -137,21 +112,9 @@ const ATTRS: [Attrs; 8] = [
     Attrs::USER_DATA,
     Attrs::USER_TEXT,
     Attrs::KERNEL_DEVICE,
-    Attrs {
-        accessed: false,
-        dirty: false,
-        software: 5,
-        ..Attrs::USER_DATA
-    },
-    Attrs {
-        memory: Memory::WriteThrough,
-        software: 2,
-        ..Attrs::KERNEL_RODATA
-    },
-    Attrs {
-        software: 3,
-        ..Attrs::USER_DATA.with_perms(Perms::empty())
-    },
+    Attrs { accessed: false, dirty: false, software: 5, ..Attrs::USER_DATA },
+    Attrs { memory: Memory::WriteThrough, software: 2, ..Attrs::KERNEL_RODATA },
+    Attrs { software: 3, ..Attrs::USER_DATA.with_perms(Perms::empty()) },
 ];
 
 /// The same for formats of stage 2, where the guest is one.
@@ -161,17 +124,8 @@ const GUEST_ATTRS: [Attrs; 8] = [
     Attrs::USER_RODATA,
     Attrs::GUEST_MEMORY.with_perms(Perms::READ.union(Perms::EXEC).and_user()),
     Attrs::GUEST_DEVICE,
-    Attrs {
-        accessed: false,
-        dirty: false,
-        software: 5,
-        ..Attrs::GUEST_MEMORY
-    },
-    Attrs {
-        memory: Memory::NonCacheable,
-        software: 2,
-        ..Attrs::USER_RODATA
-    },
+    Attrs { accessed: false, dirty: false, software: 5, ..Attrs::GUEST_MEMORY },
+    Attrs { memory: Memory::NonCacheable, software: 2, ..Attrs::USER_RODATA },
     Attrs::GUEST_MEMORY.with_perms(Perms::empty()),
 ];
 
@@ -182,17 +136,8 @@ const EL2_ATTRS: [Attrs; 8] = [
     Attrs::KERNEL_RODATA,
     Attrs::KERNEL_DEVICE,
     Attrs::KERNEL_DATA.with_perms(Perms::READ.union(Perms::WRITE).union(Perms::EXEC)),
-    Attrs {
-        accessed: false,
-        dirty: false,
-        software: 5,
-        ..Attrs::KERNEL_DATA
-    },
-    Attrs {
-        memory: Memory::WriteThrough,
-        software: 2,
-        ..Attrs::KERNEL_RODATA
-    },
+    Attrs { accessed: false, dirty: false, software: 5, ..Attrs::KERNEL_DATA },
+    Attrs { memory: Memory::WriteThrough, software: 2, ..Attrs::KERNEL_RODATA },
     Attrs::KERNEL_DATA.with_perms(Perms::empty()),
 ];
 
@@ -204,9 +149,7 @@ const CHANGES: [Change; 10] = [
     Change::new().dirty(false).accessed(false),
     Change::new().dirty(true),
     Change::new().software(3).global(true),
-    Change::new()
-        .perms(Perms::READ.union(Perms::USER_READ).union(Perms::USER_EXEC))
-        .global(false),
+    Change::new().perms(Perms::READ.union(Perms::USER_READ).union(Perms::USER_EXEC)).global(false),
     Change::new().perms(Perms::empty()),
     Change::new().perms(Attrs::USER_DATA.perms).dirty(false),
 ];
@@ -279,21 +222,13 @@ impl<'h, F: Decoded> World<'h, F> {
         let mut allowed = 0;
         loop {
             // Beyond the first twenty points, some; and at last, all that there are.
-            self.platform
-                .limit_allocations((allowed < 700).then_some(allowed));
+            self.platform.limit_allocations((allowed < 700).then_some(allowed));
             let result = edit(&mut gather);
             self.platform.limit_allocations(None);
             if result.is_err() {
-                assert_eq!(
-                    self.platform.counts().tables,
-                    tables,
-                    "a failed edit leaked tables"
-                );
+                assert_eq!(self.platform.counts().tables, tables, "a failed edit leaked tables");
                 before.assert_untouched(&snapshot::<F>(self.platform, gather.root()));
-                assert!(
-                    gather.is_clean(),
-                    "a failed edit left something to invalidate"
-                );
+                assert!(gather.is_clean(), "a failed edit left something to invalidate");
             }
             if !matches!(result, Err(EditError::OutOfTables)) || allowed >= 700 {
                 complete(gather, &result);
@@ -338,20 +273,12 @@ impl<'h, F: Decoded> World<'h, F> {
         let plain = |stretches: &Stretches| {
             let mut plain = Stretches::default();
             for &(first, mapped) in &stretches.0 {
-                let attrs = Attrs {
-                    accessed: false,
-                    dirty: false,
-                    ..mapped.attrs
-                };
+                let attrs = Attrs { accessed: false, dirty: false, ..mapped.attrs };
                 plain.add(first, Mapped { attrs, ..mapped });
             }
             plain
         };
-        assert_same(
-            &plain(found).0,
-            &plain(expected).0,
-            format!("{}: {what}", F::NAME),
-        );
+        assert_same(&plain(found).0, &plain(expected).0, format!("{}: {what}", F::NAME));
         let mut rest = expected.0.iter().peekable();
         for &(first, mapped) in &found.0 {
             let last = first + (mapped.size - 1);
@@ -383,12 +310,7 @@ impl<'h, F: Decoded> World<'h, F> {
                     _ => self.space.make_own(),
                 }
             }
-            Op::Map {
-                place,
-                memory,
-                attrs,
-                leaves,
-            } => {
+            Op::Map { place, memory, attrs, leaves } => {
                 let Some(span) = place.span::<F>() else {
                     return;
                 };
@@ -432,11 +354,7 @@ impl<'h, F: Decoded> World<'h, F> {
                     Err(error) => panic!("{error:?}"),
                 }
             }
-            Op::Unmap {
-                place,
-                stop_after,
-                several,
-            } => {
+            Op::Unmap { place, stop_after, several } => {
                 let Some(span) = place.span::<F>() else {
                     return;
                 };
@@ -523,11 +441,9 @@ impl<'h, F: Decoded> World<'h, F> {
                 let caps = self.platform.caps();
                 let result = self.exhaust_and_finish(|gather| gather.protect(span, change));
                 match result {
-                    Ok(()) => self
-                        .model
-                        .change(span.start().bits(), span.last().bits(), |attrs| {
-                            change.apply_on(attrs, F::RULE, &caps)
-                        }),
+                    Ok(()) => self.model.change(span.start().bits(), span.last().bits(), |attrs| {
+                        change.apply_on(attrs, F::RULE, &caps)
+                    }),
                     Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
                     Err(error) => panic!("{error:?}"),
                 }
@@ -606,11 +522,7 @@ impl<'h, F: Decoded> World<'h, F> {
             if self.space.liveness() != Liveness::Dead {
                 // In place on a live space, both may be set beforehand.
                 assert!(attrs.accessed >= merged.accessed && attrs.dirty >= merged.dirty);
-                let merged = Attrs {
-                    accessed: attrs.accessed,
-                    dirty: attrs.dirty,
-                    ..merged
-                };
+                let merged = Attrs { accessed: attrs.accessed, dirty: attrs.dirty, ..merged };
                 assert_eq!(attrs, merged);
             } else {
                 assert_eq!(attrs, merged);
@@ -626,28 +538,19 @@ fn run<F: Decoded>(ops: &[Op], caps: Caps, links: bool) {
         platform = platform.without_links();
     }
     let space = AddressSpace::<F, _>::new(&platform).unwrap();
-    let mut world = World {
-        platform: &platform,
-        space,
-        model: Model::default(),
-    };
+    let mut world = World { platform: &platform, space, model: Model::default() };
     for op in ops {
         world.run(op);
     }
-    let World {
-        mut space, model, ..
-    } = world;
+    let World { mut space, model, .. } = world;
     // SAFETY: no processor walks tables on the hosted platform.
     unsafe { space.make_dead() };
     let mut gone = Stretches::default();
     assert!(
         space
             .destroy(|leaf| {
-                let mapped = Mapped {
-                    size: leaf.size(),
-                    pa: leaf.frame().get(),
-                    attrs: leaf.attrs(),
-                };
+                let mapped =
+                    Mapped { size: leaf.size(), pa: leaf.frame().get(), attrs: leaf.attrs() };
                 gone.add(leaf.input().bits(), mapped);
             })
             .is_ok()
@@ -679,14 +582,7 @@ fn agrees_with_the_model<F: Decoded>() {
             // The same algorithms over other bits, or over tables that are sixteen times as large.
             _ if F::PAGE_SHIFT == 16 => 12,
             true => 15,
-            false
-                if matches!(
-                    F::REGIME,
-                    Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }
-                ) =>
-            {
-                25
-            }
+            false if matches!(F::REGIME, Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }) => 25,
             false => 15,
         });
     let config = ProptestConfig {
@@ -695,11 +591,7 @@ fn agrees_with_the_model<F: Decoded>() {
         max_shrink_iters: 2000,
         ..ProptestConfig::default()
     };
-    let strategy = (
-        proptest::collection::vec(op(), 1..14),
-        caps(),
-        any::<bool>(),
-    );
+    let strategy = (proptest::collection::vec(op(), 1..14), caps(), any::<bool>());
     proptest!(config, |((ops, caps, links) in strategy)| {
         run::<F>(&ops, caps, links);
     });

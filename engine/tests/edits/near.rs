@@ -9,16 +9,12 @@ fn two_regions<F: Judged>(platform: &Hosted) -> (Space<'_, F>, Va, u64) {
     let region = page << (2 * F::INDEX_BITS);
     let mut space = Space::<F>::new(platform).unwrap();
     for at in [region + 5 * page, 5 * page] {
-        space
-            .map_page(Va::new(at), Pa::new(9 * page), Attrs::USER_DATA)
-            .unwrap();
+        space.map_page(Va::new(at), Pa::new(9 * page), Attrs::USER_DATA).unwrap();
     }
     space.make_live();
     let near = Va::new(5 * page);
     let mut gather = space.gather();
-    gather
-        .protect_page(near, Change::new().write_protect())
-        .unwrap();
+    gather.protect_page(near, Change::new().write_protect()).unwrap();
     gather.finish(|_| ());
     (space, near, region)
 }
@@ -98,9 +94,7 @@ fn one_page_under_tables_that_deny_is_seen_by_the_next() {
     let platform = Hosted::new(64, 12);
     let mut space = Space::<X86>::new(&platform).unwrap();
     let rodata = Mapping::new(Attrs::USER_RODATA).tables_deny_execution();
-    space
-        .map_page(Va::new(0), Pa::new(0), Attrs::USER_DATA)
-        .unwrap();
+    space.map_page(Va::new(0), Pa::new(0), Attrs::USER_DATA).unwrap();
     space.map_page(Va::new(M2), Pa::new(0), rodata).unwrap();
     let at = Va::new(M2 + K4);
     let denied = space.map_page(at, Pa::new(0), Attrs::USER_TEXT);

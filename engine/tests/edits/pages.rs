@@ -31,12 +31,7 @@ fn attrs<F: Format>(number: u64) -> Attrs {
         1 => attrs.perms - Perms::ANY_WRITE,
         _ => attrs.perms,
     };
-    Attrs {
-        perms,
-        accessed: !number.is_multiple_of(3),
-        dirty: !number.is_multiple_of(7),
-        ..attrs
-    }
+    Attrs { perms, accessed: !number.is_multiple_of(3), dirty: !number.is_multiple_of(7), ..attrs }
 }
 
 /// Blocks, runs and pages in three tables, of which the last has not been made.
@@ -146,17 +141,10 @@ fn pages_of_one_table_come_out_wherever_the_visitor_breaks_off<F: Judged>() {
     let others = [
         None,
         Some(Attrs::USER_RODATA),
-        Some(Attrs {
-            dirty: false,
-            accessed: false,
-            ..Attrs::USER_DATA
-        }),
+        Some(Attrs { dirty: false, accessed: false, ..Attrs::USER_DATA }),
         Some(Attrs::USER_DATA.with_perms(Perms::empty())),
     ];
-    for (other, odd) in others
-        .iter()
-        .flat_map(|other| [0, 7, 8, 13, 19].map(|odd| (other, odd)))
-    {
+    for (other, odd) in others.iter().flat_map(|other| [0, 7, 8, 13, 19].map(|odd| (other, odd))) {
         for (stop, known) in (1..=PAGES + 1).flat_map(|stop| [(stop, false), (stop, true)]) {
             let platform = Hosted::new(16, F::PAGE_SHIFT);
             let mut space = Space::<F>::new(&platform).unwrap();
@@ -204,10 +192,7 @@ fn pages_of_one_table_come_out_wherever_the_visitor_breaks_off<F: Judged>() {
                     Progress::Stopped(at) => (first, stops) = (at, stops + 1),
                 }
             }
-            let what = format!(
-                "{}: {other:?} at {odd}, stop after {stop}, {known}",
-                F::NAME
-            );
+            let what = format!("{}: {other:?} at {odd}, stop after {stop}, {known}", F::NAME);
             assert_eq!(seen, expected, "{what}");
             assert_eq!(stops, (expected.len() as u64 - 1) / stop, "{what}");
             let log = platform.take_log();

@@ -29,10 +29,7 @@ fn data<F: Format>() -> Attrs {
 
 /// The same as the walker says it, which does not tell bits that are the format's own.
 fn seen<F: Format>() -> Attrs {
-    Attrs {
-        native: 0,
-        ..data::<F>()
-    }
+    Attrs { native: 0, ..data::<F>() }
 }
 
 /// Whether there is room for a block and what is behind it.
@@ -41,12 +38,7 @@ fn has_room<F: Format>() -> bool {
 }
 
 fn caps(bbm: u8, flags: bool) -> Caps {
-    Caps {
-        bbm,
-        hardware_access: flags,
-        hardware_dirty: flags,
-        ..tablewright_hosted::CAPS
-    }
+    Caps { bbm, hardware_access: flags, hardware_dirty: flags, ..tablewright_hosted::CAPS }
 }
 
 /// The three kinds of leaves that one range can be mapped with.
@@ -69,16 +61,9 @@ fn what_is_parked_comes_back<F: Decoded>() {
     if !has_room::<F>() {
         return;
     }
-    for (number, attrs) in [
-        data::<F>(),
-        Attrs {
-            dirty: false,
-            accessed: false,
-            ..data::<F>()
-        },
-    ]
-    .into_iter()
-    .enumerate()
+    for (number, attrs) in [data::<F>(), Attrs { dirty: false, accessed: false, ..data::<F>() }]
+        .into_iter()
+        .enumerate()
     {
         for (bbm, flags) in [(0, false), (2, true)] {
             for mapping in mappings(attrs) {
@@ -119,9 +104,7 @@ fn what_is_parked_comes_back<F: Decoded>() {
                 assert_eq!(platform.counts().invalidations, counts.invalidations);
 
                 let mut gather = space.gather();
-                gather
-                    .protect(all, Change::new().perms(attrs.perms))
-                    .unwrap();
+                gather.protect(all, Change::new().perms(attrs.perms)).unwrap();
                 gather.finish(|_| ());
                 let after = platform.counts();
                 assert_eq!(after.invalidations, counts.invalidations, "{}", F::NAME);
@@ -169,26 +152,16 @@ fn a_part_of_a_leaf_is_parked_alone<F: Decoded>() {
             gather.collapse(all, Level::new(1), true).unwrap();
             gather.finish(|_| ());
             let block = space.query(F::Input::from_bits(0)).unwrap();
-            assert_eq!(
-                (block.level(), block.attrs().perms),
-                (Level::new(1), Perms::empty())
-            );
+            assert_eq!((block.level(), block.attrs().perms), (Level::new(1), Perms::empty()));
             let mut gather = space.gather();
             gather.split(all, Level::PAGE).unwrap();
             gather.finish(|_| ());
-            let page = space
-                .query(F::Input::from_bits(7 << F::PAGE_SHIFT))
-                .unwrap();
-            assert_eq!(
-                (page.level(), page.frame()),
-                (Level::PAGE, Pa::new(7 << F::PAGE_SHIFT))
-            );
+            let page = space.query(F::Input::from_bits(7 << F::PAGE_SHIFT)).unwrap();
+            assert_eq!((page.level(), page.frame()), (Level::PAGE, Pa::new(7 << F::PAGE_SHIFT)));
             assert!(judge::<F>(&platform, space.root()).0.is_empty());
             let mut gather = space.gather();
             gather.collapse(all, Level::new(1), true).unwrap();
-            gather
-                .protect(all, Change::new().perms(data::<F>().perms))
-                .unwrap();
+            gather.protect(all, Change::new().perms(data::<F>().perms)).unwrap();
             gather.finish(|_| ());
             let found = judge::<F>(&platform, space.root());
             assert_eq!(found.0.len(), 1, "{}: {found:?}", F::NAME);
@@ -231,18 +204,13 @@ fn what_is_mapped_parked_is_given_later<F: Decoded>() {
         space.map(all, frame, mapping).unwrap();
         assert!(judge::<F>(&platform, space.root()).0.is_empty());
         let mut gather = space.gather();
-        gather
-            .protect(all, Change::new().perms(data::<F>().perms))
-            .unwrap();
+        gather.protect(all, Change::new().perms(data::<F>().perms)).unwrap();
         gather.finish(|_| ());
         assert_eq!(platform.counts().invalidations, 0);
         let found = judge::<F>(&platform, space.root());
         assert_eq!(found.0.len(), 1, "{}: {found:?}", F::NAME);
         let there = found.0[0].1;
-        assert_eq!(
-            (there.pa, there.size, there.attrs),
-            (frame.get(), all.size(), seen::<F>())
-        );
+        assert_eq!((there.pa, there.size, there.attrs), (frame.get(), all.size(), seen::<F>()));
     }
 }
 
@@ -255,9 +223,7 @@ fn what_was_remembered_is_broken<F: Decoded>() {
     let platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(caps(0, false));
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
     let page = span::<F>(0, 1);
-    space
-        .map(page, Pa::new(0), Mapping::new(data::<F>()).pages_only())
-        .unwrap();
+    space.map(page, Pa::new(0), Mapping::new(data::<F>()).pages_only()).unwrap();
     space.make_live();
     let mut gather = space.gather();
     let count = || platform.counts().invalidations;
@@ -266,9 +232,7 @@ fn what_was_remembered_is_broken<F: Decoded>() {
     let device = Change::new().memory(Memory::Device);
     gather.protect(page, device).unwrap();
     assert_eq!(count(), 1, "{}", F::NAME);
-    gather
-        .protect(page, Change::new().perms(data::<F>().perms))
-        .unwrap();
+    gather.protect(page, Change::new().perms(data::<F>().perms)).unwrap();
     gather.protect(page, NONE.memory(Memory::Normal)).unwrap();
     assert_eq!(count(), 2, "{}", F::NAME);
     let held = gather.replace(page.start(), Pa::new(1 << 30), data::<F>());

@@ -21,13 +21,7 @@ fn fill<F: Judged>(space: &SharedSpace<F, &Threads>, bytes: u64) {
 /// What was invalidated, by the first of the events; each invalidation complete before anything is
 /// freed.
 fn invalidated(events: &[Event]) -> &Told {
-    let [
-        Event::Publish,
-        Event::Invalidate(told),
-        Event::Complete,
-        rest @ ..,
-    ] = events
-    else {
+    let [Event::Publish, Event::Invalidate(told), Event::Complete, rest @ ..] = events else {
         panic!("{events:?}");
     };
     let plain = |event: &Event| matches!(event, Event::Free(_) | Event::Publish);
@@ -37,9 +31,7 @@ fn invalidated(events: &[Event]) -> &Told {
 
 fn a_shared_gather_that_is_dropped_is_complete<F: Judged>() {
     for issued in [false, true] {
-        let platform = Threads::new(64, 12, 1)
-            .with_caps(without_flags(0))
-            .recording();
+        let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
         let space = shared_space::<F>(&platform);
         let tables = platform.tables();
         let mut gather = space.gather();
@@ -59,10 +51,7 @@ fn a_shared_gather_that_is_dropped_is_complete<F: Judged>() {
         let events = platform.take_events();
         let told = invalidated(&events);
         assert!([0, 2 * M2 - 1, 2 * M2].map(|at| told.covers(at)) == [true; 3]);
-        assert_eq!(
-            (platform.tables(), platform.bad_frees()),
-            (tables - 2 + leaked, 0)
-        );
+        assert_eq!((platform.tables(), platform.bad_frees()), (tables - 2 + leaked, 0));
         fill(&space, all().size());
         assert!(finds_it_done(&space).is_clean());
     }
@@ -79,9 +68,7 @@ fn finds_it_done<'s, 't, F: Judged>(
 }
 
 fn a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything<F: Judged>() {
-    let platform = Threads::new(64, 12, 1)
-        .with_caps(without_flags(0))
-        .recording();
+    let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
     let space = shared_space::<F>(&platform);
     for (pieces, everything) in [(MAX_RANGES, false), (MAX_RANGES + 1, true), (100, true)] {
         let mut gather = space.gather();
@@ -109,9 +96,7 @@ fn a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything<F
 
 fn a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered<F: Judged>() {
     for at_call in [1, 5, 512] {
-        let platform = Threads::new(64, 12, 1)
-            .with_caps(without_flags(0))
-            .recording();
+        let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
         let space = shared_space::<F>(&platform);
         let tables = platform.tables();
         let at = Span::inclusive(Va::new(K4), all().last()).unwrap();
@@ -127,10 +112,7 @@ fn a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered<F: J
         let events = platform.take_events();
         assert!(invalidated(&events).everything);
         let with_table = if at_call == 512 { 1 } else { 0 };
-        assert_eq!(
-            (platform.tables(), platform.bad_frees()),
-            (tables - with_table, 0)
-        );
+        assert_eq!((platform.tables(), platform.bad_frees()), (tables - with_table, 0));
         // What was taken is a hole, what was not is there; and no edit counts any more.
         fill(&space, at_call as u64 * K4 + with_table * M2);
         assert!(finds_it_done(&space).is_clean());
@@ -138,9 +120,7 @@ fn a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered<F: J
 }
 
 fn what_a_forgotten_shared_gather_has_done_is_never_taken_for_complete<F: Judged>() {
-    let platform = Threads::new(64, 12, 1)
-        .with_caps(without_flags(0))
-        .recording();
+    let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
     let space = shared_space::<F>(&platform);
     let mut gather = space.gather();
     let taken = gather.unmap(span(0, K4), keep_going);

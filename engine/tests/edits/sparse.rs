@@ -112,10 +112,7 @@ impl<'h, F: Decoded> World<'h, F> {
             };
             let size = 1u64 << F::shift(level);
             let at = at & !(size - 1);
-            let frame = self
-                .dice
-                .roll(1 << (F::OUTPUT_BITS - F::shift(level)).min(20))
-                * size;
+            let frame = self.dice.roll(1 << (F::OUTPUT_BITS - F::shift(level)).min(20)) * size;
             let span = Span::new(F::Input::from_bits(at), size).unwrap();
             let mapping = Mapping::new(kind_of_memory::<F>());
             match self.space.map(span, Pa::new(frame), mapping) {
@@ -137,11 +134,7 @@ impl<'h, F: Decoded> World<'h, F> {
         // The walker is asked for the lower half of what has two roots.
         if self.half == Half::Lower {
             let found = judge::<F>(self.platform, self.space.root()).sorted();
-            assert_same(
-                &found.0,
-                &expected.0,
-                format!("{}: {what}, judged", F::NAME),
-            );
+            assert_same(&found.0, &expected.0, format!("{}: {what}, judged", F::NAME));
         }
         assert_eq!(
             self.space.count_tables() - 1 + F::root_tables() as u64,
@@ -175,9 +168,9 @@ impl<'h, F: Decoded> World<'h, F> {
         let change = Change::new().write_protect();
         let caps = tablewright::Platform::caps(self.platform);
         match self.space.gather().protect(span, change) {
-            Ok(()) => self
-                .model
-                .change(first, last, |attrs| change.apply_on(attrs, F::RULE, &caps)),
+            Ok(()) => {
+                self.model.change(first, last, |attrs| change.apply_on(attrs, F::RULE, &caps))
+            }
             Err(EditError::NeedsBreak(_)) => {}
             Err(error) => panic!("{error:?}"),
         }
@@ -209,9 +202,7 @@ impl<'h, F: Decoded> World<'h, F> {
         }
         let mut gather = self.space.gather();
         let tables = self.platform.counts().tables;
-        let done = gather
-            .collapse(span, largest, self.dice.roll(2) == 0)
-            .unwrap();
+        let done = gather.collapse(span, largest, self.dice.roll(2) == 0).unwrap();
         gather.finish(|_| panic!("a leaf was detached"));
         assert!(done > 0 || self.platform.counts().tables == tables);
         self.check("collapsed");
@@ -234,8 +225,7 @@ impl<'h, F: Decoded> World<'h, F> {
         into.finish(|_| ());
         match done {
             Ok(()) => {
-                self.model
-                    .change(first, last, |attrs| change.apply_on(attrs, F::RULE, &caps));
+                self.model.change(first, last, |attrs| change.apply_on(attrs, F::RULE, &caps));
                 let expected = self.expected(span);
                 assert_same(&told.0, &expected.0, format!("{}: told", F::NAME));
                 let mut seen = Stretches::default();
@@ -312,11 +302,7 @@ impl<'h, F: Decoded> World<'h, F> {
             }
         }
         let expected = self.model.unmap(span.start().bits(), last).sorted();
-        assert_same(
-            &gone.sorted().0,
-            &expected.0,
-            format!("{}: came out", F::NAME),
-        );
+        assert_same(&gone.sorted().0, &expected.0, format!("{}: came out", F::NAME));
         self.check("unmapped");
     }
 }
@@ -331,18 +317,9 @@ fn run<F: Decoded>(seed: u64, half: Half) {
     };
     let platform = Hosted::new(900, F::PAGE_SHIFT).with_caps(caps);
     let mut space = AddressSpace::<F, _>::new_in(&platform, half).unwrap();
-    used(
-        &mut space,
-        [Liveness::Dead, Liveness::Live, Liveness::Own][dice.roll(3) as usize],
-    );
+    used(&mut space, [Liveness::Dead, Liveness::Live, Liveness::Own][dice.roll(3) as usize]);
     let model = Model::default();
-    let mut world = World {
-        platform: &platform,
-        space,
-        half,
-        model,
-        dice,
-    };
+    let mut world = World { platform: &platform, space, half, model, dice };
     for _ in 0..12 {
         world.map_some();
         world.check("mapped");
@@ -355,9 +332,7 @@ fn run<F: Decoded>(seed: u64, half: Half) {
             _ => world.unmap(),
         }
     }
-    let World {
-        mut space, model, ..
-    } = world;
+    let World { mut space, model, .. } = world;
     // SAFETY: no processor walks tables on the hosted platform.
     unsafe { space.make_dead() };
     let mut gone = Stretches::default();
@@ -370,11 +345,7 @@ fn run<F: Decoded>(seed: u64, half: Half) {
             .is_ok()
     );
     let expected = model.stretches().sorted();
-    assert_same(
-        &gone.sorted().0,
-        &expected.0,
-        format!("{}: destroyed", F::NAME),
-    );
+    assert_same(&gone.sorted().0, &expected.0, format!("{}: destroyed", F::NAME));
     let counts = platform.counts();
     assert_eq!((counts.tables, counts.bad_frees), (0, 0));
 }

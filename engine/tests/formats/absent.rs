@@ -5,12 +5,7 @@ use super::*;
 /// Checks an entry that is not valid: what it tells, to the engine and to the walker, and what it
 /// names.
 pub fn check_mark<F: Decoded>(entry: u64, absence: Absence, frame: Option<Pa>, level: Level) {
-    assert_eq!(
-        F::kind(entry, level),
-        Kind::Invalid,
-        "{}: {entry:#x}",
-        F::NAME
-    );
+    assert_eq!(F::kind(entry, level), Kind::Invalid, "{}: {entry:#x}", F::NAME);
     assert_eq!(F::absence(entry), absence, "{}: {entry:#x}", F::NAME);
     let found = walk::<F>(entry, level);
     assert!(matches!(found, Err(Fault::NotMapped { .. })), "{found:?}");
@@ -42,20 +37,13 @@ pub fn check_parked<F: Decoded>(leaf: u64, frame: Pa, level: Level) {
     assert_eq!(F::address(leaf, level), frame, "{name}: {leaf:#x}");
     assert_eq!(State::of::<F>(leaf, level), State::Absent);
     let found = walk::<F>(leaf, level);
-    assert!(
-        matches!(found, Err(Fault::NotMapped { .. })),
-        "{name}: {leaf:#x}: {found:?}"
-    );
+    assert!(matches!(found, Err(Fault::NotMapped { .. })), "{name}: {leaf:#x}: {found:?}");
     if !is_arm::<F>() {
         // As of other entries that are not present, for the L1 terminal fault.
         let field = 0x000f_ffff_ffff_f000 & (u64::MAX << F::shift(level));
         assert_eq!(!leaf & field, frame.get() & field, "{name}: {leaf:#x}");
     }
-    let caps = Caps {
-        hardware_access: true,
-        hardware_dirty: true,
-        ..Caps::CONSERVATIVE
-    };
+    let caps = Caps { hardware_access: true, hardware_dirty: true, ..Caps::CONSERVATIVE };
     assert!(!F::hardware_writes(leaf, level, &caps), "{name}: {leaf:#x}");
 }
 

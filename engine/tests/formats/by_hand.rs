@@ -22,9 +22,7 @@ pub fn memory<F: Decoded>(index: u8) -> Option<Memory> {
     match F::REGIME {
         // MemAttr. What the engine never writes has no word: mixtures, other devices, what stage 1
         // says.
-        walker::Regime::Arm64Stage2 {
-            forced_write_back, ..
-        } => {
+        walker::Regime::Arm64Stage2 { forced_write_back, .. } => {
             return match (index, forced_write_back) {
                 (0b0000, _) => Some(DeviceStrict),
                 (0b0001, _) => Some(Device),
@@ -153,9 +151,7 @@ pub fn a_leaf_by_hand_permits_what_the_tables_above_it_leave<F: Decoded>() {
     let of = table::rows_of(F::REGIME);
     for row in table::UNDER.iter().filter(|row| row.0 == of) {
         let &(_, tables, level, raw, permitted) = row;
-        let denied = tables
-            .iter()
-            .fold(Perms::empty(), |denied, &table| denied | F::denied(table));
+        let denied = tables.iter().fold(Perms::empty(), |denied, &table| denied | F::denied(table));
         let mut expected = perms(table::access(permitted));
         if !F::HALVES && !is_guest::<F>() && expected.contains(Perms::USER_READ) {
             // SMEP, which the table does not assume.
@@ -181,15 +177,10 @@ pub fn hardware_writes_what_the_rows_by_hand_say<F: Decoded>() {
         if !matches!(found, walker::Descriptor::Leaf(_)) {
             continue;
         }
-        for (hardware_access, hardware_dirty, expected) in [
-            (true, false, used.is_some()),
-            (false, true, written.is_some()),
-        ] {
-            let caps = Caps {
-                hardware_access,
-                hardware_dirty,
-                ..Caps::CONSERVATIVE
-            };
+        for (hardware_access, hardware_dirty, expected) in
+            [(true, false, used.is_some()), (false, true, written.is_some())]
+        {
+            let caps = Caps { hardware_access, hardware_dirty, ..Caps::CONSERVATIVE };
             assert_eq!(F::hardware_writes(raw, level, &caps), expected, "{row:x?}");
         }
     }
@@ -198,14 +189,8 @@ pub fn hardware_writes_what_the_rows_by_hand_say<F: Decoded>() {
 #[test]
 fn rows_by_hand_are_what_is_parked() {
     let none = |attrs: Attrs| attrs.with_perms(Perms::empty());
-    let marked = none(Attrs {
-        software: 5,
-        ..Attrs::USER_DATA
-    });
-    let clean = Attrs {
-        dirty: false,
-        ..marked
-    };
+    let marked = none(Attrs { software: 5, ..Attrs::USER_DATA });
+    let clean = Attrs { dirty: false, ..marked };
     let kernel = none(Attrs::KERNEL_DATA);
     // Stage 1: UXN, PXN, nG, AF, inner shareable, AP[2] read only, bit 1, bit 55 for dirty. EL2:
     // XN, AP[1] in the place of nG.
@@ -246,19 +231,10 @@ fn check_encoded<F: Format>(rows: &[(Attrs, u8, u64)]) {
 fn rows_by_hand_are_what_stage_2_encodes() {
     const ALL: Attrs = Attrs::GUEST_MEMORY;
     const READ: Perms = Perms::READ.and_user();
-    let clean = Attrs {
-        dirty: false,
-        ..ALL
-    };
-    let unused = Attrs {
-        accessed: false,
-        ..ALL
-    };
+    let clean = Attrs { dirty: false, ..ALL };
+    let unused = Attrs { accessed: false, ..ALL };
     let marked = Attrs { software: 5, ..ALL };
-    let shared = |shareability| Attrs {
-        shareability,
-        ..ALL
-    };
+    let shared = |shareability| Attrs { shareability, ..ALL };
     let kernel_text = ALL.with_perms(READ | Perms::EXEC);
     check_encoded::<Stage2<12, 40>>(&[
         (ALL, 0, 0x0008_0000_0000_07ff),
@@ -274,29 +250,13 @@ fn rows_by_hand_are_what_stage_2_encodes() {
         (shared(Shareability::Outer), 0, 0x0008_0000_0000_06ff),
         (shared(Shareability::Non), 0, 0x0008_0000_0000_04ff),
         (Attrs::GUEST_DEVICE, 0, 0x0048_0000_0000_07c7),
-        (
-            ALL.with_memory(Memory::DeviceStrict),
-            0,
-            0x0008_0000_0000_07c3,
-        ),
-        (
-            ALL.with_memory(Memory::NonCacheable),
-            0,
-            0x0008_0000_0000_07d7,
-        ),
-        (
-            ALL.with_memory(Memory::WriteThrough),
-            0,
-            0x0008_0000_0000_07eb,
-        ),
+        (ALL.with_memory(Memory::DeviceStrict), 0, 0x0008_0000_0000_07c3),
+        (ALL.with_memory(Memory::NonCacheable), 0, 0x0008_0000_0000_07d7),
+        (ALL.with_memory(Memory::WriteThrough), 0, 0x0008_0000_0000_07eb),
     ]);
     check_encoded::<Stage2<12, 48, false, true>>(&[
         (ALL, 0, 0x0008_0000_0000_07db),
-        (
-            ALL.with_memory(Memory::NonCacheable),
-            0,
-            0x0008_0000_0000_07d7,
-        ),
+        (ALL.with_memory(Memory::NonCacheable), 0, 0x0008_0000_0000_07d7),
         (Attrs::GUEST_DEVICE, 0, 0x0048_0000_0000_07c7),
     ]);
     check_encoded::<Stage2<12, 52, true>>(&[(ALL, 0, 0x0008_0000_0000_04ff)]);

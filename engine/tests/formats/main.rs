@@ -102,11 +102,7 @@ fn walk<F: Decoded>(descriptor: u64, level: Level) -> Result<walker::Leaf, Fault
     // The table at height h lies at (h + 1) << 20.
     let mut read = |table: u64, _: usize| {
         let height = (table >> 20) - 1;
-        if height == u64::from(level.height()) {
-            descriptor
-        } else {
-            pointer::<F>(height << 20)
-        }
+        if height == u64::from(level.height()) { descriptor } else { pointer::<F>(height << 20) }
     };
     walker::translate(F::REGIME, u64::from(F::LEVELS) << 20, 0, &mut read)
 }
@@ -127,10 +123,8 @@ fn is_missing<F: Decoded>(memory: Memory) -> bool {
         (false, Memory::Device) => 0,
         (false, Memory::DeviceStrict | Memory::Tagged) => return true,
     };
-    let in_descriptor = matches!(
-        F::REGIME,
-        walker::Regime::Arm64Stage2 { .. } | walker::Regime::Ept { .. }
-    );
+    let in_descriptor =
+        matches!(F::REGIME, walker::Regime::Arm64Stage2 { .. } | walker::Regime::Ept { .. });
     !in_descriptor && !F::TYPES.to_le_bytes().contains(&byte)
 }
 
@@ -161,12 +155,7 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
         let x86_memory = matches!(attrs.memory, Memory::DeviceStrict | Memory::Tagged);
         let shared = attrs.shareability != Shareability::Inner;
         let by_format = match F::REGIME {
-            walker::Regime::Arm64Stage2 {
-                granule,
-                wide,
-                forced_write_back,
-                ..
-            } => {
+            walker::Regime::Arm64Stage2 { granule, wide, forced_write_back, .. } => {
                 attrs.memory == Memory::Tagged
                     || forced_write_back && attrs.memory == Memory::WriteThrough
                     || wide && granule != walker::Granule::K64 && shared
@@ -234,18 +223,9 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
             held += 1;
             let leaf = F::with_address(bits, frame);
             let what = || format!("{name} at {level:?}: {leaf:#x} of {attrs:?}");
-            assert!(
-                seen.insert(bits),
-                "{}: another combination has it, too",
-                what()
-            );
+            assert!(seen.insert(bits), "{}: another combination has it, too", what());
             assert_eq!(F::kind(leaf, level), Kind::Leaf, "{}", what());
-            assert_eq!(
-                F::is_parked(leaf),
-                attrs.perms.is_empty(),
-                "is parked: {}",
-                what()
-            );
+            assert_eq!(F::is_parked(leaf), attrs.perms.is_empty(), "is parked: {}", what());
             assert_eq!(F::decode(leaf, level), attrs, "decoded again: {}", what());
             assert_eq!(F::address(leaf, level), frame, "{}", what());
             assert_eq!(bits & F::CONTIGUOUS, 0, "the contiguous bit: {}", what());
@@ -263,12 +243,7 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
                 check_parked::<F>(leaf, frame, level);
                 return;
             }
-            assert_eq!(
-                bits & F::address_mask(level),
-                0,
-                "attributes in the address: {}",
-                what()
-            );
+            assert_eq!(bits & F::address_mask(level), 0, "attributes in the address: {}", what());
             let found =
                 walk::<F>(leaf, level).unwrap_or_else(|fault| panic!("{}: {fault}", what()));
             assert_eq!(words::<F>(&found), attrs, "by the walker: {}", what());
@@ -296,30 +271,20 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
         let base = F::encode(&data::<F>(), level).unwrap();
         // Each subset of the format's own bits; each single bit that is none of them.
         let bits: Vec<u64> = (0..64).map(|bit| 1 << bit).collect();
-        let own: Vec<u64> = bits
-            .iter()
-            .copied()
-            .filter(|bit| F::NATIVE & bit != 0)
-            .collect();
+        let own: Vec<u64> = bits.iter().copied().filter(|bit| F::NATIVE & bit != 0).collect();
         for subset in 0..1u64 << own.len() {
             let native = own
                 .iter()
                 .enumerate()
                 .filter(|(number, _)| subset >> number & 1 != 0)
                 .fold(0, |sum, (_, bit)| sum | bit);
-            let attrs = Attrs {
-                native,
-                ..data::<F>()
-            };
+            let attrs = Attrs { native, ..data::<F>() };
             let what = || format!("{} at {level:?}: native {native:#x}", F::NAME);
             assert_eq!(F::encode(&attrs, level), Ok(base | native), "{}", what());
             assert_eq!(F::decode(base | native, level), attrs, "{}", what());
         }
         for bit in bits.iter().filter(|&bit| F::NATIVE & bit == 0) {
-            let attrs = Attrs {
-                native: *bit,
-                ..data::<F>()
-            };
+            let attrs = Attrs { native: *bit, ..data::<F>() };
             assert!(F::encode(&attrs, level).is_err(), "{}: {bit:#x}", F::NAME);
         }
         // No attribute uses a bit that is the embedder's.
@@ -376,28 +341,14 @@ fn the_shape_is_that_of_the_walker<F: Decoded>() {
     assert_eq!(F::PAGE_SHIFT, F::REGIME.page_shift(), "{name}: PAGE_SHIFT");
     assert_eq!(F::INPUT_BITS, F::REGIME.input_bits(), "{name}: INPUT_BITS");
     let root = number::<F>(F::root_level());
-    assert_eq!(
-        root,
-        F::REGIME.start_level(),
-        "{name}: the level of the root"
-    );
+    assert_eq!(root, F::REGIME.start_level(), "{name}: the level of the root");
     for level in levels::<F>() {
         let number = number::<F>(level);
-        assert_eq!(
-            F::entries(level),
-            F::REGIME.table_entries(number),
-            "{}",
-            F::NAME
-        );
+        assert_eq!(F::entries(level), F::REGIME.table_entries(number), "{}", F::NAME);
         let size = 1u64 << F::shift(level);
         assert_eq!(size, F::REGIME.entry_size(number), "{name} at {level:?}");
         let run = F::REGIME.run_entries(number);
-        assert_eq!(
-            1usize << F::contiguous(level),
-            run,
-            "{} at {level:?}",
-            F::NAME
-        );
+        assert_eq!(1usize << F::contiguous(level), run, "{} at {level:?}", F::NAME);
         if run > 1 {
             assert!(F::is_leaf_level(level));
         }
@@ -463,11 +414,7 @@ fn frames(low: u32, high: u32) -> Vec<Pa> {
 fn every_bit_of_an_address_has_its_place<F: Decoded>() {
     for level in levels::<F>() {
         // Leaves with everything set and with nothing set beside the address.
-        let full = Attrs {
-            native: F::NATIVE,
-            software: 7,
-            ..data::<F>()
-        };
+        let full = Attrs { native: F::NATIVE, software: 7, ..data::<F>() };
         let plain = Attrs {
             accessed: false,
             dirty: false,
@@ -506,14 +453,8 @@ fn every_bit_of_an_address_has_its_place<F: Decoded>() {
                 assert_eq!(F::address(table, level), frame, "{}: {table:#x}", F::NAME);
                 // Stage 2 of arm64 denies nothing. Execution: the rest of arm64 denies each by
                 // itself, and so does EPT with mode-based control; otherwise both or neither.
-                let each = F::HALVES
-                    || matches!(
-                        F::REGIME,
-                        walker::Regime::Ept {
-                            mode_based: true,
-                            ..
-                        }
-                    );
+                let each =
+                    F::HALVES || matches!(F::REGIME, walker::Regime::Ept { mode_based: true, .. });
                 let expected = match F::TABLES_RESTRICT {
                     false => Perms::empty(),
                     true if each || deny.contains(Perms::ANY_EXEC) => deny,
@@ -600,22 +541,14 @@ fn hardware_writes_what_the_manual_says_it_writes<F: Decoded>() {
             for (hardware_access, hardware_dirty) in
                 [(false, false), (true, false), (false, true), (true, true)]
             {
-                let caps = Caps {
-                    hardware_access,
-                    hardware_dirty,
-                    ..Caps::CONSERVATIVE
-                };
+                let caps = Caps { hardware_access, hardware_dirty, ..Caps::CONSERVATIVE };
                 // The accessed flag where it is clear; the dirty state of what may be written and
                 // was not.
                 let writable = attrs.perms.contains(Perms::WRITE);
                 let used = !attrs.perms.is_empty();
                 let expected = hardware_access && used && !attrs.accessed
                     || hardware_dirty && writable && !attrs.dirty;
-                assert_eq!(
-                    F::hardware_writes(leaf, level, &caps),
-                    expected,
-                    "{leaf:#x}"
-                );
+                assert_eq!(F::hardware_writes(leaf, level, &caps), expected, "{leaf:#x}");
             }
         });
     }

@@ -38,10 +38,7 @@ fn memory_types_are_those_of_another_register() {
     let expected = [Some(3), None, Some(2), Some(1), Some(0), None];
     type Other = Arm64<12, 48, false, OTHER_MAIR>;
     assert_eq!(of_arm(Other::encode), expected);
-    assert_eq!(
-        of_arm(Arm64El2::<14, 47, false, OTHER_MAIR>::encode),
-        expected
-    );
+    assert_eq!(of_arm(Arm64El2::<14, 47, false, OTHER_MAIR>::encode), expected);
     // Linux: two indices of normal memory, the second of which is that of tags where there are
     // tags.
     type Linux = Arm64<12, 48, false, 0x0004_0044_ffff>;
@@ -70,49 +67,25 @@ fn memory_types_are_those_of_another_register() {
     const ALL: u64 = 0x0000_bbf0_0044_04ff;
     assert_eq!(decoded::<{ ALL | 0x0c08 << 48 }>(6), [Device, Device]);
     assert_eq!(decoded::<{ ALL | 0x3377 << 48 }>(6), [Normal, WriteThrough]);
-    assert_eq!(
-        decoded::<{ ALL | 0x40f4 << 48 }>(6),
-        [NonCacheable, NonCacheable]
-    );
-    assert_eq!(
-        decoded::<{ ALL | 0x01a0 << 48 }>(6),
-        [WriteThrough, DeviceStrict]
-    );
+    assert_eq!(decoded::<{ ALL | 0x40f4 << 48 }>(6), [NonCacheable, NonCacheable]);
+    assert_eq!(decoded::<{ ALL | 0x01a0 << 48 }>(6), [WriteThrough, DeviceStrict]);
     // Where there is no such type, as one that is stricter.
     assert_eq!(decoded::<0x0440_3308>(0), [Device, Device]);
     assert_eq!(decoded::<0x0044_3308>(0), [DeviceStrict, NonCacheable]);
 
     let of_x86 = |encode: fn(&Attrs, Level) -> Result<u64, tablewright::Inexpressible>,
                   attrs: Attrs| {
-        [
-            Memory::Normal,
-            Memory::WriteThrough,
-            Memory::NonCacheable,
-            Memory::Device,
-        ]
-        .map(|memory| {
+        [Memory::Normal, Memory::WriteThrough, Memory::NonCacheable, Memory::Device].map(|memory| {
             let bits = encode(&attrs.with_memory(memory), Level::new(1));
             bits.ok().map(|bits| bits >> 3 & 3 | bits >> 10 & 4)
         })
     };
     let expected = [Some(0), Some(1), None, Some(3)];
-    assert_eq!(
-        of_x86(X86_64::<4, RESET_PAT>::encode, Attrs::KERNEL_RODATA),
-        expected
-    );
-    assert_eq!(
-        of_x86(Npt::<4, RESET_PAT>::encode, Attrs::USER_RODATA),
-        expected
-    );
+    assert_eq!(of_x86(X86_64::<4, RESET_PAT>::encode, Attrs::KERNEL_RODATA), expected);
+    assert_eq!(of_x86(Npt::<4, RESET_PAT>::encode, Attrs::USER_RODATA), expected);
     // UC- where there is no UC.
     let expected = [Some(0), None, None, Some(1)];
-    assert_eq!(
-        of_x86(
-            X86_64::<4, 0x0606_0606_0606_0706>::encode,
-            Attrs::KERNEL_RODATA
-        ),
-        expected
-    );
+    assert_eq!(of_x86(X86_64::<4, 0x0606_0606_0606_0706>::encode, Attrs::KERNEL_RODATA), expected);
     // Types with the highest bit of the index.
     type High = X86_64<5, 0x0001_0406_0505_0505>;
     let expected = [Some(4), Some(5), Some(6), Some(7)];

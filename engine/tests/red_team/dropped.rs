@@ -161,9 +161,7 @@ fn a_zap_knows_of_a_harvest_under_way() {
     write_page_5(&mut gather, &ram, &bitmap);
     // Thread 1 harvests, and has not finished: the virtual CPU still writes through its TLB.
     let mut harvest = guest.gather();
-    harvest
-        .harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| ())
-        .unwrap();
+    harvest.harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| ()).unwrap();
     platform.take_events();
     // Thread 2 protects the page for good, drives the zap to its end, and relies on it.
     let mut zap = guest.zap(ipa(5 * PAGE, PAGE));
@@ -183,10 +181,7 @@ fn a_zap_knows_of_a_harvest_under_way() {
 #[test]
 fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
     // As many as a table has pages: the range is named.
-    let platform = platform(Caps {
-        invalidate_all_above: 512,
-        ..tablewright_hosted::CAPS
-    });
+    let platform = platform(Caps { invalidate_all_above: 512, ..tablewright_hosted::CAPS });
     let space = share::<X86_64<4>>(&platform, 1);
     let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
     assert_eq!(space.map_range(va(0, BLOCK), RAM, mapping), Ok(BLOCK));

@@ -62,10 +62,7 @@ unsafe impl SharedPlatform for Meanwhile {
 
 /// What is done meanwhile lives as long as the platform.
 fn meanwhile() -> &'static Meanwhile {
-    Box::leak(Box::new(Meanwhile {
-        threads: platform(BY_FAULTS),
-        next: RefCell::default(),
-    }))
+    Box::leak(Box::new(Meanwhile { threads: platform(BY_FAULTS), next: RefCell::default() }))
 }
 
 /// The host split a block, by a break, below a table that slept, and a write beside it woke the
@@ -124,9 +121,7 @@ fn nothing_is_reopened_by_an_outdated_request() {
     // it.
     let mut gather = guest.gather();
     write_page_5(&mut gather, &logged, &bitmap);
-    gather
-        .harvest(&logged, &bitmap, 0..512, Harvest::empty(), |_, _| ())
-        .unwrap();
+    gather.harvest(&logged, &bitmap, 0..512, Harvest::empty(), |_, _| ()).unwrap();
     assert!(gather.finish(|_| ()).is_ok());
     // It ends. A virtual CPU faults on a write, looks it up, and is taken off its processor.
     drop(guest.replace(ram).unwrap());
@@ -155,10 +150,7 @@ fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
     let space = SharedSpace::new(AddressSpace::<S2, _>::new(platform).unwrap());
     let space: &'static SharedSpace<S2, _> = Box::leak(Box::new(space.ok().unwrap()));
     let both = ipa(0, 2 << 30);
-    assert_eq!(
-        space.map_range(both, Pa::new(1 << 30), blocks()),
-        Ok(2 << 30)
-    );
+    assert_eq!(space.map_range(both, Pa::new(1 << 30), blocks()), Ok(2 << 30));
     let mut start = space.protect_all().unwrap();
     // Its walk has begun after the start.
     let split_beside = move || {
@@ -174,23 +166,11 @@ fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
     assert!(gather.finish(|_| ()).is_ok());
     // A processor protects the block for good, and relies on it.
     let mut gather = space.gather();
-    gather
-        .protect(ipa(0, 1 << 30), Change::new().write_protect())
-        .unwrap();
+    gather.protect(ipa(0, 1 << 30), Change::new().write_protect()).unwrap();
     assert!(gather.finish(|_| ()).is_ok());
-    assert!(
-        !space
-            .query(Ipa::new(0))
-            .unwrap()
-            .attrs()
-            .perms
-            .contains(Perms::WRITE)
-    );
+    assert!(!space.query(Ipa::new(0)).unwrap().attrs().perms.contains(Perms::WRITE));
     let log = platform.threads.take_log();
-    assert!(
-        log.iter().any(|told| told.covers(0)),
-        "read-only, and writable in TLBs: {log:?}"
-    );
+    assert!(log.iter().any(|told| told.covers(0)), "read-only, and writable in TLBs: {log:?}");
 }
 
 /// The visitor of a harvest panics: the marks are gone, and the page can be written.
@@ -206,29 +186,15 @@ fn what_was_harvested_is_protected_when_a_visitor_unwinds() {
     let bitmap = Bitmap::new(&mut words, 512).unwrap();
     let mut gather = guest.gather();
     assert!(gather.top_up(4));
-    let request = guest
-        .request(&Fault::new(Ipa::new(0x5000), Access::Write))
-        .unwrap();
-    gather
-        .map(&request, &Backing::new(Pa::new(0x5000), 4096))
-        .unwrap();
+    let request = guest.request(&Fault::new(Ipa::new(0x5000), Access::Write)).unwrap();
+    gather.map(&request, &Backing::new(Pa::new(0x5000), 4096)).unwrap();
     guest.mark(&Marker::Bitmap(&bitmap), &ram, Ipa::new(0x5000));
     let caught = catch_unwind(AssertUnwindSafe(|| {
-        gather.harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| {
-            panic!("the visitor")
-        })
+        gather.harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| panic!("the visitor"))
     }));
     assert!(caught.is_err());
     drop(gather);
-    let writable = guest
-        .space()
-        .query(Ipa::new(0x5000))
-        .unwrap()
-        .attrs()
-        .perms
-        .contains(Perms::WRITE);
-    assert!(
-        !writable || bitmap.is_marked(5),
-        "it can be written, and is not marked"
-    );
+    let writable =
+        guest.space().query(Ipa::new(0x5000)).unwrap().attrs().perms.contains(Perms::WRITE);
+    assert!(!writable || bitmap.is_marked(5), "it can be written, and is not marked");
 }

@@ -36,10 +36,7 @@ const BLOCK: u64 = 2 << 20;
 const RAM: Pa = Pa::new(0x4000_0000);
 
 /// Hardware does not mark what is written.
-const BY_FAULTS: Caps = Caps {
-    hardware_dirty: false,
-    ..tablewright_hosted::CAPS
-};
+const BY_FAULTS: Caps = Caps { hardware_dirty: false, ..tablewright_hosted::CAPS };
 
 fn platform(caps: Caps) -> Threads {
     Threads::new(64, 12, 1).with_caps(caps).recording()
@@ -108,10 +105,7 @@ fn abandon<T>(gather: T, forgotten: bool) {
 /// protected in space 2.
 #[test]
 fn an_edit_invalidates_its_own_space() {
-    let platform = platform(Caps {
-        bbm: 2,
-        ..tablewright_hosted::CAPS
-    });
+    let platform = platform(Caps { bbm: 2, ..tablewright_hosted::CAPS });
     let spaces = [1, 2].map(|id| mapped::<S2>(&platform, id, BLOCK, pages()));
     let mut gathers = spaces.each_ref().map(SharedSpace::gather);
     for gather in &mut gathers {
@@ -455,9 +449,7 @@ fn a_range_over_the_hole_is_refused() {
 fn a_run_is_unfolded_when_its_space_is_shared() {
     let platform = platform(tablewright_hosted::CAPS);
     let mut space = AddressSpace::<S2, _>::new(&platform).unwrap();
-    space
-        .map(ipa(0, 16 * PAGE), RAM, Attrs::GUEST_MEMORY)
-        .unwrap();
+    space.map(ipa(0, 16 * PAGE), RAM, Attrs::GUEST_MEMORY).unwrap();
     space.make_live();
     assert!(space.query(Ipa::new(0)).unwrap().is_contiguous());
     platform.take_events();
@@ -482,9 +474,7 @@ fn a_run_is_unfolded_when_its_space_is_shared() {
 #[test]
 fn a_space_whose_tables_deny_is_not_shared() {
     let platform = platform(tablewright_hosted::CAPS);
-    let denying = Mapping::new(Attrs::USER_DATA)
-        .pages_only()
-        .tables_deny_execution();
+    let denying = Mapping::new(Attrs::USER_DATA).pages_only().tables_deny_execution();
     let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     space.map(va(0, PAGE), RAM, denying).unwrap();
     let space = SharedSpace::new(space).err().unwrap();

@@ -179,13 +179,8 @@ fn a_harvest_by_a_slot_of_before_is_refused() {
     write_page_5(&mut gather, &now, &bitmap);
     let moved = Slot::memory(ipa(BLOCK, BLOCK), 0).with_log(Log::ByFault);
     let smaller = Slot::memory(ipa(0, PAGE), 0).with_log(Log::ByFault);
-    let others = [
-        now.with_log(Log::ByHardware),
-        now.with_log(Log::Off),
-        now.with_id(1),
-        moved,
-        smaller,
-    ];
+    let others =
+        [now.with_log(Log::ByHardware), now.with_log(Log::Off), now.with_id(1), moved, smaller];
     for other in others {
         let each = |_, _| panic!("given out, and not closed");
         let harvested = gather.harvest(&other, &bitmap, 0..1, Harvest::empty(), each);
@@ -193,16 +188,10 @@ fn a_harvest_by_a_slot_of_before_is_refused() {
         assert_eq!(gather.protect(&other, 0..1), Err(SlotError::Unknown));
     }
     let other = now.with_log(Log::ByModification);
-    assert_eq!(
-        gather.begin_modification_log(&other),
-        Err(SlotError::Unknown)
-    );
+    assert_eq!(gather.begin_modification_log(&other), Err(SlotError::Unknown));
     assert!(gather.is_clean() && bitmap.is_marked(5));
     // A hint that is no power of two is not another slot.
-    let same = Slot {
-        page: 3 << 20,
-        ..now
-    };
+    let same = Slot { page: 3 << 20, ..now };
     let each = |_, bits| assert_eq!(bits, 1 << 5);
     let harvested = gather.harvest(&same, &bitmap, 0..512, Harvest::empty(), each);
     assert_eq!(harvested, Ok(()));
@@ -241,12 +230,7 @@ fn a_guest_writes_after_a_start_that_unwinds() {
         // The start waits for a walk, or for a claim at the root, beside what it has protected.
         let root = || {
             // SAFETY: the root, which has two entries.
-            unsafe {
-                platform
-                    .table(space.root(), S2::root_level())
-                    .add(1)
-                    .as_ref()
-            }
+            unsafe { platform.table(space.root(), S2::root_level()).add(1).as_ref() }
         };
         root().exchange(if claimed { S2::FROZEN } else { 0 });
         let walk = (!claimed).then(|| platform.enter());
@@ -304,9 +288,7 @@ fn a_window_at_the_top_of_the_address_space_is_cleaned() {
     window.end_batch();
     assert!(entries.iter().all(|entry| entry.load() == 0));
     platform.record();
-    space
-        .map(va(64 << 20, 64 << 20), Pa::new(0), pages)
-        .unwrap();
+    space.map(va(64 << 20, 64 << 20), Pa::new(0), pages).unwrap();
     window.end_batch();
     let log = platform.take_log();
     assert!(log.iter().any(|told| told.covers(u64::MAX)), "{log:?}");

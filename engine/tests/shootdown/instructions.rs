@@ -51,12 +51,8 @@ fn instructions_are_those_of_an_assembler() {
     }
 }
 
-const ARM: arm64::Encoder = arm64::Encoder {
-    regime: Regime::El1,
-    page_shift: 12,
-    ranges: true,
-    wide: false,
-};
+const ARM: arm64::Encoder =
+    arm64::Encoder { regime: Regime::El1, page_shift: 12, ranges: true, wide: false };
 
 fn instructions(encoder: arm64::Encoder, flush: &Invalidation<'_>) -> Vec<Instruction> {
     let mut all = Vec::new();
@@ -66,14 +62,8 @@ fn instructions(encoder: arm64::Encoder, flush: &Invalidation<'_>) -> Vec<Instru
 
 #[test]
 fn a_flush_of_stage_2_waits_once_and_forgets_once_what_was_combined() {
-    let stage2 = arm64::Encoder {
-        regime: Regime::Stage2,
-        ..ARM
-    };
-    let combined = Instruction::Tlbi(Tlbi {
-        op: Op::Vmalle1,
-        operand: 0,
-    });
+    let stage2 = arm64::Encoder { regime: Regime::Stage2, ..ARM };
+    let combined = Instruction::Tlbi(Tlbi { op: Op::Vmalle1, operand: 0 });
     for count in [1, 16] {
         let ranges: Vec<_> = (0..count).map(|page| range(3 * page, 1, true)).collect();
         let all = instructions(stage2, &of(What::Ranges(&ranges), false));
@@ -85,10 +75,7 @@ fn a_flush_of_stage_2_waits_once_and_forgets_once_what_was_combined() {
     }
     for global in [false, true] {
         let all = instructions(stage2, &of(What::Everything, global));
-        let both = Tlbi {
-            op: Op::Vmalls12e1,
-            operand: 0,
-        };
+        let both = Tlbi { op: Op::Vmalls12e1, operand: 0 };
         assert_eq!(all, [Instruction::Tlbi(both)]);
         assert_eq!(instructions(stage2, &of(What::Ranges(&[]), global)), []);
     }
@@ -214,16 +201,11 @@ fn broadcast(most: u16, flush: &Invalidation<'_>) -> Vec<Invlpgb> {
 /// Blocks of which nothing is known may be 512 pages each: an address invalidates one leaf.
 #[test]
 fn addresses_are_2_mib_apart_only_if_the_leaves_are_as_large() {
-    let two = Stale {
-        level: None,
-        ..range(512, 1024, true)
-    };
+    let two = Stale { level: None, ..range(512, 1024, true) };
     let strides = |level| -> Vec<(bool, u32)> {
         let range = Stale { level, ..two };
         let all = broadcast(1023, &of(What::Ranges(&[range]), false));
-        all.iter()
-            .map(|one| (one.ecx >> 31 != 0, one.ecx & 0xffff))
-            .collect()
+        all.iter().map(|one| (one.ecx >> 31 != 0, one.ecx & 0xffff)).collect()
     };
     assert_eq!(strides(None), [(false, 1023)]);
     assert_eq!(strides(Some(Level::PAGE)), [(false, 1023)]);
@@ -233,15 +215,8 @@ fn addresses_are_2_mib_apart_only_if_the_leaves_are_as_large() {
 /// i01: no messenger included what is global.
 #[test]
 fn everything_includes_what_is_global() {
-    let flush = Invalidation {
-        id: 5,
-        ..of(What::Everything, true)
-    };
-    let global = Invlpgb {
-        rax: 1 << 3,
-        ecx: 0,
-        edx: 0,
-    };
+    let flush = Invalidation { id: 5, ..of(What::Everything, true) };
+    let global = Invlpgb { rax: 1 << 3, ecx: 0, edx: 0 };
     assert_eq!(broadcast(7, &flush), [global]);
     let mut page = [0; PAGE_WORDS];
     let mut set = Cpus::EMPTY;
@@ -249,21 +224,11 @@ fn everything_includes_what_is_global() {
     let encoder = FlushEncoder::default();
     encoder.encode(&mut page, Some(&set), &flush).unwrap();
     assert_eq!(Flags::from_bits_truncate(page[1]), Flags::ALL_SPACES);
-    let all = Tlbi {
-        op: Op::Vmalle1,
-        operand: 0,
-    };
+    let all = Tlbi { op: Op::Vmalle1, operand: 0 };
     assert_eq!(instructions(ARM, &flush), [Instruction::Tlbi(all)]);
 
-    let flush = Invalidation {
-        global: false,
-        ..flush
-    };
-    let one_space = Invlpgb {
-        rax: 1 << 1,
-        ecx: 0,
-        edx: 5 << 16,
-    };
+    let flush = Invalidation { global: false, ..flush };
+    let one_space = Invlpgb { rax: 1 << 1, ecx: 0, edx: 5 << 16 };
     assert_eq!(broadcast(7, &flush), [one_space]);
     encoder.encode(&mut page, Some(&set), &flush).unwrap();
     assert_eq!(Flags::from_bits_truncate(page[1]), Flags::NON_GLOBAL_ONLY);
@@ -275,30 +240,15 @@ fn everything_includes_what_is_global() {
 /// without bit 3.
 #[test]
 fn a_global_page_is_forgotten() {
-    let page = [Stale {
-        level: Some(Level::PAGE),
-        ..range(5, 1, false)
-    }];
-    let flush = Invalidation {
-        id: 5,
-        ..of(What::Ranges(&page), true)
-    };
-    let told = Invlpgb {
-        rax: 0x5000 | 1 << 4 | 1 << 3 | 1,
-        ecx: 0,
-        edx: 0,
-    };
+    let page = [Stale { level: Some(Level::PAGE), ..range(5, 1, false) }];
+    let flush = Invalidation { id: 5, ..of(What::Ranges(&page), true) };
+    let told = Invlpgb { rax: 0x5000 | 1 << 4 | 1 << 3 | 1, ecx: 0, edx: 0 };
     assert_eq!(broadcast(7, &flush), [told]);
     let mut input = [0; PAGE_WORDS];
     let mut set = Cpus::EMPTY;
     set.insert(1);
-    FlushEncoder::default()
-        .encode(&mut input, Some(&set), &flush)
-        .unwrap();
+    FlushEncoder::default().encode(&mut input, Some(&set), &flush).unwrap();
     assert_eq!(Flags::from_bits_truncate(input[1]), Flags::ALL_SPACES);
-    let all_asids = Tlbi {
-        op: Op::Vaale1,
-        operand: 1 << 46 | 3 << 44 | 5,
-    };
+    let all_asids = Tlbi { op: Op::Vaale1, operand: 1 << 46 | 3 << 44 | 5 };
     assert_eq!(instructions(ARM, &flush), [Instruction::Tlbi(all_asids)]);
 }

@@ -34,22 +34,12 @@ const PAGE: u64 = 4096;
 const BITS: u32 = 3;
 
 fn range(first: u64, pages: u64, tables: bool) -> Stale {
-    Stale {
-        first: first * PAGE,
-        last: (first + pages) * PAGE - 1,
-        level: None,
-        tables,
-    }
+    Stale { first: first * PAGE, last: (first + pages) * PAGE - 1, level: None, tables }
 }
 
 /// Of whichever space it is.
 fn of(what: What<'_>, global: bool) -> Invalidation<'_> {
-    Invalidation {
-        root: Pa::new(0x1000),
-        id: 0,
-        global,
-        what,
-    }
+    Invalidation { root: Pa::new(0x1000), id: 0, global, what }
 }
 
 // ---- Which CPUs are told ----
@@ -104,8 +94,7 @@ impl Core {
     fn forget_range(&mut self, id: Option<u16>, range: &Stale, global: bool) {
         let within = |page: u64| range.first / PAGE <= page && page <= range.last / PAGE;
         let under = |its: u16| id.is_none_or(|id| id == its);
-        self.tlb
-            .retain(|&(its, page), _| !under(its) || !within(page));
+        self.tlb.retain(|&(its, page), _| !under(its) || !within(page));
         if range.tables {
             self.tables.retain(|&its, _| !under(its));
             self.global_tables.retain(|&its, _| !under(its));
@@ -326,12 +315,7 @@ impl<'m> World<'m> {
     /// Changes pages and flushes them. CPUs that have the space loaded have forgotten, or do not
     /// use it.
     fn edit(&self, cpu: usize, asked: &Asked, messengers: &[&dyn Messenger]) {
-        let &Asked {
-            space,
-            ref ranges,
-            tables,
-            global,
-        } = asked;
+        let &Asked { space, ref ranges, tables, global } = asked;
         let bump = |versions: &Cell<[u32; PAGES as usize]>, page: u64| {
             let mut all = versions.get();
             all[page as usize] += 1;
@@ -355,8 +339,7 @@ impl<'m> World<'m> {
             let mut versions = self.tables.get();
             versions[space] += 1;
             self.tables.set(versions);
-            self.global_tables
-                .update(|version| version + u32::from(global));
+            self.global_tables.update(|version| version + u32::from(global));
         }
         let root = self.spaces[space].root();
         self.here(cpu).flush(
@@ -377,10 +360,7 @@ impl<'m> World<'m> {
             }
             let now = self.global_tables.get();
             let mut seen = core.global_tables.values().filter(|_| global && tables);
-            assert!(
-                seen.all(|&seen| seen == now),
-                "tables of global pages on {cpu} after a flush"
-            );
+            assert!(seen.all(|&seen| seen == now), "tables of global pages on {cpu} after a flush");
             let Some((_, id)) = core.loaded.filter(|&(its, _)| its == space) else {
                 continue;
             };
@@ -405,25 +385,13 @@ enum Step {
     Resume(usize),
     Preempt(usize),
     Offline(usize),
-    Flush {
-        cpu: usize,
-        asked: Asked,
-        way: u8,
-        refuses: bool,
-        handlers: Vec<(usize, Asked)>,
-    },
+    Flush { cpu: usize, asked: Asked, way: u8, refuses: bool, handlers: Vec<(usize, Asked)> },
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
     let ranges = prop::collection::vec((0..PAGES, 1..3u64), 1..4);
-    (0..SPACES, ranges, any::<bool>(), prop::bool::weighted(0.3)).prop_map(
-        |(space, ranges, tables, global)| Asked {
-            space,
-            ranges,
-            tables,
-            global,
-        },
-    )
+    (0..SPACES, ranges, any::<bool>(), prop::bool::weighted(0.3))
+        .prop_map(|(space, ranges, tables, global)| Asked { space, ranges, tables, global })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -476,18 +444,10 @@ fn with_world<T>(bits: Option<u32>, program: impl FnOnce(&World<'_>) -> T) -> T 
 
 fn play(world: &World<'_>, steps: &[Step], identified: bool) {
     let spaces = world.spaces;
-    let hypercall = Hypercall {
-        encoder: FlushEncoder::default(),
-        cost: 15,
-        calls: world,
-    };
+    let hypercall = Hypercall { encoder: FlushEncoder::default(), cost: 15, calls: world };
     // SAFETY: `World::schedule` is the host (1.).
     let deferred = unsafe { Deferred::new(|cpu| world.flags.get(cpu)) };
-    let broadcast = amd::InvlpgbMessenger {
-        most: 1,
-        cost: 2,
-        hardware: world,
-    };
+    let broadcast = amd::InvlpgbMessenger { most: 1, cost: 2, hardware: world };
     let ways: [&[&dyn Messenger]; 6] = [
         &[],
         &[&hypercall],
@@ -544,13 +504,7 @@ fn play(world: &World<'_>, steps: &[Step], identified: bool) {
                 world.here(cpu).go_offline(&On(cpu, world));
                 world.cores.borrow_mut()[cpu].offline = true;
             }
-            Step::Flush {
-                cpu,
-                ref asked,
-                way,
-                refuses,
-                ref handlers,
-            } => {
+            Step::Flush { cpu, ref asked, way, refuses, ref handlers } => {
                 world.ready(cpu);
                 world.hypervisor_refuses.set(refuses);
                 world.handlers.borrow_mut().clone_from(handlers);
@@ -577,8 +531,7 @@ impl World<'_> {
     /// Of space 0.
     fn flush(&self, cpu: usize, what: What<'_>, global: bool, messengers: &[&dyn Messenger]) {
         let (space, actions) = (&self.spaces[0], On(cpu, self));
-        self.here(cpu)
-            .flush(space, &of(what, global), messengers, &actions);
+        self.here(cpu).flush(space, &of(what, global), messengers, &actions);
     }
 
     fn flush_ranges(&self, cpu: usize, ranges: &[Stale]) {

@@ -99,10 +99,7 @@ fn a_batch_is_all_that_was_added_to_it() {
     assert!(batch.is_empty() && !batch.flush(root, 7).global);
     batch.add(&of(What::Ranges(&most[..9]), false));
     batch.add(&of(What::Ranges(&most[9..]), false));
-    let all = Invalidation {
-        id: 7,
-        ..of(What::Ranges(&most), false)
-    };
+    let all = Invalidation { id: 7, ..of(What::Ranges(&most), false) };
     assert_eq!(batch.flush(root, 7), all);
     // One that is global, and one too many.
     batch.add(&of(What::Ranges(&most[..1]), true));
@@ -119,11 +116,7 @@ fn a_batch_is_all_that_was_added_to_it() {
 fn a_messenger_is_used_where_it_costs_less_than_interrupts() {
     with_world(Some(BITS), |world| {
         (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
-        let hypercall = Hypercall {
-            encoder: FlushEncoder::default(),
-            cost: 15,
-            calls: world,
-        };
+        let hypercall = Hypercall { encoder: FlushEncoder::default(), cost: 15, calls: world };
         let page = [range(3, 1, false)];
         let flush = || {
             world.flush(0, What::Ranges(&page), false, &[&hypercall]);
@@ -159,14 +152,7 @@ fn what_is_global_is_forgotten_on_every_cpu() {
         world.take();
         world.flush(0, What::Ranges(&[page]), true, &[]);
         let here = with_global(1, page);
-        let told = vec![
-            (1, here),
-            (2, space(1)),
-            (2, here),
-            (3, here),
-            (4, here),
-            (0, here),
-        ];
+        let told = vec![(1, here), (2, space(1)), (2, here), (3, here), (4, here), (0, here)];
         assert_eq!(world.take(), (told, 1));
         // What the second has of the space under its identifier goes when it loads it.
         world.switch(1, Some(0));

@@ -31,17 +31,10 @@ fn asked(at: u64) -> (Option<u64>, Option<u64>) {
 /// written.
 pub fn check(number: usize, writable: u64) -> Done {
     let root = with(number, |process| process.space().root())?;
-    let regime = Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    };
+    let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
     let mut read = |table: u64, index: usize| {
         // SAFETY: a table of the process, or whatever memory the walker is led to.
-        unsafe {
-            frames::pointer::<u64>(Pa::new(table))
-                .add(index)
-                .read_volatile()
-        }
+        unsafe { frames::pointer::<u64>(Pa::new(table)).add(index).read_volatile() }
     };
     let heap = (0..PAGES).map(|page| HEAP + page * PAGE);
     let others = [TEXT, TEXT + PAGE, HEAP - PAGE, HEAP + PAGES * PAGE, 0];
@@ -64,8 +57,6 @@ pub fn check(number: usize, writable: u64) -> Done {
     }
     match found == writable {
         true => Ok(()),
-        false => Err(format!(
-            "process {number} may write {found} pages, and should {writable}"
-        )),
+        false => Err(format!("process {number} may write {found} pages, and should {writable}")),
     }
 }

@@ -38,10 +38,7 @@ pub type Lock<T> = SpinMutex<T, Yield>;
 
 /// All of them.
 pub static POOL: Pool = Pool {
-    free: Lock::new(Free {
-        list: [0; FRAMES],
-        count: 0,
-    }),
+    free: Lock::new(Free { list: [0; FRAMES], count: 0 }),
     users: [const { AtomicU32::new(0) }; FRAMES],
     copied: AtomicU64::new(0),
 };
@@ -134,10 +131,7 @@ impl Memory for Pool {
 
     fn share(&self, frame: Pa) {
         let before = self.users_of(frame).fetch_add(1, Ordering::Relaxed);
-        assert!(
-            (1..TABLE - 1).contains(&before),
-            "{frame} had {before} users"
-        );
+        assert!((1..TABLE - 1).contains(&before), "{frame} had {before} users");
     }
 
     fn release(&self, frame: Pa) {
@@ -186,19 +180,12 @@ pub struct Tables {
 impl Tables {
     /// The kernel's tables.
     pub fn kernel() -> Self {
-        Self {
-            cpu: cpu(),
-            caps: ids().caps(),
-            identity: None,
-        }
+        Self { cpu: cpu(), caps: ids().caps(), identity: None }
     }
 
     /// Tables of the process that has this identity.
     pub fn of(identity: &'static Identity) -> Self {
-        Self {
-            identity: Some(identity),
-            ..Self::kernel()
-        }
+        Self { identity: Some(identity), ..Self::kernel() }
     }
 }
 

@@ -41,9 +41,7 @@ fn boot() -> Result<(), &'static str> {
     static mut MEMORY: [u8; SIZE] = [0; SIZE];
     // SAFETY: memory of its own, given away once: this function is called once.
     unsafe {
-        HEAP_MEMORY
-            .lock()
-            .init((&raw mut MEMORY).expose_provenance(), SIZE);
+        HEAP_MEMORY.lock().init((&raw mut MEMORY).expose_provenance(), SIZE);
     }
     POOL.fill(boot::free());
     running::set_up()?;
@@ -65,9 +63,7 @@ extern "C" fn main() -> ! {
 
 #[unsafe(no_mangle)]
 extern "C" fn exception(syndrome: u64, at: u64, from: u64) -> ! {
-    end(format_args!(
-        "WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"
-    ))
+    end(format_args!("WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"))
 }
 
 #[panic_handler]

@@ -80,12 +80,7 @@ pub struct Faults {
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            mapped,
-            copied,
-            owned,
-            already,
-        } = self;
+        let Self { mapped, copied, owned, already } = self;
         write!(f, "faults: {mapped} mapped, {copied} copied, ")?;
         write!(f, "{owned} owned, {already} done already")
     }

@@ -100,10 +100,7 @@ fn start() -> Done {
 
 fn demand() -> Done {
     check(PARENT, 0)?;
-    let expected = Faults {
-        mapped: PAGES,
-        ..Faults::default()
-    };
+    let expected = Faults { mapped: PAGES, ..Faults::default() };
     counted::<{ Step::Demand.number() }, _>(|| {
         run(PARENT, Program::Write, 0..PAGES, FIRST, expected)
     })?;
@@ -115,9 +112,7 @@ fn demand() -> Done {
 
 fn fork() -> Done {
     let child = counted::<{ Step::Fork.number() }, _>(|| {
-        let forked = with(PARENT, |parent| {
-            parent.fork(Tables::of(&IDENTITIES[CHILD]), 0)
-        })?;
+        let forked = with(PARENT, |parent| parent.fork(Tables::of(&IDENTITIES[CHILD]), 0))?;
         forked.map_err(|error| error.to_string())
     })?;
     *PROCESSES[CHILD].lock() = Some(child);
@@ -141,10 +136,7 @@ fn copy() -> Done {
     let mut rounds = 0u32;
     let write = || {
         counted::<{ Step::Copy.number() }, _>(|| {
-            let expected = Faults {
-                copied: COPIES,
-                ..Faults::default()
-            };
+            let expected = Faults { copied: COPIES, ..Faults::default() };
             run(CHILD, Program::Write, 0..COPIES, CHILDS, expected)
         })
     };
@@ -160,10 +152,7 @@ fn copy() -> Done {
     check(PARENT, 0)?;
     let what = "pages copied on the second processor; the first has read all of its own meanwhile";
     let round = if rounds == 1 { "time" } else { "times" };
-    say(
-        Step::Copy,
-        format_args!("{COPIES} {what}, {rounds} {round}"),
-    );
+    say(Step::Copy, format_args!("{COPIES} {what}, {rounds} {round}"));
     Ok(())
 }
 
@@ -181,10 +170,7 @@ fn childs_words() -> Done {
 
 fn reuse() -> Done {
     let before = POOL.copied();
-    let expected = Faults {
-        owned: COPIES,
-        ..Faults::default()
-    };
+    let expected = Faults { owned: COPIES, ..Faults::default() };
     counted::<{ Step::Reuse.number() }, _>(|| {
         run(PARENT, Program::Write, 0..COPIES, AGAIN, expected)
     })?;
@@ -192,18 +178,12 @@ fn reuse() -> Done {
         return Err("a page that has one user was copied".into());
     }
     check(PARENT, COPIES)?;
-    let rest = Faults {
-        copied: PAGES - COPIES,
-        ..Faults::default()
-    };
+    let rest = Faults { copied: PAGES - COPIES, ..Faults::default() };
     run(PARENT, Program::Write, 0..PAGES, AGAIN, rest)?;
     reads(PARENT, 0..PAGES, AGAIN)?;
     check(PARENT, PAGES)?;
     childs_words()?;
-    say(
-        Step::Reuse,
-        format_args!("{COPIES} pages taken over without a copy"),
-    );
+    say(Step::Reuse, format_args!("{COPIES} pages taken over without a copy"));
     Ok(())
 }
 
@@ -218,22 +198,13 @@ fn protect() -> Done {
     reads(PARENT, 0..PAGES, AGAIN)?;
     run(PARENT, Program::Write, 1..2, AGAIN, Faults::default())?;
     check(PARENT, PAGES - 1)?;
-    say(
-        Step::ProtectPage,
-        format_args!("1 page, which the program may not write"),
-    );
+    say(Step::ProtectPage, format_args!("1 page, which the program may not write"));
 
     counted::<{ Step::Allow.number() }, _>(|| protect(first, true))?;
-    let owned = Faults {
-        owned: 1,
-        ..Faults::default()
-    };
+    let owned = Faults { owned: 1, ..Faults::default() };
     run(PARENT, Program::Write, 0..PAGES, AGAIN, owned)?;
     check(PARENT, PAGES)?;
-    say(
-        Step::Allow,
-        format_args!("1 page, which it may write again"),
-    );
+    say(Step::Allow, format_args!("1 page, which it may write again"));
 
     let all = heap()?;
     counted::<{ Step::ProtectAll.number() }, _>(|| protect(all, false))?;
@@ -243,10 +214,7 @@ fn protect() -> Done {
     reads(PARENT, 0..PAGES, AGAIN)?;
     check(PARENT, 0)?;
     childs_words()?;
-    say(
-        Step::ProtectAll,
-        format_args!("{PAGES} pages, none of which it may write"),
-    );
+    say(Step::ProtectAll, format_args!("{PAGES} pages, none of which it may write"));
     Ok(())
 }
 
@@ -260,10 +228,7 @@ pub fn all() -> Done {
     copy()?;
     reuse()?;
     protect()?;
-    on_second(
-        || counted::<{ Step::Exit.number() }, _>(|| exit(CHILD)),
-        || Ok(()),
-    )?;
+    on_second(|| counted::<{ Step::Exit.number() }, _>(|| exit(CHILD)), || Ok(()))?;
     // The parent has as many pages as before, each its own, and as many tables.
     reads(PARENT, 0..PAGES, AGAIN)?;
     check(PARENT, 0)?;
@@ -276,9 +241,6 @@ pub fn all() -> Done {
     if left != before {
         return Err(format!("{left} frames are free, and were {before}"));
     }
-    say(
-        Step::Exit,
-        format_args!("{left} frames are free, as before the first process"),
-    );
+    say(Step::Exit, format_args!("{left} frames are free, as before the first process"));
     Ok(())
 }

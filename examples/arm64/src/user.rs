@@ -200,13 +200,5 @@ pub fn install(frame: Pa) {
         }
     }
     // SAFETY: instructions are fetched anew.
-    unsafe {
-        asm!(
-            "dsb ish",
-            "ic ialluis",
-            "dsb ish",
-            "isb",
-            options(nostack, preserves_flags)
-        )
-    }
+    unsafe { asm!("dsb ish", "ic ialluis", "dsb ish", "isb", options(nostack, preserves_flags)) }
 }

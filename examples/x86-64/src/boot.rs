@@ -38,22 +38,14 @@ unsafe extern "C" {
 
 /// Where the image has its code, constants and data, and where it ends.
 pub fn image() -> [u64; 4] {
-    [
-        &raw const text_start,
-        &raw const rodata_start,
-        &raw const data_start,
-        &raw const image_end,
-    ]
-    .map(|at| at as u64)
+    [&raw const text_start, &raw const rodata_start, &raw const data_start, &raw const image_end]
+        .map(|at| at as u64)
 }
 
 /// The frame of the user's programs, and how far into it is the one that watches.
 pub fn programs() -> (Pa, u64) {
     let start = &raw const user_start as u64;
-    (
-        Pa::new(start - KERNEL),
-        &raw const user_watch as u64 - start,
-    )
+    (Pa::new(start - KERNEL), &raw const user_watch as u64 - start)
 }
 
 /// The memory of the machine, in whole pages: its first eight parts.
@@ -66,14 +58,11 @@ pub unsafe fn memory(info: u64) -> ArrayVec<Span<Pa>, 8> {
         let info = &*linear::<StartInfo>(Pa::new(info));
         core::slice::from_raw_parts(linear::<Part>(Pa::new(info.map)), info.entries as usize)
     };
-    let ours = parts
-        .iter()
-        .filter(|part| part.kind as u32 == 1)
-        .filter_map(|part| {
-            let start = part.start.next_multiple_of(PAGE);
-            let end = part.start.checked_add(part.size)? & !(PAGE - 1);
-            Span::new(Pa::new(start), end.checked_sub(start)?).ok()
-        });
+    let ours = parts.iter().filter(|part| part.kind as u32 == 1).filter_map(|part| {
+        let start = part.start.next_multiple_of(PAGE);
+        let end = part.start.checked_add(part.size)? & !(PAGE - 1);
+        Span::new(Pa::new(start), end.checked_sub(start)?).ok()
+    });
     ours.take(8).collect()
 }
 
@@ -82,10 +71,7 @@ pub fn place_second(at: Pa) {
     let (from, end) = (&raw const second_start, &raw const second_end);
     // SAFETY: linked where it was loaded; and memory that nothing else uses.
     unsafe {
-        linear::<u8>(at).copy_from(
-            linear(Pa::new(from.addr() as u64)),
-            end.addr() - from.addr(),
-        )
+        linear::<u8>(at).copy_from(linear(Pa::new(from.addr() as u64)), end.addr() - from.addr())
     };
 }
 

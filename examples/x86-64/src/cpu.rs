@@ -113,8 +113,7 @@ pub fn set_up(cpu: usize) {
         // where there is one.
         unsafe {
             idt.invalid_opcode.set_handler_addr(at(&raw const trap_6));
-            idt.general_protection_fault
-                .set_handler_addr(at(&raw const trap_13));
+            idt.general_protection_fault.set_handler_addr(at(&raw const trap_13));
             idt.page_fault.set_handler_addr(at(&raw const trap_14));
             idt[CALL as u8]
                 .set_handler_addr(at(&raw const trap_128))
@@ -228,8 +227,7 @@ struct Console;
 impl fmt::Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         // SAFETY: the register of the serial line, which QEMU's never has full.
-        text.bytes()
-            .for_each(|byte| unsafe { Port::new(0x3f8).write(byte) });
+        text.bytes().for_each(|byte| unsafe { Port::new(0x3f8).write(byte) });
         Ok(())
     }
 }

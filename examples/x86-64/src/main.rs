@@ -69,14 +69,9 @@ fn map(ram: &[Span<Pa>]) -> Result<(), &'static str> {
     // What is not written where the image is linked is not written where all memory is, either.
     let constant = Span::new(Pa::new(text - KERNEL), data - text).map_err(|_| "no whole pages")?;
     let special = [(constant, Attrs::KERNEL_RODATA)];
-    let memory = MemoryMap {
-        ram,
-        reserved: &[],
-        special: &special,
-    };
+    let memory = MemoryMap { ram, reserved: &[], special: &special };
     let all = LinearMap::new(Va::new(LINEAR), Mapping::new(Attrs::KERNEL_DATA));
-    all.build(&mut space, &memory)
-        .map_err(|_| "no linear map")?;
+    all.build(&mut space, &memory).map_err(|_| "no linear map")?;
     for (from, to, physical, attrs) in [
         (text, rodata, text - KERNEL, Attrs::KERNEL_TEXT),
         (rodata, data, rodata - KERNEL, Attrs::KERNEL_RODATA),
@@ -110,15 +105,12 @@ fn demand(at: u64) -> bool {
     unsafe { linear::<u8>(frame).write_bytes(0, PAGE as usize) };
     let mapped = if HEAP.contains(&at) {
         let mut half = lock(&KERNEL_HALF);
-        half.as_mut()
-            .map(|half| half.gather().map(page, frame, Attrs::KERNEL_DATA))
+        half.as_mut().map(|half| half.gather().map(page, frame, Attrs::KERNEL_DATA))
     } else {
         let mut user = lock(&USER);
         // Asked under the lock under which it is taken back.
         let may = (USER_HEAP..USER_END.load(Ordering::Relaxed)).contains(&at);
-        user.as_mut()
-            .filter(|_| may)
-            .map(|user| user.map(page, frame, Attrs::USER_DATA))
+        user.as_mut().filter(|_| may).map(|user| user.map(page, frame, Attrs::USER_DATA))
     };
     if mapped != Some(Ok(())) {
         lock(&FRAMES).put(frame);
@@ -165,19 +157,12 @@ extern "C" fn trapped(frame: &Frame) {
             FAULTS.fetch_add(1, Ordering::Relaxed);
             // Bit 0 of the code: a page is there, and does not permit it (SDM vol. 3A 4.7).
             if frame.error & 1 != 0 || !demand(at) {
-                assert!(
-                    frame.is_user(),
-                    "page fault at {at:#x}, from {:#x}",
-                    frame.at
-                );
+                assert!(frame.is_user(), "page fault at {at:#x}, from {:#x}", frame.at);
                 // SAFETY: of a user's, and there is nothing here to drop (1.).
                 unsafe { cpu::leave_user(at) };
             }
         }
-        vector => panic!(
-            "trap {vector} from {:#x}, code {:#x}",
-            frame.at, frame.error
-        ),
+        vector => panic!("trap {vector} from {:#x}, code {:#x}", frame.at, frame.error),
     }
 }
 
@@ -235,9 +220,7 @@ fn run() -> Result<(), &'static str> {
     if at != USER_HEAP + (USER_PAGES - 1) * PAGE {
         return Err("the user was refused another page");
     }
-    say(format_args!(
-        "shootdown: the other processor was refused {at:#x}"
-    ));
+    say(format_args!("shootdown: the other processor was refused {at:#x}"));
 
     // The end of the user: neither processor has it loaded.
     switch(USERS, KERNELS);
@@ -266,11 +249,7 @@ extern "C" fn first_main(info: u64) -> ! {
     unsafe { set_up(features, false) };
     let done = map(&ram).and_then(|()| {
         let size: u64 = ram.iter().map(|part| part.size()).sum();
-        say(format_args!(
-            "map: {} MiB, {} tables",
-            size >> 20,
-            lock(&FRAMES).used
-        ));
+        say(format_args!("map: {} MiB, {} tables", size >> 20, lock(&FRAMES).used));
         cpu::set_up(0);
         platform::shootdown().ok_or("too many processors")?;
         run()

@@ -34,12 +34,7 @@ pub fn linear<T>(at: Pa) -> *mut T {
 impl Frames {
     /// Those of so much memory.
     pub const fn new(memory: Range<u64>) -> Self {
-        Self {
-            next: memory.start,
-            end: memory.end,
-            back: 0,
-            used: 0,
-        }
+        Self { next: memory.start, end: memory.end, back: 0, used: 0 }
     }
 
     pub fn take(&mut self) -> Option<Pa> {

@@ -72,10 +72,7 @@ unsafe impl Platform for Tables {
         let mut batch = lock(&BATCHES[cpu::number()]);
         let (sent, root) = (batch.0.take(), batch.1);
         drop(batch);
-        let space = SPACES
-            .iter()
-            .filter_map(Once::get)
-            .find(|space| space.root() == root);
+        let space = SPACES.iter().filter_map(Once::get).find(|space| space.root() == root);
         if let (Some(space), false) = (space, sent.is_empty()) {
             here.flush(space, &sent.flush(root, 0), &[], &Tables);
         }

@@ -75,9 +75,7 @@ impl Window<'_> {
         let _ = match kind {
             0 => gather.protect(span, Change::new().perms(attrs.perms)),
             1 => gather.protect(span, Change::new().write_protect()),
-            _ => gather
-                .unmap(span, |_| ControlFlow::Continue(()))
-                .map(|_| ()),
+            _ => gather.unmap(span, |_| ControlFlow::Continue(())).map(|_| ()),
         };
         gather.finish(|_| ());
         if kind > 2 {

@@ -41,10 +41,7 @@ impl<R: RelaxStrategy> Frames<R> {
             size,
             // SAFETY: just written, and without another user (1.).
             links: unsafe { core::slice::from_raw_parts(base, count as usize) },
-            free: SpinMutex::new(Free {
-                fresh: first.get(),
-                chain: 0,
-            }),
+            free: SpinMutex::new(Free { fresh: first.get(), chain: 0 }),
         })
     }
 

@@ -146,11 +146,7 @@ impl<H: Host> Memory<H> {
         for (index, page) in pages.iter().enumerate() {
             page.store((first + index as u64) as u32, Ordering::Relaxed);
         }
-        let mut spare = Spare {
-            frames: [0; Spare::MOST],
-            first: 0,
-            len: 0,
-        };
+        let mut spare = Spare { frames: [0; Spare::MOST], first: 0, len: 0 };
         while evictions.count != 0 && spare.len < Spare::MOST {
             let Some(frame) = machine.take_frame() else {
                 break;
@@ -236,10 +232,7 @@ impl<H: Host> Memory<H> {
             true => H::BLOCK,
             false => H::PAGE,
         };
-        Some(Backing::new(
-            Pa::new(u64::from(page & !AWAY) * H::PAGE),
-            size,
-        ))
+        Some(Backing::new(Pa::new(u64::from(page & !AWAY) * H::PAGE), size))
     }
 
     /// Puts other frames behind all pages: those of `area`, in a row.
@@ -256,9 +249,7 @@ impl<H: Host> Memory<H> {
     /// The frame behind each page, in order.
     pub fn frames(&self) -> impl Iterator<Item = u64> + '_ {
         let number = |page: &AtomicU32| page.load(Ordering::Acquire) & !(MOVING | AWAY);
-        self.pages
-            .iter()
-            .map(move |page| u64::from(number(page)) * H::PAGE)
+        self.pages.iter().map(move |page| u64::from(number(page)) * H::PAGE)
     }
 
     /// The guest has this page again.
@@ -268,9 +259,7 @@ impl<H: Host> Memory<H> {
         };
         let now = page.load(Ordering::Relaxed);
         if now & (AWAY | MOVING) == AWAY
-            && page
-                .compare_exchange(now, now & !AWAY, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+            && page.compare_exchange(now, now & !AWAY, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             H::count(Event::Returned, 1);
         }
@@ -298,10 +287,7 @@ impl<H: Host> Memory<H> {
         let one_less = |left: u64| left.checked_sub(1);
         if !self.is_due()
             || H::counted(Event::Faults) < self.evictions.after
-            || self
-                .to_evict
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
-                .is_err()
+            || self.to_evict.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err()
         {
             return;
         }
@@ -329,11 +315,7 @@ impl<H: Host> Memory<H> {
         moved: impl Fn(u64),
     ) -> bool {
         let page = &self.pages[index];
-        let size = if self.evictions.tables {
-            H::BLOCK
-        } else {
-            H::PAGE
-        };
+        let size = if self.evictions.tables { H::BLOCK } else { H::PAGE };
         let Ok(span) = Span::new(Ipa::new(at.get() & !(size - 1)), size) else {
             return false;
         };
@@ -383,9 +365,7 @@ impl<H: Host> Memory<H> {
         }
         let first = leaf.input().get();
         for at in (first..first + leaf.size()).step_by(H::PAGE as usize) {
-            if let Some(index) = self
-                .index(Ipa::new(at))
-                .filter(|index| *index < self.pages.len())
+            if let Some(index) = self.index(Ipa::new(at)).filter(|index| *index < self.pages.len())
             {
                 each(index as u64);
             }
@@ -452,8 +432,6 @@ fn reclaim_seen<H: Host>(gather: &mut Gather<H>, seen: impl Fn(&Leaf<H::Format>)
     let mut done = gather.finish(|leaf| seen(&leaf));
     while let Err(deferred) = done {
         relax::<H>();
-        done = deferred
-            .try_complete()
-            .map(|completed| completed.finish(|leaf| seen(&leaf)));
+        done = deferred.try_complete().map(|completed| completed.finish(|leaf| seen(&leaf)));
     }
 }

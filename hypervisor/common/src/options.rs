@@ -20,12 +20,7 @@ pub struct Options {
 impl Options {
     /// No log, no copy, and all frames stay.
     pub fn new(leaves: Leaves) -> Self {
-        Self {
-            leaves,
-            evict: Evictions::default(),
-            log: None,
-            snapshot: None,
-        }
+        Self { leaves, evict: Evictions::default(), log: None, snapshot: None }
     }
 
     /// Reads one option. `false` if it is none of these.

@@ -15,10 +15,7 @@ pub struct Pieces {
 
 impl From<Span<Ipa>> for Pieces {
     fn from(first: Span<Ipa>) -> Self {
-        Self {
-            first,
-            more: [None; MOST - 1],
-        }
+        Self { first, more: [None; MOST - 1] }
     }
 }
 
@@ -50,13 +47,11 @@ impl Pieces {
     /// Each piece, and how many bytes of memory are in front of it.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Span<Ipa>)> + '_ {
         let mut before = 0;
-        core::iter::once(self.first)
-            .chain(self.more.into_iter().flatten())
-            .map(move |piece| {
-                let offset = before;
-                before += piece.size();
-                (offset, piece)
-            })
+        core::iter::once(self.first).chain(self.more.into_iter().flatten()).map(move |piece| {
+            let offset = before;
+            before += piece.size();
+            (offset, piece)
+        })
     }
 
     /// The first address.
@@ -81,9 +76,7 @@ impl Pieces {
 
     /// The address behind so many bytes of memory.
     pub fn at(&self, offset: u64) -> Option<Ipa> {
-        let (before, piece) = self
-            .iter()
-            .find(|(before, piece)| offset - before < piece.size())?;
+        let (before, piece) = self.iter().find(|(before, piece)| offset - before < piece.size())?;
         Some(Ipa::new(piece.start().get() + (offset - before)))
     }
 }

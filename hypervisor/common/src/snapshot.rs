@@ -208,10 +208,9 @@ impl<H: Host> Driver<H> {
                 for block in (first..blocks).take(TOGETHER) {
                     let at = Ipa::new(slot.guest.start().get() + block * H::BLOCK);
                     // Made up: there was no fault. Where nothing is mapped, nothing comes back.
-                    if let (Ok(request), Some(page)) = (
-                        guest.request(&Fault::new(at, Access::Read)),
-                        self.vm.memory.look_up(at),
-                    ) && self.gather.collapse(&request, &page) == Ok(true)
+                    if let (Ok(request), Some(page)) =
+                        (guest.request(&Fault::new(at, Access::Read)), self.vm.memory.look_up(at))
+                        && self.gather.collapse(&request, &page) == Ok(true)
                     {
                         H::count(Event::Collapsed, 1);
                     }
@@ -392,8 +391,5 @@ unsafe fn is_equal<H: Host>(one: u64, other: u64) -> bool {
         core::slice::from_raw_parts(ptr::with_exposed_provenance::<u64>(frame as usize), words)
     });
     // By words: the comparison of slices goes by bytes here.
-    one.iter()
-        .zip(other)
-        .fold(0, |all, (one, other)| all | one ^ other)
-        == 0
+    one.iter().zip(other).fold(0, |all, (one, other)| all | one ^ other) == 0
 }

@@ -74,12 +74,8 @@ fn mark<const NUMBER: u16>() {
 }
 
 fn flush() -> Outcome {
-    let machine = Machine {
-        cpu: Cpu::of::<Format>(&Ids::read()),
-    };
-    let mut space = AddressSpace::<Format, _>::new(&machine)
-        .ok_or("no root")?
-        .with_id(1);
+    let machine = Machine { cpu: Cpu::of::<Format>(&Ids::read()) };
+    let mut space = AddressSpace::<Format, _>::new(&machine).ok_or("no root")?.with_id(1);
     let page = |index| Span::new(Ipa::new(index * APART), PAGE).map_err(|_| "no such page");
     for index in 0..RANGES {
         let mapping = Mapping::new(Attrs::GUEST_MEMORY).pages_only();

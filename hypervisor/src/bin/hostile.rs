@@ -19,12 +19,7 @@ const REDISTRIBUTOR: u64 = 0x80a_0000;
 const FORBIDDEN: [u64; 3] = [0x4000_0000, 0x4020_0000, 0x43ff_f000];
 
 global_asm!(
-    payload::start!(
-        "adrp x0, vectors",
-        "add x0, x0, :lo12:vectors",
-        "msr vbar_el1, x0",
-        "isb"
-    ),
+    payload::start!("adrp x0, vectors", "add x0, x0, :lo12:vectors", "msr vbar_el1, x0", "isb"),
     ".balign 2048",
     "vectors:",
     ".rept 16",
@@ -125,10 +120,7 @@ fn run() -> Outcome {
     }
     // Nowhere: below, between, behind the memory, and beyond what stage 2 translates.
     let beyond = [39, 40, 47].map(|bit| 1u64 << bit);
-    for at in [0, 0x900_1000, 0x3f00_0000, 0x2_0000_0000]
-        .into_iter()
-        .chain(beyond)
-    {
+    for at in [0, 0x900_1000, 0x3f00_0000, 0x2_0000_0000].into_iter().chain(beyond) {
         let (read, fetch) = (read(at), fetch(at));
         expect!(report: "read of nothing at", at, read >> 26 == DATA => read);
         expect!(report: "fetch of nothing at", at, fetch >> 26 == FETCH => fetch);
@@ -145,31 +137,15 @@ fn run() -> Outcome {
     for (what, [function, first, second, third], right) in [
         ("an unknown call", [0x8400_0077, 0, 0, 0], -1),
         ("a call of another owner", [0xc200_0001, 1, 2, 3], -1),
-        (
-            "a call with a long number",
-            [0xffff_ffff_8400_0077, 0, 0, 0],
-            -1,
-        ),
-        (
-            "the features of nothing",
-            [0x8400_000a, 0x7777_7777, 0, 0],
-            -1,
-        ),
+        ("a call with a long number", [0xffff_ffff_8400_0077, 0, 0, 0], -1),
+        ("the features of nothing", [0x8400_000a, 0x7777_7777, 0, 0], -1),
         ("a start of this processor", [CPU_ON, 0, 0x4400_0000, 0], -4),
-        (
-            "a start of no processor",
-            [CPU_ON, 0xff_00ff_ffff, 0x4400_0000, 0],
-            -2,
-        ),
+        ("a start of no processor", [CPU_ON, 0xff_00ff_ffff, 0x4400_0000, 0], -2),
         ("a start in the hypervisor", [CPU_ON, 1, 0x4020_0000, 0], -9),
         ("a start beyond everything", [CPU_ON, 1, u64::MAX, 0], -9),
         ("the state of a group", [0xc400_0004, 0, 2, 0], -2),
         ("protection of memory", [0x8400_0013, 1, 0, 0], -1),
-        (
-            "a suspension of the system",
-            [0xc400_000e, 0x4400_0000, 0, 0],
-            -1,
-        ),
+        ("a suspension of the system", [0xc400_000e, 0x4400_0000, 0, 0], -1),
     ] {
         let got = call(function, [first, second, third]);
         expect!(report: what, function, got == right => got as u64);
@@ -185,11 +161,7 @@ fn run() -> Outcome {
         let wrote = write(at, value);
         let got: u32;
         attempt!("ldr {:w}, [{}]", out(reg) got, in(reg) at);
-        let kept = if register == 0 {
-            got & 1 == 0
-        } else {
-            got & 0xffff_0000 != 0x4020_0000
-        };
+        let kept = if register == 0 { got & 1 == 0 } else { got & 0xffff_0000 != 0x4020_0000 };
         expect!(report: "redistributor register", at, wrote == 0 && kept => got.into());
         let pair = attempt!("stp xzr, xzr, [{}]", in(reg) at);
         expect!(report: "write of a pair to", at, pair >> 26 == DATA => pair);

@@ -188,10 +188,7 @@ unsafe impl Platform for Machine {
         {
             let pages = (stale.last - stale.first) / PAGE + 1;
             let last = stale.first + pages.next_multiple_of(2) * PAGE - 1;
-            let even = Invalidation {
-                what: What::Ranges(&[Stale { last, ..stale }]),
-                ..*flush
-            };
+            let even = Invalidation { what: What::Ranges(&[Stale { last, ..stale }]), ..*flush };
             return encoder.encode(&even, |one| execute(one, Domain::Inner));
         }
         encoder.encode(flush, |one| execute(one, Domain::Inner));
@@ -355,9 +352,7 @@ impl Kernel {
             load_lower(physical(&raw const empty), 0);
             load_upper(physical(&raw const early));
         }
-        let machine = Machine {
-            next: Cell::new(RAM.end - TABLES),
-        };
+        let machine = Machine { next: Cell::new(RAM.end - TABLES) };
         let level = Arm64K4::root_level();
         let root = machine.alloc_table(level).ok_or("no memory for the root")?;
         let (at, data) = (Va::new(FIXMAP), &Attrs::KERNEL_DATA);
@@ -382,22 +377,14 @@ impl Kernel {
         slots.end_batch();
         // SAFETY: it says the same as the first.
         unsafe { load_upper(root) };
-        Ok(Self {
-            machine,
-            fixmap,
-            root,
-        })
+        Ok(Self { machine, fixmap, root })
     }
 
     fn goal<'m>(&self, ram: &'m [Span<Pa>]) -> Goal<'m> {
         Goal {
             root: self.root,
             base: Va::new(LINEAR),
-            memory: MemoryMap {
-                ram,
-                reserved: &[],
-                special: &[],
-            },
+            memory: MemoryMap { ram, reserved: &[], special: &[] },
             attrs: Attrs::KERNEL_DATA,
         }
     }
@@ -412,18 +399,13 @@ fn step(build: impl FnOnce(&Kernel, &Goal<'_>) -> Done) -> Done {
 }
 
 fn published(name: &str, techniques: Techniques) -> Done {
-    step(
-        |Kernel {
-             machine, fixmap, ..
-         },
-         goal| {
-            // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no
-            // other editor.
-            counted(name, || unsafe {
-                tablewright_linear::build::<Arm64K4, _, _>(techniques, machine, fixmap, goal)
-            })
-        },
-    )
+    step(|Kernel { machine, fixmap, .. }, goal| {
+        // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no
+        // other editor.
+        counted(name, || unsafe {
+            tablewright_linear::build::<Arm64K4, _, _>(techniques, machine, fixmap, goal)
+        })
+    })
 }
 
 /// Loads a coarse map in the lower half, or takes it out again.
@@ -439,17 +421,12 @@ fn switch(root: Option<Pa>) {
 }
 
 fn coarse() -> Done {
-    step(
-        |Kernel {
-             machine, fixmap, ..
-         },
-         goal| {
-            // SAFETY: as in `published`, and `switch` has unloaded the root when it says so.
-            counted("tablewright", || unsafe {
-                engine::coarse::<Arm64K4, _, _, _>(machine, fixmap, goal, Lower, switch)
-            })
-        },
-    )
+    step(|Kernel { machine, fixmap, .. }, goal| {
+        // SAFETY: as in `published`, and `switch` has unloaded the root when it says so.
+        counted("tablewright", || unsafe {
+            engine::coarse::<Arm64K4, _, _, _>(machine, fixmap, goal, Lower, switch)
+        })
+    })
 }
 
 /// Adds memory when the map is there.
@@ -481,44 +458,29 @@ fn late(is_published: bool) -> Done {
 
 /// Maps one to one, which was discussed beside the techniques, and is not counted.
 fn one_to_one() -> Done {
-    step(
-        |Kernel {
-             machine, fixmap, ..
-         },
-         goal| {
-            // SAFETY: as in `coarse`; all tables are of the memory that is mapped.
-            timed("one-to-one", || unsafe {
-                alternatives::one_to_one::<Arm64K4, _, _, _>(machine, fixmap, goal, Lower, switch)
-            })
-        },
-    )
+    step(|Kernel { machine, fixmap, .. }, goal| {
+        // SAFETY: as in `coarse`; all tables are of the memory that is mapped.
+        timed("one-to-one", || unsafe {
+            alternatives::one_to_one::<Arm64K4, _, _, _>(machine, fixmap, goal, Lower, switch)
+        })
+    })
 }
 
 /// Maps in blocks and contiguous runs, as published and by the engine; not counted.
 fn blocks() -> Done {
     let techniques = Technique::ALL.into_iter().collect();
-    step(
-        |Kernel {
-             machine, fixmap, ..
-         },
-         goal| {
-            // SAFETY: as in `published`.
-            timed("blocks", || unsafe {
-                alternatives::blocks::<Arm64K4, _, _>(techniques, machine, fixmap, goal)
-            })
-        },
-    )?;
-    step(
-        |Kernel {
-             machine, fixmap, ..
-         },
-         goal| {
-            // SAFETY: as in `published`.
-            timed("blocks-tablewright", || unsafe {
-                engine::largest::<Arm64K4, _, _>(machine, fixmap, goal)
-            })
-        },
-    )
+    step(|Kernel { machine, fixmap, .. }, goal| {
+        // SAFETY: as in `published`.
+        timed("blocks", || unsafe {
+            alternatives::blocks::<Arm64K4, _, _>(techniques, machine, fixmap, goal)
+        })
+    })?;
+    step(|Kernel { machine, fixmap, .. }, goal| {
+        // SAFETY: as in `published`.
+        timed("blocks-tablewright", || unsafe {
+            engine::largest::<Arm64K4, _, _>(machine, fixmap, goal)
+        })
+    })
 }
 
 fn all() -> Done {
@@ -540,10 +502,7 @@ extern "C" fn main() -> ! {
     const SIZE: usize = 64 << 10;
     static mut MEMORY: [u8; SIZE] = [0; SIZE];
     // SAFETY: memory of its own, given away once.
-    unsafe {
-        HEAP.lock()
-            .init((&raw mut MEMORY).expose_provenance(), SIZE)
-    };
+    unsafe { HEAP.lock().init((&raw mut MEMORY).expose_provenance(), SIZE) };
     match all() {
         Ok(()) => common::end(NAME, format_args!("done")),
         Err(why) => common::end(NAME, format_args!("WRONG: {why}")),
@@ -552,10 +511,7 @@ extern "C" fn main() -> ! {
 
 #[unsafe(no_mangle)]
 extern "C" fn exception(syndrome: u64, at: u64, from: u64) -> ! {
-    common::end(
-        NAME,
-        format_args!("WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"),
-    )
+    common::end(NAME, format_args!("WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"))
 }
 
 #[panic_handler]

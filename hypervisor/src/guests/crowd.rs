@@ -68,10 +68,7 @@ impl One {
     pub const fn new() -> Self {
         Self {
             distributor: AtomicU32::new(0),
-            line: spin::mutex::SpinMutex::new(Line {
-                bytes: [0; Line::MOST],
-                len: 0,
-            }),
+            line: spin::mutex::SpinMutex::new(Line { bytes: [0; Line::MOST], len: 0 }),
             over: AtomicBool::new(false),
         }
     }

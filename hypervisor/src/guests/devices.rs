@@ -74,11 +74,7 @@ pub fn access(trapped: &mut Trapped<'_>, at: u64) -> bool {
 
 /// Carries out an access to a trapped system register. `false` if there is no such register.
 pub fn register(trapped: &mut Trapped<'_>) -> bool {
-    let SystemAccess {
-        name,
-        register,
-        is_read,
-    } = SystemAccess::new(trapped.esr);
+    let SystemAccess { name, register, is_read } = SystemAccess::new(trapped.esr);
     match name {
         // ICC_SGI1R_EL1.
         (3, 0, 12, 11, 5) if !is_read => {
@@ -116,15 +112,14 @@ pub fn call(registers: &[u64; 19]) -> (u64, Then) {
         Function::Version => 1 << 16,
         Function::MigrateInfoType => 2,
         Function::Features { .. } => firmware::features(first),
-        Function::AffinityInfo {
-            mpidr,
-            lowest_affinity_level: 0,
-        } => match find(mpidr.into()).map(|vcpu| vcpu.state()) {
-            Some(State::Off) => 1,
-            Some(State::Pending) => 2,
-            Some(_) => 0,
-            None => error(ErrorCode::InvalidParameters),
-        },
+        Function::AffinityInfo { mpidr, lowest_affinity_level: 0 } => {
+            match find(mpidr.into()).map(|vcpu| vcpu.state()) {
+                Some(State::Off) => 1,
+                Some(State::Pending) => 2,
+                Some(_) => 0,
+                None => error(ErrorCode::InvalidParameters),
+            }
+        }
         Function::CpuOn { target_cpu, entry } => {
             let at = entry.entry_point_address();
             match find(target_cpu.into()) {

@@ -99,10 +99,7 @@ pub fn set_up_here(crowd: &Crowd) {
     for word in 0..8 {
         write(own + 0x400 + 4 * word, 0x8080_8080);
     }
-    write(
-        own + 0x100,
-        1 << KICK | 1 << MAINTENANCE | 1 << SLICE | 1 << TIMER,
-    );
+    write(own + 0x100, 1 << KICK | 1 << MAINTENANCE | 1 << SLICE | 1 << TIMER);
     system!(write "s3_0_c12_c12_5", 7); // ICC_SRE_EL1
     system!(write "s3_0_c4_c6_0", 0xff); // ICC_PMR_EL1
     system!(write "s3_0_c12_c12_7", 1); // ICC_IGRPEN1_EL1
@@ -201,10 +198,7 @@ pub fn give(crowd: &Crowd, vcpu: &Vcpu) {
     let mut free = (0..LISTS).filter(|&number| list(number) == 0);
     let is_due = level && !has_timer && enabled & 1 << TIMER != 0;
     if is_due && let Some(number) = free.next() {
-        set_list(
-            number,
-            PENDING | GROUP | PRIORITY | AT_END | u64::from(TIMER),
-        );
+        set_list(number, PENDING | GROUP | PRIORITY | AT_END | u64::from(TIMER));
         count(Count::Interrupts, 1);
     }
     timer_is_on(crowd, !level);

@@ -86,8 +86,7 @@ impl Vcpu {
     pub fn claim(&self, from: State, to: State) -> bool {
         // Acquire: what the one before has stored of it.
         let claimed =
-            self.state
-                .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed);
+            self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed);
         claimed.is_ok()
     }
 

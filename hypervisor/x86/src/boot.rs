@@ -46,13 +46,8 @@ unsafe extern "C" {
 
 /// Where the image has its code, constants and data, and where it ends.
 pub fn image() -> [u64; 4] {
-    [
-        &raw const text_start,
-        &raw const constants_start,
-        &raw const data_start,
-        &raw const image_end,
-    ]
-    .map(|symbol| symbol as u64)
+    [&raw const text_start, &raw const constants_start, &raw const data_start, &raw const image_end]
+        .map(|symbol| symbol as u64)
 }
 
 global_asm!(

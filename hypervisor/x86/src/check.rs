@@ -120,12 +120,7 @@ struct Questions {
 
 impl Questions {
     fn new(seed: u64) -> Self {
-        Self {
-            random: Random(seed),
-            recent: [VIRTUAL; 64],
-            asked: 0,
-            reached: 0,
-        }
+        Self { random: Random(seed), recent: [VIRTUAL; 64], asked: 0, reached: 0 }
     }
 
     /// One question. `processor` makes the access, as the user or not.
@@ -135,27 +130,15 @@ impl Questions {
         nested: Option<Tree>,
         processor: impl FnOnce(&Probe, bool) -> Result<u64, Fault>,
     ) -> Result<(), Failed> {
-        const KINDS: [Kind; 5] = [
-            Kind::Read,
-            Kind::Read,
-            Kind::Write,
-            Kind::Write,
-            Kind::Fetch,
-        ];
+        const KINDS: [Kind; 5] = [Kind::Read, Kind::Read, Kind::Write, Kind::Write, Kind::Fetch];
         let random = &mut self.random;
         let place = random.below(self.recent.len() as u64) as usize;
         if random.below(2) == 0 {
             self.recent[place] = VIRTUAL + (random.below(WINDOW) & !7);
         }
         let at = self.recent[place];
-        let access = Access {
-            user: random.below(2) == 0,
-            kind: random.one_of(&KINDS),
-        };
-        let fetch = Access {
-            kind: Kind::Fetch,
-            ..access
-        };
+        let access = Access { user: random.below(2) == 0, kind: random.one_of(&KINDS) };
+        let fetch = Access { kind: Kind::Fetch, ..access };
         self.asked += 1;
         let token = cpu::token(self.asked);
         let probe = Probe::new(access.kind, PROBES, at, token, nested.is_some());
@@ -168,9 +151,9 @@ impl Questions {
                 poke(place, token);
                 judge.access(probe.back, fetch).map(|_| place)
             }),
-            Kind::Read | Kind::Write => judge
-                .access(probe.instruction, fetch)
-                .and_then(|_| judge.access(at, access)),
+            Kind::Read | Kind::Write => {
+                judge.access(probe.instruction, fetch).and_then(|_| judge.access(at, access))
+            }
         };
         if let (Ok(place), Kind::Read) = (expected, access.kind) {
             poke(place, token);
@@ -274,11 +257,7 @@ fn hide<F: Format<Input = Ipa>>(
     hidden: &mut u64,
     random: &mut Random,
 ) -> Result<(), Failed> {
-    const FRESH: Attrs = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::GUEST_MEMORY
-    };
+    const FRESH: Attrs = Attrs { accessed: false, dirty: false, ..Attrs::GUEST_MEMORY };
     let pages = (tables.used() - GUEST) / PAGE;
     // Often one of the first, which more addresses need.
     let page = match random.below(4) {
@@ -314,9 +293,7 @@ fn map<F: Format>(
 ) -> Result<(), Failed> {
     let span =
         Span::new(F::Input::from_bits(from), to.end - to.start).map_err(|_| "an odd range")?;
-    space
-        .map(span, Pa::new(to.start), mapping.into())
-        .map_err(|_| NO_MEMORY.into())
+    space.map(span, Pa::new(to.start), mapping.into()).map_err(|_| NO_MEMORY.into())
 }
 
 /// Asks the processor for so many addresses through one tree, and for so many through two.
@@ -363,12 +340,7 @@ fn one_stage<const LEVELS: u8>(
     largest: Level,
 ) -> Result<(), Failed> {
     let regime = Regime::X86_64 { levels: LEVELS };
-    let window = Window {
-        from: VIRTUAL,
-        to: PHYSICAL,
-        attrs: OF_VIRTUAL,
-        largest,
-    };
+    let window = Window { from: VIRTUAL, to: PHYSICAL, attrs: OF_VIRTUAL, largest };
     let mut ask = Questions::new(0x7ab1_e3f1_9e0d_5eed);
     for round in 0.. {
         if round % RESTRICT == 0 {
@@ -411,18 +383,8 @@ unsafe fn two_stages<const LEVELS: u8>(questions: u32, largest: Level) -> Result
 
     let of_guest = Regime::X86_64 { levels: LEVELS };
     let of_nested = Regime::Npt { levels: LEVELS };
-    let first = Window {
-        from: VIRTUAL,
-        to: INTERMEDIATE,
-        attrs: OF_VIRTUAL,
-        largest,
-    };
-    let second = Window {
-        from: INTERMEDIATE,
-        to: PHYSICAL,
-        attrs: OF_INTERMEDIATE,
-        largest,
-    };
+    let first = Window { from: VIRTUAL, to: INTERMEDIATE, attrs: OF_VIRTUAL, largest };
+    let second = Window { from: INTERMEDIATE, to: PHYSICAL, attrs: OF_INTERMEDIATE, largest };
     let mut ask = Questions::new(0x5eed_7ab1_e3f1_9e0d);
     let mut hidden = GUEST;
     for round in 0.. {

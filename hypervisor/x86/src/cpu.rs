@@ -172,10 +172,7 @@ pub unsafe fn init() {
         load_tss(task);
         let vectors = &mut *VECTORS.0.get();
         let handler = |function: unsafe extern "C" fn()| VirtAddr::new(function as usize as u64);
-        vectors
-            .page_fault
-            .set_handler_addr(handler(page_fault))
-            .set_stack_index(0);
+        vectors.page_fault.set_handler_addr(handler(page_fault)).set_stack_index(0);
         vectors[0x80]
             .set_handler_addr(handler(back))
             .set_stack_index(0)
@@ -207,10 +204,7 @@ pub unsafe fn access(probe: &Probe, is_user: bool) -> Result<u64, Fault> {
     let came = unsafe { send(probe, code, stack) };
     match came.code {
         NO_FAULT => Ok(came.value),
-        code => Err(Fault::Page {
-            code,
-            at: Cr2::read_raw(),
-        }),
+        code => Err(Fault::Page { code, at: Cr2::read_raw() }),
     }
 }
 

@@ -157,10 +157,7 @@ impl Report {
     fn expect(&mut self, what: &str, number: u64, right: u64, got: u64) {
         self.wrong += u32::from(got != right);
         let verdict = if got == right { "ok" } else { "WRONG" };
-        let _ = write!(
-            Console,
-            "hostile: {verdict}: {what} {number:#x}: {got:#x}\r\n"
-        );
+        let _ = write!(Console, "hostile: {verdict}: {what} {number:#x}: {got:#x}\r\n");
     }
 
     fn registers(&mut self) {
@@ -251,53 +248,17 @@ impl Report {
             ("good", all, space, PAGE, Status::SUCCESS),
             ("no call", all, 0x1234, PAGE, Status::CODE),
             ("all bits", all, u64::MAX, PAGE, Status::CODE),
-            (
-                "first of none",
-                all,
-                list.with_start(1).bits(),
-                PAGE,
-                Status::INPUT,
-            ),
-            (
-                "no element",
-                all,
-                Input::new(Call::List).bits(),
-                PAGE,
-                Status::INPUT,
-            ),
+            ("first of none", all, list.with_start(1).bits(), PAGE, Status::INPUT),
+            ("no element", all, Input::new(Call::List).bits(), PAGE, Status::INPUT),
             ("reserved bit of", all, space | 1 << 27, PAGE, Status::INPUT),
             ("page askew", all, space, PAGE + 4, Status::ALIGNMENT),
             ("page nowhere", all, space, 0x8000_0000, Status::PARAMETER),
             ("page far off", all, space, !0xfff, Status::PARAMETER),
-            (
-                "flags",
-                [0, 1 << 40, 0, 0, 0],
-                space,
-                PAGE,
-                Status::PARAMETER,
-            ),
-            (
-                "kind of set",
-                [0, 0b10, 2, 0, 0],
-                by_set,
-                PAGE,
-                Status::PARAMETER,
-            ),
-            (
-                "banks",
-                [0, 0b10, 0, u64::MAX, 0],
-                by_set,
-                PAGE,
-                Status::INPUT,
-            ),
+            ("flags", [0, 1 << 40, 0, 0, 0], space, PAGE, Status::PARAMETER),
+            ("kind of set", [0, 0b10, 2, 0, 0], by_set, PAGE, Status::PARAMETER),
+            ("banks", [0, 0b10, 0, u64::MAX, 0], by_set, PAGE, Status::INPUT),
             // Addresses that wrap name what is behind the last.
-            (
-                "last pages",
-                [0, 0b11, 0, !0, 0],
-                list.bits(),
-                PAGE,
-                Status::SUCCESS,
-            ),
+            ("last pages", [0, 0b11, 0, !0, 0], list.bits(), PAGE, Status::SUCCESS),
         ];
         for (what, words, input, at, status) in attempts {
             set(words);
@@ -314,17 +275,10 @@ fn code(status: Status) -> u64 {
 
 /// Has faults come to the handlers.
 fn set_vectors() {
-    let handlers = [
-        (6, &raw const undefined),
-        (13, &raw const protection),
-        (14, &raw const page),
-    ];
+    let handlers = [(6, &raw const undefined), (13, &raw const protection), (14, &raw const page)];
     #[repr(C, packed)]
     struct Place(u16, u64);
-    let place = Place(
-        size_of::<[[u64; 2]; 32]>() as u16 - 1,
-        &raw const VECTORS as u64,
-    );
+    let place = Place(size_of::<[[u64; 2]; 32]>() as u16 - 1, &raw const VECTORS as u64);
     // SAFETY: one processor, before any fault; the code segment is the one that this runs in.
     unsafe {
         let code: u64;
@@ -332,10 +286,7 @@ fn set_vectors() {
         for (vector, handler) in handlers {
             let at = handler as u64;
             let gate = at & 0xffff | code << 16 | 0x8e << 40 | (at >> 16 & 0xffff) << 48;
-            (&raw mut VECTORS)
-                .cast::<[u64; 2]>()
-                .add(vector)
-                .write([gate, at >> 32]);
+            (&raw mut VECTORS).cast::<[u64; 2]>().add(vector).write([gate, at >> 32]);
         }
         asm!("lidt [{}]", in(reg) &raw const place);
     }

@@ -31,11 +31,7 @@ pub struct Judge {
 impl Judge {
     /// A judge of accesses through `tables`, which are a guest's if there are nested ones.
     pub fn new(tables: Tree, nested: Option<Tree>) -> Self {
-        Self {
-            tables,
-            nested,
-            passed: ArrayVec::new(),
-        }
+        Self { tables, nested, passed: ArrayVec::new() }
     }
 
     /// The address of what is accessed in memory.
@@ -45,10 +41,7 @@ impl Judge {
     pub fn access(&mut self, at: u64, access: Access) -> Result<u64, Fault> {
         let fault = |code| Fault::Page { code, at };
         // To nested tables, what is done to descriptors is to write (APM vol. 2 15.25.5).
-        let write = Access {
-            kind: Kind::Write,
-            ..access
-        };
+        let write = Access { kind: Kind::Write, ..access };
         let descriptor = |judge: &mut Self, at| judge.below(at, write, svm::IN_WALK);
         let reached = self.walk(self.tables, at, access, fault, descriptor)?;
         self.below(reached, access, svm::FINAL)
@@ -65,14 +58,8 @@ impl Judge {
         let Some(tables) = self.nested else {
             return Ok(at);
         };
-        let access = Access {
-            user: true,
-            ..access
-        };
-        let fault = |code| Fault::Nested {
-            info: code | of,
-            at,
-        };
+        let access = Access { user: true, ..access };
+        let fault = |code| Fault::Nested { info: code | of, at };
         self.walk(tables, at, access, fault, |_, at| Ok(at))
     }
 
@@ -125,11 +112,7 @@ fn code(access: Access) -> u64 {
 }
 
 fn allows(leaf: &Leaf, access: Access) -> bool {
-    let permissions = if access.user {
-        leaf.access.user
-    } else {
-        leaf.access.privileged
-    };
+    let permissions = if access.user { leaf.access.user } else { leaf.access.privileged };
     match access.kind {
         Kind::Read => permissions.read,
         Kind::Write => permissions.write,

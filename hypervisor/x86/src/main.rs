@@ -21,10 +21,7 @@ mod judge;
 mod memory;
 mod svm;
 #[path = "host/vmcb.rs"]
-#[allow(
-    dead_code,
-    reason = "the hypervisor enters guests by it, and has more exits"
-)]
+#[allow(dead_code, reason = "the hypervisor enters guests by it, and has more exits")]
 mod vmcb;
 
 use core::fmt::Write as _;
@@ -45,10 +42,7 @@ struct Options {
 
 impl Options {
     fn parse(text: &str) -> Option<Self> {
-        let mut options = Self {
-            questions: 100_000,
-            omit: None,
-        };
+        let mut options = Self { questions: 100_000, omit: None };
         for word in text.split_whitespace() {
             match word.split_once('=')? {
                 ("check", number) => options.questions = number.parse().ok()?,
@@ -62,10 +56,7 @@ impl Options {
 
 fn run(options: &Options) -> Result<(), Failed> {
     let cpuid = CpuId::new();
-    if !cpuid
-        .get_svm_info()
-        .is_some_and(|svm| svm.has_nested_paging())
-    {
+    if !cpuid.get_svm_info().is_some_and(|svm| svm.has_nested_paging()) {
         return Err("the processor has no nested paging".into());
     }
     let features = cpuid.get_extended_processor_and_feature_identifiers();

@@ -164,17 +164,10 @@ pub fn set_up(
     place: &Place,
     _: Option<&Inner>,
 ) -> Result<(), Error> {
-    let &Place {
-        root,
-        code,
-        block,
-        exit,
-    } = place;
+    let &Place { root, code, block, exit } = place;
     let mut kind = kvm_vcpu_init::default();
-    vm.get_preferred_target(&mut kind)
-        .map_err(Error::of("KVM_ARM_PREFERRED_TARGET"))?;
-    vcpu.vcpu_init(&kind)
-        .map_err(Error::of("KVM_ARM_VCPU_INIT"))?;
+    vm.get_preferred_target(&mut kind).map_err(Error::of("KVM_ARM_PREFERRED_TARGET"))?;
+    vcpu.vcpu_init(&kind).map_err(Error::of("KVM_ARM_VCPU_INIT"))?;
     // 48 bits of input from TTBR0 alone, pages of 4 KiB, cacheable and inner shareable walks, 40
     // bits of output.
     let translation = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 2 << 32;
@@ -191,8 +184,7 @@ pub fn set_up(
         (core(33 * 8), 0x3c5),
     ];
     for (register, value) in registers {
-        vcpu.set_one_reg(register, &value.to_le_bytes())
-            .map_err(Error::of("KVM_SET_ONE_REG"))?;
+        vcpu.set_one_reg(register, &value.to_le_bytes()).map_err(Error::of("KVM_SET_ONE_REG"))?;
     }
     Ok(())
 }

@@ -128,10 +128,7 @@ global_asm!(
 pub fn address_bits(kvm: &Kvm) -> u32 {
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).ok();
     let bits = cpuid.and_then(|cpuid| {
-        let leaf = cpuid
-            .as_slice()
-            .iter()
-            .find(|leaf| leaf.function == 0x8000_0008)?;
+        let leaf = cpuid.as_slice().iter().find(|leaf| leaf.function == 0x8000_0008)?;
         Some(leaf.eax & 0xff)
     });
     bits.unwrap_or(36).min(46)
@@ -169,12 +166,9 @@ unsafe fn control(inner: &Inner, root: u64, code: u64, exit: u64) {
     long(0x090, 1); // nested paging
     long(0x0b0, inner.root);
     // Selector, attributes, limit, base. Ring 3: 64-bit code, and data that may be written.
-    for (at, selector, attributes) in [
-        (0x400, 0x2b, 0xcf3),
-        (0x410, 0x33, 0xafb),
-        (0x420, 0x2b, 0xcf3),
-        (0x430, 0x2b, 0xcf3),
-    ] {
+    for (at, selector, attributes) in
+        [(0x400, 0x2b, 0xcf3), (0x410, 0x33, 0xafb), (0x420, 0x2b, 0xcf3), (0x430, 0x2b, 0xcf3)]
+    {
         short(at, selector);
         short(at + 2, attributes);
         long(at + 8, 0);
@@ -223,8 +217,7 @@ pub fn set_up(
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::of("KVM_GET_SUPPORTED_CPUID"))?;
-    vcpu.set_cpuid2(&cpuid)
-        .map_err(Error::of("KVM_SET_CPUID2"))?;
+    vcpu.set_cpuid2(&cpuid).map_err(Error::of("KVM_SET_CPUID2"))?;
     let mut special = vcpu.get_sregs().map_err(Error::of("KVM_GET_SREGS"))?;
     // VMRUN is ring 0's.
     let ring = if inner.is_some() { 0 } else { 3 };
@@ -260,26 +253,19 @@ pub fn set_up(
         special.efer |= SVME;
         registers.rax = inner.at;
         registers.rip = place.code + outer();
-        let saved = kvm_msr_entry {
-            index: VM_HSAVE_PA,
-            data: inner.at + 4096,
-            ..kvm_msr_entry::default()
-        };
+        let saved =
+            kvm_msr_entry { index: VM_HSAVE_PA, data: inner.at + 4096, ..kvm_msr_entry::default() };
         let saved = Msrs::from_entries(&[saved]).map_err(|_| Error::Call {
             call: "KVM_SET_MSRS",
             error: std::io::ErrorKind::InvalidInput.into(),
         })?;
-        vcpu.set_sregs(&special)
-            .map_err(Error::of("KVM_SET_SREGS"))?;
+        vcpu.set_sregs(&special).map_err(Error::of("KVM_SET_SREGS"))?;
         let set = vcpu.set_msrs(&saved).map_err(Error::of("KVM_SET_MSRS"))?;
         if set != 1 {
-            return Err(Error::Lacks {
-                what: "register of AMD's for guests of guests",
-            });
+            return Err(Error::Lacks { what: "register of AMD's for guests of guests" });
         }
     } else {
-        vcpu.set_sregs(&special)
-            .map_err(Error::of("KVM_SET_SREGS"))?;
+        vcpu.set_sregs(&special).map_err(Error::of("KVM_SET_SREGS"))?;
     }
     vcpu.set_regs(&registers).map_err(Error::of("KVM_SET_REGS"))
 }

@@ -23,9 +23,9 @@ impl Subject for BareRange {
     fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
         let tables = self.0.as_mut().ok_or("not begun")?;
         match operation {
-            Operation::Map => tables
-                .zero_and_fill(calls::tables(calls.bytes()))
-                .ok_or("out of tables")?,
+            Operation::Map => {
+                tables.zero_and_fill(calls::tables(calls.bytes())).ok_or("out of tables")?
+            }
             Operation::Protect => tables.load_and_store(),
             Operation::Unmap => tables.visit_and_clear(),
             Operation::Exchange => tables.exchange(),
@@ -60,11 +60,7 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 /// The bits of a table, in both formats.
 const TABLE: u64 = 0b11;
 
-const X86_64: Bits = Bits {
-    page: 1 << 63 | 0b11,
-    protect: (1 << 1, 0),
-    writable: (1 << 1, true),
-};
+const X86_64: Bits = Bits { page: 1 << 63 | 0b11, protect: (1 << 1, 0), writable: (1 << 1, true) };
 
 /// A page: inner shareable, memory of the second type, accessed, not executable.
 const ARM64: Bits = Bits {
@@ -85,12 +81,7 @@ pub struct Bare {
 
 impl Bare {
     const fn new(bits: Bits) -> Self {
-        Self {
-            bits,
-            hardware_flags: false,
-            frames: Vec::new(),
-            arena: None,
-        }
+        Self { bits, hardware_flags: false, frames: Vec::new(), arena: None }
     }
 
     /// Arm, stage 1, 4 KiB granule.
@@ -167,11 +158,7 @@ impl Subject for Bare {
 
     fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
         let root = self.root().ok_or("not begun")?;
-        let Bits {
-            page,
-            protect: (clear, set),
-            writable: (bit, is),
-        } = self.bits;
+        let Bits { page, protect: (clear, set), writable: (bit, is) } = self.bits;
         let mut sum = 0_u64;
         match (operation, self.hardware_flags) {
             (Operation::Map, _) => for_each(root, calls, |entry, at| {

@@ -35,18 +35,12 @@ pub struct Calls {
 impl Calls {
     /// One call for all bytes.
     pub fn range(bytes: u64) -> Self {
-        Self {
-            pages: bytes / PAGE,
-            starts: vec![VIRTUAL],
-        }
+        Self { pages: bytes / PAGE, starts: vec![VIRTUAL] }
     }
 
     /// One call for one page.
     pub fn page(at: u64) -> Self {
-        Self {
-            pages: 1,
-            starts: vec![at],
-        }
+        Self { pages: 1, starts: vec![at] }
     }
 
     /// All ranges that each table has room for, in an order that no prefetcher foresees. The last
@@ -68,19 +62,13 @@ impl Calls {
     /// calls cover whole tables.
     pub fn kept(pages: u64) -> Option<Self> {
         let last = |table| VIRTUAL + (table * MOST - 1) * PAGE;
-        (pages < MOST).then(|| Self {
-            pages: 1,
-            starts: (1..=TABLES).map(last).collect(),
-        })
+        (pages < MOST).then(|| Self { pages: 1, starts: (1..=TABLES).map(last).collect() })
     }
 
     /// These calls in equal parts, the last one shorter. An interruption lengthens one part alone.
     pub fn parts(&self) -> Vec<Self> {
         let each = self.count().div_ceil(PARTS).max(1);
-        let part = |starts: &[u64]| Self {
-            pages: self.pages,
-            starts: starts.to_vec(),
-        };
+        let part = |starts: &[u64]| Self { pages: self.pages, starts: starts.to_vec() };
         self.starts.chunks(each).map(part).collect()
     }
 
@@ -106,9 +94,10 @@ impl Calls {
             let start = *start;
             (0..self.pages).map(move |page| start + page * PAGE)
         };
-        self.starts.iter().flat_map(pages).fold(0, |sum, at| {
-            sum.wrapping_add(answer(physical(at), writable))
-        })
+        self.starts
+            .iter()
+            .flat_map(pages)
+            .fold(0, |sum, at| sum.wrapping_add(answer(physical(at), writable)))
     }
 
     /// The mapped ranges in ascending order: these calls, if `mapped` says how, and `kept`.

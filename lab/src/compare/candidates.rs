@@ -48,21 +48,11 @@ impl Candidate {
         format: Architecture,
         subject: fn() -> Box<dyn Subject>,
     ) -> Self {
-        Self {
-            name,
-            format,
-            hardware_flags: false,
-            scattered: true,
-            courses: &[],
-            subject,
-        }
+        Self { name, format, hardware_flags: false, scattered: true, courses: &[], subject }
     }
 
     const fn with_hardware_flags(self) -> Self {
-        Self {
-            hardware_flags: true,
-            ..self
-        }
+        Self { hardware_flags: true, ..self }
     }
 
     pub(crate) const fn with_courses(self, courses: &'static [Course]) -> Self {
@@ -70,10 +60,7 @@ impl Candidate {
     }
 
     const fn range_only(self) -> Self {
-        Self {
-            scattered: false,
-            ..self
-        }
+        Self { scattered: false, ..self }
     }
 
     /// The version of the crate; empty of the bare loop.
@@ -138,12 +125,10 @@ const BARE_ARM64: Candidate = Candidate::new(BARE, ARM64, || Box::new(Bare::arm6
 const UNMAP: Course = Course::unused(Operation::Unmap, "unmap, finish");
 
 const CANDIDATES: &[Candidate] = &[
-    Candidate::new(BARE, X86, || Box::new(BareRange::default()))
-        .range_only()
-        .with_courses(&[
-            Course::unused(Operation::Unmap, "load, store 0"),
-            Course::unused(Operation::Exchange, "xchg 0"),
-        ]),
+    Candidate::new(BARE, X86, || Box::new(BareRange::default())).range_only().with_courses(&[
+        Course::unused(Operation::Unmap, "load, store 0"),
+        Course::unused(Operation::Exchange, "xchg 0"),
+    ]),
     BARE_X86,
     BARE_X86.with_hardware_flags(),
     BARE_ARM64,
@@ -151,33 +136,20 @@ const CANDIDATES: &[Candidate] = &[
     OURS_X86.with_courses(&[
         UNMAP,
         Course::unused(Operation::Detach, "unmap, issue"),
-        Course {
-            users: Users::Walkers,
-            ..UNMAP
-        },
-        Course {
-            users: Users::WritingWalkers,
-            ..UNMAP
-        },
+        Course { users: Users::Walkers, ..UNMAP },
+        Course { users: Users::WritingWalkers, ..UNMAP },
     ]),
     OURS_X86.with_hardware_flags(),
     OURS_ARM64,
     OURS_ARM64.with_hardware_flags(),
-    Candidate::new("aarch64-paging", ARM64, || {
-        Box::new(Aarch64Paging::default())
-    })
-    .with_courses(&[
+    Candidate::new("aarch64-paging", ARM64, || Box::new(Aarch64Paging::default())).with_courses(&[
         Course::unused(Operation::Unmap, "modify_range, compact_subtables"),
         Course::unused(Operation::Unmap, "modify_range, map_range"),
         Course::unused(Operation::Detach, "map_range"),
     ]),
-    Candidate::new("page-table-generic", X86, || {
-        Box::new(Generic::<generic::X86>::default())
-    })
-    .with_courses(&[Course::unused(Operation::Unmap, "unmap_with_config")]),
-    Candidate::new("page-table-generic", ARM64, || {
-        Box::new(Generic::<generic::Arm64>::default())
-    }),
+    Candidate::new("page-table-generic", X86, || Box::new(Generic::<generic::X86>::default()))
+        .with_courses(&[Course::unused(Operation::Unmap, "unmap_with_config")]),
+    Candidate::new("page-table-generic", ARM64, || Box::new(Generic::<generic::Arm64>::default())),
     #[cfg(target_arch = "x86_64")]
     Candidate::new("page_table_multiarch", X86, || Box::new(X64::default()))
         .with_courses(&[Course::unused(Operation::Unmap, "unmap_region, drop")]),
@@ -198,10 +170,7 @@ mod tests {
         for (name, version) in CRATES.iter().filter(|(name, _)| *name != OURS) {
             let exact = format!("\"={version}\"");
             let mut lines = manifest.lines();
-            assert!(
-                lines.any(|line| line.starts_with(name) && line.contains(&exact)),
-                "{name}"
-            );
+            assert!(lines.any(|line| line.starts_with(name) && line.contains(&exact)), "{name}");
         }
     }
 }

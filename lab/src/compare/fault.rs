@@ -60,10 +60,7 @@ const ARM64: Regime = Regime::Arm64Stage2 {
     forced_write_back: false,
 };
 
-const EPT: Regime = Regime::Ept {
-    levels: 4,
-    mode_based: false,
-};
+const EPT: Regime = Regime::Ept { levels: 4, mode_based: false };
 
 /// A write that ended at the last level.
 #[inline(always)]
@@ -83,10 +80,7 @@ fn abort<'s, F: Format<Input = Ipa>, S: States>(
     fault: Option<Fault>,
 ) -> Result<(), String> {
     let fault = fault.ok_or("is no fault")?;
-    let request = gather
-        .guest()
-        .request(&fault)
-        .map_err(|declined| format!("{declined:?}"))?;
+    let request = gather.guest().request(&fault).map_err(|declined| format!("{declined:?}"))?;
     gather.top_up(request.tables());
     let page = Backing::new(Pa::new(request.host()), PAGE);
     loop {
@@ -96,9 +90,7 @@ fn abort<'s, F: Format<Input = Ipa>, S: States>(
             Err(refused) => return Err(refused.to_string()),
         }
     }
-    gather
-        .finish(|_| ())
-        .map_err(|_| "has detached something".to_owned())
+    gather.finish(|_| ()).map_err(|_| "has detached something".to_owned())
 }
 
 /// # Safety
@@ -124,9 +116,7 @@ unsafe fn faults<F: Format<Input = Ipa>, S: States>(
     let guest = Guest::new(space, &mut cells);
     let bytes = TABLES * MOST * PAGE;
     let memory = Span::new(Ipa::new(VIRTUAL), bytes).map_err(|error| error.to_string())?;
-    guest
-        .insert(Memory::memory(memory, PHYSICAL))
-        .map_err(|error| format!("{error:?}"))?;
+    guest.insert(Memory::memory(memory, PHYSICAL)).map_err(|error| format!("{error:?}"))?;
     platform.pass();
     let mut gather = guest.gather();
     for &at in &kept.starts {
@@ -146,13 +136,7 @@ unsafe fn faults<F: Format<Input = Ipa>, S: States>(
 
     gather.release_tables();
     drop(gather);
-    let tree = Tree {
-        arena,
-        root,
-        regime,
-        half: Half::Lower,
-        hardware_dirty: false,
-    };
+    let tree = Tree { arena, root, regime, half: Half::Lower, hardware_dirty: false };
     let mut count = 0;
     tree.leaves(Half::Lower, |leaf| {
         count += 1;

@@ -77,12 +77,7 @@ Examples:
   tablewright compare --pages 1,16 --rounds 31 --json > pages.json")]
 pub struct Arguments {
     /// How much memory to map, with 4 KiB pages
-    #[arg(
-        long,
-        default_value = "16G",
-        value_name = "SIZE",
-        allow_hyphen_values = true
-    )]
+    #[arg(long, default_value = "16G", value_name = "SIZE", allow_hyphen_values = true)]
     size: Size,
     /// How the memory of the tables is prepared
     #[arg(long, value_enum, default_value = "both")]
@@ -149,11 +144,7 @@ impl Memories {
 /// Runs the comparison and prints it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let bytes = bytes(arguments.size)?;
-    let plot = arguments
-        .plot
-        .as_deref()
-        .map(|path| Target::new("--plot", path))
-        .transpose()?;
+    let plot = arguments.plot.as_deref().map(|path| Target::new("--plot", path)).transpose()?;
     let report = match &arguments.pages {
         Some(pages) => scattered(pages, arguments)?,
         None => range(bytes, arguments)?,
@@ -174,11 +165,7 @@ impl Arguments {
     fn report(&self, parameters: Parameters) -> rows::Report {
         Report {
             experiment: "compare",
-            parameters: Parameters {
-                page_bytes: PAGE,
-                rounds: self.rounds,
-                ..parameters
-            },
+            parameters: Parameters { page_bytes: PAGE, rounds: self.rounds, ..parameters },
             rows: Vec::new(),
             warnings: stats::build_warning().into_iter().collect(),
         }
@@ -226,16 +213,9 @@ fn of_two(bare: &Candidate, ours: &Candidate, figures: threads::Figures) -> [Row
     let row = |candidate, method, samples| {
         let kind = Kind::Range(Memory::Warm);
         let row = Row::new(candidate, Operation::MapTogether, method, kind, samples);
-        Row {
-            threads: Some(2),
-            ratio_to_bare: rows::ratio(row.ns(), arrays),
-            ..row
-        }
+        Row { threads: Some(2), ratio_to_bare: rows::ratio(row.ns(), arrays), ..row }
     };
-    [
-        row(bare, "two arrays", figures.arrays),
-        row(ours, "map_range", figures.tree),
-    ]
+    [row(bare, "two arrays", figures.arrays), row(ours, "map_range", figures.tree)]
 }
 
 /// Compares scattered calls in each format.

@@ -195,11 +195,9 @@ impl<B: Bits> Subject for Generic<B> {
                 }),
                 Operation::Protect if one => table.protect_page(vaddr, B::READ_ONLY).map(drop),
                 Operation::Protect => table.protect_region(vaddr, size, B::READ_ONLY),
-                Operation::Unmap => table.unmap_with_config(&UnmapConfig {
-                    start_vaddr: vaddr,
-                    size,
-                    flush: false,
-                }),
+                Operation::Unmap => {
+                    table.unmap_with_config(&UnmapConfig { start_vaddr: vaddr, size, flush: false })
+                }
                 Operation::Query if one => table.query(vaddr).map(|(frame, config, _)| {
                     let frame = frame.as_usize() as u64;
                     sum = sum.wrapping_add(answer(frame, B::is_writable(config)));

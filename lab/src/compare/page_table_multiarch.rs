@@ -20,11 +20,7 @@ pub struct Frames;
 impl PagingHandler for Frames {
     #[inline]
     fn alloc_frames(count: usize, _align: usize) -> Option<PhysAddr> {
-        if count == 1 {
-            current::take().map(PhysAddr::from_usize)
-        } else {
-            None
-        }
+        if count == 1 { current::take().map(PhysAddr::from_usize) } else { None }
     }
 
     #[inline]

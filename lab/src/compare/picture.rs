@@ -58,31 +58,18 @@ fn group(operation: Operation, rows: &[&Row]) -> Option<Group> {
         let name = format!("{} {}", row.name, row.version);
         match bars.iter_mut().find(|bar| bar.name == name) {
             Some(bar) => bar.value = bar.value.min(row.ns()),
-            None => bars.push(Bar {
-                name,
-                value: row.ns(),
-                ours: row.is_ours(),
-            }),
+            None => bars.push(Bar { name, value: row.ns(), ours: row.is_ours() }),
         }
     }
     bars.sort_by(|a, b| a.value.total_cmp(&b.value));
-    Some(Group {
-        name: operation.name().to_owned(),
-        bare: Some(bare),
-        bars,
-    })
+    Some(Group { name: operation.name().to_owned(), bare: Some(bare), bars })
 }
 
 /// A panel for each operation and format, without hardware flags.
 fn lines(report: &Report) -> Chart {
     let parameters = &report.parameters;
     let mut panels = Vec::new();
-    for operation in [
-        Operation::Map,
-        Operation::Protect,
-        Operation::Unmap,
-        Operation::Query,
-    ] {
+    for operation in [Operation::Map, Operation::Protect, Operation::Unmap, Operation::Query] {
         for &format in &parameters.formats {
             let rows = report.rows.iter().filter(|row| {
                 row.operation == operation
@@ -140,10 +127,8 @@ mod tests {
 
     #[test]
     fn the_faster_way_counts_and_the_fastest_comes_first() {
-        let row = |name, method, ns| Row {
-            version: "1",
-            ..row(name, Operation::Unmap, method, ns)
-        };
+        let row =
+            |name, method, ns| Row { version: "1", ..row(name, Operation::Unmap, method, ns) };
         let rows = [
             row(BARE, "", 0.1),
             row("slow", "", 9.0),

@@ -153,15 +153,12 @@ impl Row {
 
     /// The crate and its version.
     pub fn by(&self) -> String {
-        format!("{} {}", self.name, self.version)
-            .trim_end()
-            .to_owned()
+        format!("{} {}", self.name, self.version).trim_end().to_owned()
     }
 
     /// The ratio that the crate is judged by.
     pub fn against_best(&self) -> Option<f64> {
-        self.ratio_to_best_other_and_exchanges
-            .or(self.ratio_to_best_other)
+        self.ratio_to_best_other_and_exchanges.or(self.ratio_to_best_other)
     }
 }
 
@@ -174,13 +171,7 @@ pub fn ratio(this: f64, that: f64) -> Option<f64> {
 pub fn rows(candidates: &[Candidate], measured: Vec<Measurement>, kind: Kind) -> Vec<Row> {
     let medians: Vec<(&Candidate, Operation, f64)> = measured
         .iter()
-        .map(|one| {
-            (
-                &candidates[one.candidate],
-                one.operation,
-                one.samples.median(),
-            )
-        })
+        .map(|one| (&candidates[one.candidate], one.operation, one.samples.median()))
         .collect();
     let best = |operation, among: &dyn Fn(&Candidate) -> bool| {
         medians
@@ -196,23 +187,19 @@ pub fn rows(candidates: &[Candidate], measured: Vec<Measurement>, kind: Kind) ->
         let median = measurement.samples.median();
         // An operation of the bare loop that hardware flags do not change is measured once.
         let bare = operation.bare().and_then(|operation| {
-            best(operation, &|other| {
-                other.is_bare() && other.hardware_flags == this.hardware_flags
-            })
-            .or_else(|| best(operation, &Candidate::is_bare))
+            best(operation, &|other| other.is_bare() && other.hardware_flags == this.hardware_flags)
+                .or_else(|| best(operation, &Candidate::is_bare))
         });
         // A crate that refuses to map over something looks first: a load and a store, as in the
         // bare loop of protect.
         let least = match operation {
-            Operation::Map => best(Operation::Protect, &|other| {
-                other.is_bare() && !other.hardware_flags
-            }),
+            Operation::Map => {
+                best(Operation::Protect, &|other| other.is_bare() && !other.hardware_flags)
+            }
             _ => bare,
         };
-        let other = best(operation, &|other| {
-            !other.is_bare() && other.name != this.name
-        })
-        .filter(|_| !this.is_bare());
+        let other = best(operation, &|other| !other.is_bare() && other.name != this.name)
+            .filter(|_| !this.is_bare());
         let with_exchanges = other
             .zip(exchange)
             .filter(|_| this.hardware_flags)
@@ -235,10 +222,8 @@ pub fn rows(candidates: &[Candidate], measured: Vec<Measurement>, kind: Kind) ->
 
 /// Warns if the bare loop scatters. It only touches memory, so the computer is the cause.
 pub fn noise(rows: &[Row]) -> Option<String> {
-    let worst = rows
-        .iter()
-        .filter(|row| row.is_bare())
-        .max_by(|a, b| a.spread.total_cmp(&b.spread))?;
+    let worst =
+        rows.iter().filter(|row| row.is_bare()).max_by(|a, b| a.spread.total_cmp(&b.spread))?;
     let at = match (worst.memory, worst.format, worst.pages) {
         (_, Some(format), Some(pages)) => format!("{}, {pages} at a time", format.name()),
         (memory, ..) => kind_of_memory(memory.unwrap_or(Memory::Warm)).to_owned(),
@@ -274,12 +259,7 @@ mod tests {
     }
 
     fn measurement(candidate: usize, operation: Operation, ns: f64) -> Measurement {
-        Measurement {
-            candidate,
-            operation,
-            method: "",
-            samples: [ns].into_iter().collect(),
-        }
+        Measurement { candidate, operation, method: "", samples: [ns].into_iter().collect() }
     }
 
     #[test]
@@ -291,15 +271,9 @@ mod tests {
             measurement(2, Operation::Map, 1.0),
         ];
         let rows = rows(&of_range(|_| true), measured, WARM);
-        let ratios = rows
-            .iter()
-            .map(|row| (row.ratio_to_bare, row.ratio_to_best_other));
-        let expected = [
-            (Some(1.0), None),
-            (Some(4.0), Some(0.5)),
-            (None, None),
-            (Some(2.0), Some(2.0)),
-        ];
+        let ratios = rows.iter().map(|row| (row.ratio_to_bare, row.ratio_to_best_other));
+        let expected =
+            [(Some(1.0), None), (Some(4.0), Some(0.5)), (None, None), (Some(2.0), Some(2.0))];
         assert!(ratios.eq(expected));
     }
 
@@ -313,10 +287,7 @@ mod tests {
             measurement(1, Operation::ProtectHardware, 16.0),
         ];
         let rows = rows(&of_range(|_| true), measured, WARM);
-        let ratios = rows
-            .iter()
-            .skip(2)
-            .map(|row| (row.ratio_to_bare, row.ratio_to_dead));
+        let ratios = rows.iter().skip(2).map(|row| (row.ratio_to_bare, row.ratio_to_dead));
         let expected = [(Some(2.0), None), (Some(3.0), Some(1.5)), (Some(2.0), None)];
         assert!(ratios.eq(expected));
     }

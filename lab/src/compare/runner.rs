@@ -290,10 +290,7 @@ impl<'a> Worker<'a> {
 
 fn regime(architecture: Architecture) -> Regime {
     match architecture {
-        Architecture::Arm64 => Regime::Arm64Stage1 {
-            granule: Granule::K4,
-            wide: false,
-        },
+        Architecture::Arm64 => Regime::Arm64Stage1 { granule: Granule::K4, wide: false },
         Architecture::X86_64 => Regime::X86_64 { levels: 4 },
     }
 }
@@ -370,9 +367,7 @@ pub fn scattered(
     let plan = Plan::scattered(pages);
     let mut workers = Worker::all(candidates, &plan, |number| arenas.0[number]);
     let ours = candidates.iter().position(Candidate::is_ours);
-    let format = candidates
-        .first()
-        .map_or(Architecture::HOST, |one| one.format);
+    let format = candidates.first().map_or(Architecture::HOST, |one| one.format);
     let mut measured = Vec::new();
     let mut order: Vec<usize> = (0..workers.len()).collect();
     let mut random = Random(pages);

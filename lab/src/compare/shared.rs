@@ -75,10 +75,7 @@ pub struct Quiescence {
 impl Quiescence {
     /// A thread that has passed nothing yet.
     pub const fn new() -> Self {
-        Self {
-            now: AtomicU64::new(1),
-            passed: AtomicU64::new(0),
-        }
+        Self { now: AtomicU64::new(1), passed: AtomicU64::new(0) }
     }
 }
 

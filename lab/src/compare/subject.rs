@@ -100,11 +100,7 @@ pub struct Course {
 impl Course {
     /// Takes down tables that are out of use.
     pub const fn unused(operation: Operation, method: &'static str) -> Self {
-        Self {
-            users: Users::None,
-            operation,
-            method,
-        }
+        Self { users: Users::None, operation, method }
     }
 
     /// The timed steps in order, each with its method.
@@ -114,11 +110,7 @@ impl Course {
             Users::Walkers => Operation::ProtectLive,
             Users::WritingWalkers => Operation::ProtectHardware,
         };
-        [
-            (Operation::Map, ""),
-            (protect, ""),
-            (self.operation, self.method),
-        ]
+        [(Operation::Map, ""), (protect, ""), (self.operation, self.method)]
     }
 }
 

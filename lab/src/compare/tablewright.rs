@@ -24,10 +24,7 @@ pub struct Tablewright<F: Format<Input = Va>> {
 
 impl<F: Format<Input = Va>> Default for Tablewright<F> {
     fn default() -> Self {
-        Self {
-            links: Rc::new([]),
-            edited: None,
-        }
+        Self { links: Rc::new([]), edited: None }
     }
 }
 
@@ -79,9 +76,7 @@ impl<F: Format<Input = Va>> Edited<F> {
     #[inline(never)]
     fn protect_pages(&mut self, calls: &Calls) -> Result<(), String> {
         let change = Change::new().perms(Perms::READ);
-        self.each(calls, |gather, at, _| {
-            gather.protect_page(Va::new(at), change).map_err(line)
-        })
+        self.each(calls, |gather, at, _| gather.protect_page(Va::new(at), change).map_err(line))
     }
 
     #[inline(never)]
@@ -215,11 +210,7 @@ impl<F: Format<Input = Va>> Subject for Tablewright<F> {
             Users::None | Users::Walkers => (Lean::READING, true),
             Users::WritingWalkers => (Lean::WRITING, false),
         };
-        let attrs = Attrs {
-            accessed: marked,
-            dirty: marked,
-            ..Attrs::KERNEL_DATA
-        };
+        let attrs = Attrs { accessed: marked, dirty: marked, ..Attrs::KERNEL_DATA };
         let platform = Lean::new(arena, caps).with_links(self.links.clone());
         self.edited = Some(Edited {
             space: AddressSpace::new(platform).ok_or("out of tables")?,

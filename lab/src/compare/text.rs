@@ -35,9 +35,7 @@ fn range(report: &Report) -> String {
         // `map` it zeroes each table before it fills it, as most crates do, and one that does not
         // can be faster.
         rows.sort_by(|a, b| {
-            (a.operation as u8)
-                .cmp(&(b.operation as u8))
-                .then(a.ns().total_cmp(&b.ns()))
+            (a.operation as u8).cmp(&(b.operation as u8)).then(a.ns().total_cmp(&b.ns()))
         });
         let groups = rows.chunk_by(|a, b| a.operation == b.operation);
         let lines = groups.flat_map(|group| {
@@ -231,11 +229,8 @@ fn ratios<'r, I: Iterator<Item = &'r Row>>(
     if lines.is_empty() {
         return String::new();
     }
-    let table = report::table_of(
-        header(&format!("tablewright, {}", format.name()), parameters),
-        1,
-        lines,
-    );
+    let table =
+        report::table_of(header(&format!("tablewright, {}", format.name()), parameters), 1, lines);
     let aims = |count| report::counted(count, "aim", "aims");
     let verdict = match missed {
         0 => "no aim beside the best other crate is missed".to_owned(),
@@ -311,10 +306,7 @@ mod tests {
 
     #[test]
     fn aims_are_met_or_missed_and_left_out_without_figures() {
-        let text = aims(&[
-            ours(Operation::Map, 1.4, Some(2.9)),
-            ours(Operation::Unmap, 1.6, None),
-        ]);
+        let text = aims(&[ours(Operation::Map, 1.4, Some(2.9)), ours(Operation::Unmap, 1.6, None)]);
         let words = text.lines().flat_map(str::split_whitespace);
         let verdicts = words.filter(|word| ["met", "missed"].contains(word));
         assert!(verdicts.eq(["met", "missed", "missed"]), "{text}");

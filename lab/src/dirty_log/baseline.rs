@@ -101,8 +101,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
             return;
         }
         let process = || {
-            self.world
-                .work(|| self.process(F::address(bits, level), below));
+            self.world.work(|| self.process(F::address(bits, level), below));
         };
         let flush = || self.flush(at, at + (leaf_bytes(level) - 1));
         // SAFETY: an entry of a table of ours.
@@ -138,17 +137,12 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
     fn in_place(&self, at: u64, entry: (NonNull<Entry>, u64, Level), below: Level) {
         let (entry, bits, level) = entry;
         // SAFETY: an entry of a table of ours.
-        let put = unsafe {
-            self.world
-                .mapper
-                .compare_exchange(entry, bits, self.leaf(at))
-        };
+        let put = unsafe { self.world.mapper.compare_exchange(entry, bits, self.leaf(at)) };
         if put.is_err() {
             return;
         }
         self.world.set_large(at, true);
-        self.world
-            .work(|| self.process(F::address(bits, level), below));
+        self.world.work(|| self.process(F::address(bits, level), below));
         let now = self.world.cpu().now();
         if now >= self.until.get() {
             let all = self.world.region;
@@ -161,12 +155,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
     /// All vCPUs forget.
     fn flush(&self, first: u64, last: u64) {
         let mapper = &self.world.mapper;
-        let stale = Stale {
-            first,
-            last,
-            level: None,
-            tables: true,
-        };
+        let stale = Stale { first, last, level: None, tables: true };
         mapper.barrier(Barrier::Publish);
         mapper.invalidate(&Invalidation {
             root: self.world.root,
@@ -258,9 +247,8 @@ impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
                 attrs.perms |= Perms::ANY_WRITE & Attrs::GUEST_MEMORY.perms;
                 attrs.dirty = true;
             }
-            let new = F::encode(&attrs, level).map_or(bits, |attrs| {
-                attrs | F::put_address(F::address(bits, level))
-            });
+            let new = F::encode(&attrs, level)
+                .map_or(bits, |attrs| attrs | F::put_address(F::address(bits, level)));
             if new == bits {
                 // The vCPU has not forgotten what was there.
                 if self.order == Order::InPlace {

@@ -64,9 +64,7 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
         }
         self.world.flushes.update(|flushes| flushes + 1);
         self.deferred.borrow_mut().push(deferred);
-        batch
-            .drain(..)
-            .for_each(|at| self.world.set_large(at, true));
+        batch.drain(..).for_each(|at| self.world.set_large(at, true));
     }
 
     fn report(&self, what: String) {
@@ -156,11 +154,8 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
 
     fn reclaim(&self) {
         let deferred = self.deferred.take();
-        self.world.work(|| {
-            deferred
-                .into_iter()
-                .for_each(|deferred| self.finish_deferred(deferred))
-        });
+        self.world
+            .work(|| deferred.into_iter().for_each(|deferred| self.finish_deferred(deferred)));
     }
 
     fn fault(&self, at: u64, write: bool) -> Handled {

@@ -82,10 +82,7 @@ pub fn metric(row: &published::Row) -> Option<Metric> {
     }
     let range = row.metric.strip_prefix("calls with latency ")?;
     let (from, to) = range.strip_suffix(" ms")?.split_once('-')?;
-    Some(Metric::Calls {
-        from_ms: from.parse().ok()?,
-        to_ms: to.parse().ok()?,
-    })
+    Some(Metric::Calls { from_ms: from.parse().ok()?, to_ms: to.parse().ok()? })
 }
 
 /// In the words of the well-known test.

@@ -204,9 +204,7 @@ const LEVEL: u64 = 512;
 
 /// The memory of all vCPUs, of which each has so much.
 pub fn all_bytes(each: u64, vcpus: u16) -> Result<u64, Error> {
-    let all = each
-        .checked_mul(u64::from(vcpus))
-        .filter(|all| *all <= MOST_BYTES);
+    let all = each.checked_mul(u64::from(vcpus)).filter(|all| *all <= MOST_BYTES);
     let (each, most) = (human(each), human(MOST_BYTES));
     all.ok_or_else(|| Error::Usage(format!("-b {each}: at most {most} for all vCPUs")))
 }
@@ -322,10 +320,7 @@ impl Case {
                 report::count(MOST_PAGES)
             )));
         }
-        let region = Region {
-            bytes: pages * PAGE,
-            ..region
-        };
+        let region = Region { bytes: pages * PAGE, ..region };
         Ok(Job {
             profile: profile.clone(),
             how,

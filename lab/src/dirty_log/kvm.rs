@@ -70,11 +70,7 @@ pub fn run(asked: &Asked, json: bool) -> Result<(), Error> {
     let phases = kvm::measure(asked)?;
     let mut warnings = summary::warnings(&phases, &host);
     warnings.extend(stats::build_warning());
-    let cleared = if asked.options.ring.is_some() {
-        "reset"
-    } else {
-        "clear"
-    };
+    let cleared = if asked.options.ring.is_some() { "reset" } else { "clear" };
     let measured: Measured = measured::of(asked, &host, &phases);
     let compared = |prediction: Vec<_>| measured::compare(&measured, &prediction, false);
     let report: Report<Value, Row> = Report {
@@ -112,9 +108,7 @@ fn predict(
     let job = measured::of(asked, host, &[]).parameters.job(&profile)?;
     let predicted = measured::phases(&simulate(&job)?);
     if !json {
-        let cells = predicted
-            .iter()
-            .map(|(phase, time)| [phase.clone(), report::time(*time)]);
+        let cells = predicted.iter().map(|(phase, time)| [phase.clone(), report::time(*time)]);
         let table = report::table(["predicted", "CPU time"], 1, cells.collect());
         report::print(&format!("{table}\n"))?;
     }

@@ -103,29 +103,18 @@ impl Measured {
         };
         within("parameters.bytes", asked.bytes, PAGE, MOST_BYTES)?;
         if !asked.bytes.is_multiple_of(PAGE) {
-            return Err(format!(
-                "parameters.bytes: {} is no multiple of {PAGE}",
-                asked.bytes
-            ));
+            return Err(format!("parameters.bytes: {} is no multiple of {PAGE}", asked.bytes));
         }
         let threads = MOST_THREADS.into();
         within("parameters.vcpus", asked.vcpus.into(), 1, threads)?;
         within("parameters.iterations", asked.iterations.into(), 1, 1000)?;
         within("parameters.slots", asked.slots.into(), 1, 1024)?;
-        within(
-            "parameters.write_percent",
-            asked.write_percent.into(),
-            0,
-            100,
-        )?;
+        within("parameters.write_percent", asked.write_percent.into(), 0, 100)?;
         for phase in self.rows.iter().flat_map(|row| &row.phases) {
             let name = |field: &str| format!("phase '{}': {field}", phase.phase);
             // Also what is no number.
             if !(phase.cpu > 0.0 && phase.cpu <= LONGEST_NS) {
-                return Err(format!(
-                    "{}: more than 0, at most {LONGEST_NS:e}",
-                    name("cpu_ns")
-                ));
+                return Err(format!("{}: more than 0, at most {LONGEST_NS:e}", name("cpu_ns")));
             }
             within(&name("threads"), phase.threads.into(), 1, threads)?;
             within(&name("pages"), phase.pages, 0, MOST_PAGES)?;
@@ -152,10 +141,7 @@ pub fn of(asked: &Asked, host: &HostKind, phases: &[PhaseRow]) -> Measured {
     };
     Measured {
         parameters: Parameters {
-            host: HostLine {
-                line: host.line.clone(),
-                paging: host.paging.clone(),
-            },
+            host: HostLine { line: host.line.clone(), paging: host.paging.clone() },
             source: asked.backing.name.to_owned(),
             bytes: asked.bytes,
             vcpus: asked.vcpus,
@@ -170,9 +156,7 @@ pub fn of(asked: &Asked, host: &HostKind, phases: &[PhaseRow]) -> Measured {
             run_in_all_calls: asked.options.stalls,
             ring: asked.options.ring,
         },
-        rows: vec![MeasuredRow {
-            phases: phases.iter().map(phase).collect(),
-        }],
+        rows: vec![MeasuredRow { phases: phases.iter().map(phase).collect() }],
     }
 }
 
@@ -215,12 +199,7 @@ impl Parameters {
     /// The machine has no such run.
     pub fn job(&self, profile: &Profile) -> Result<Job, Error> {
         let usage = |text: &str| Error::Usage(format!("{}: {text}", self.name()));
-        let others = [
-            self.all_set,
-            self.overlap,
-            self.nested,
-            self.run_in_all_calls,
-        ];
+        let others = [self.all_set, self.overlap, self.nested, self.run_in_all_calls];
         if self.ring.is_some() || others.contains(&true) {
             return Err(usage(
                 "the machine's dirty-log has no --ring, --all-set, -o, -n and --stalls",
@@ -239,14 +218,7 @@ impl Parameters {
         while self.bytes / PAGE / scale > PAGES && (each / (scale * 2)).is_multiple_of(block) {
             scale *= 2;
         }
-        let case = Case {
-            backing,
-            bytes: each,
-            vcpus,
-            mode,
-            offset: None,
-            scale: Some(scale),
-        };
+        let case = Case { backing, bytes: each, vcpus, mode, offset: None, scale: Some(scale) };
         let job = case.job(profile, How::Before)?;
         Ok(Job {
             iterations: self.iterations,
@@ -263,10 +235,8 @@ impl Parameters {
 /// The phases of a run on the machine, by the names that they have on KVM; nanoseconds.
 pub fn phases(ran: &Ran) -> Vec<(String, f64)> {
     let ns = nanoseconds;
-    let mut phases = vec![
-        ("populate".to_owned(), ns(ran.populate)),
-        ("enable".to_owned(), ns(ran.enable)),
-    ];
+    let mut phases =
+        vec![("populate".to_owned(), ns(ran.populate)), ("enable".to_owned(), ns(ran.enable))];
     for (number, dirty) in ran.dirty.iter().enumerate() {
         phases.push((format!("dirty {}", number + 1), ns(*dirty)));
         for (name, times) in [("get", &ran.get), ("clear", &ran.clear)] {
@@ -333,27 +303,17 @@ pub fn compare(run: &Measured, predicted: &[(String, f64)], fitted: bool) -> Vec
 pub fn read(path: &Path) -> Result<Vec<Measured>, Error> {
     let bytes = file::read(path, "run on KVM")?;
     let usage = |why: String| {
-        Error::Usage(format!(
-            "{}: no run of dirty-log --on kvm or doctor: {why}",
-            path.display()
-        ))
+        Error::Usage(format!("{}: no run of dirty-log --on kvm or doctor: {why}", path.display()))
     };
     let wrong = |why: serde_json::Error| usage(why.to_string());
     let runs = match serde_json::from_slice::<Kind>(&bytes).map_err(wrong)? {
-        Kind { runs: Some(_) } => {
-            serde_json::from_slice::<Several>(&bytes)
-                .map_err(wrong)?
-                .runs
-        }
+        Kind { runs: Some(_) } => serde_json::from_slice::<Several>(&bytes).map_err(wrong)?.runs,
         Kind { runs: None } => vec![serde_json::from_slice::<Measured>(&bytes).map_err(wrong)?],
     };
     for run in &runs {
-        run.check()
-            .map_err(|why| Error::input(path.display(), why))?;
+        run.check().map_err(|why| Error::input(path.display(), why))?;
     }
-    match runs
-        .iter()
-        .all(|run| run.rows.iter().any(|row| !row.phases.is_empty()))
+    match runs.iter().all(|run| run.rows.iter().any(|row| !row.phases.is_empty()))
         && !runs.is_empty()
     {
         true => Ok(runs),

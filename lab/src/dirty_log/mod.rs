@@ -211,11 +211,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 
 impl Arguments {
     fn guest(&self) -> Guest {
-        let shown = Guest {
-            source: Backing::HUGETLB_2MB,
-            bytes: 64 << 20,
-            vcpus: 8,
-        };
+        let shown = Guest { source: Backing::HUGETLB_2MB, bytes: 64 << 20, vcpus: 8 };
         Guest::new(self.source, self.bytes, self.vcpus, shown)
     }
 
@@ -285,11 +281,7 @@ impl Arguments {
         let usage = |why: &str| Err(Error::Usage(why.to_owned()));
         let by_hardware = self.log == By::Modification;
         if !profile.architecture.is_x86() && (by_hardware || asked.nested) {
-            let option = if by_hardware {
-                "--log modification"
-            } else {
-                "-n"
-            };
+            let option = if by_hardware { "--log modification" } else { "-n" };
             let name = &profile.name;
             return usage(&format!("{option}: {name} is arm64, and that is x86's"));
         }
@@ -342,10 +334,7 @@ impl Arguments {
         let is_usual = options == Options::default();
         let is_published = case.is_published() && self.run_while_disabling && is_usual;
         let ran = run(&jobs)?;
-        jobs.into_iter()
-            .zip(ran)
-            .map(|(job, ran)| Row::new(job, ran, is_published))
-            .collect()
+        jobs.into_iter().zip(ran).map(|(job, ran)| Row::new(job, ran, is_published)).collect()
     }
 }
 
@@ -366,10 +355,7 @@ fn check_pins(cpus: &[usize], profile: &Profile, vcpus: u16) -> Result<(), Error
         return usage(format!("-c {cpu}: {name} has CPUs 0 to {last}"));
     }
     match (1..given).find(|at| cpus[..*at].contains(&cpus[*at])) {
-        Some(at) => usage(format!(
-            "-c {}: twice, and each CPU of the machine runs one",
-            cpus[at]
-        )),
+        Some(at) => usage(format!("-c {}: twice, and each CPU of the machine runs one", cpus[at])),
         None => Ok(()),
     }
 }
@@ -388,21 +374,12 @@ impl Row {
         let fitted = figure.is_some_and(|row| row.is_fitted(&job.profile));
         let (longest, p999, stalled_s) = figures::stalls(&ran.stalls);
         let fitted = fitted && job.how == How::Before;
-        Ok(Self {
-            job,
-            ran,
-            longest,
-            p999,
-            stalled_s,
-            published,
-            fitted,
-        })
+        Ok(Self { job, ran, longest, p999, stalled_s, published, fitted })
     }
 
     fn error(&self) -> Option<f64> {
         let disable = self.ran.disable.as_secs_f64();
-        self.published
-            .map(|published| error_percent(disable, published))
+        self.published.map(|published| error_percent(disable, published))
     }
 
     /// The phases before the last, in the words of the well-known test.
@@ -410,14 +387,7 @@ impl Row {
         let line = |name: &str, time: Time| {
             format!("{name}: {}\n", report::time(time.as_secs_f64() * 1e9))
         };
-        let Ran {
-            populate,
-            enable,
-            dirty,
-            get,
-            clear,
-            ..
-        } = &self.ran;
+        let Ran { populate, enable, dirty, get, clear, .. } = &self.ran;
         let mut text = line("Populate memory time", *populate);
         text += &line("Enabling dirty logging time", *enable);
         for (number, dirty) in dirty.iter().enumerate() {
@@ -469,38 +439,19 @@ fn text(head: &str, scale: u64, rows: &[Row]) -> String {
 fn zaps(rows: &[Row]) -> String {
     let of = |row: &Row| figures::histogram(&row.ran.zaps, row.job.scale.fewer);
     let ways: Vec<_> = rows.iter().map(|row| (row.job.how, of(row))).collect();
-    let ways: Vec<_> = ways
-        .into_iter()
-        .filter(|(_, buckets)| !buckets.is_empty())
-        .collect();
-    let longest = ways
-        .iter()
-        .map(|(_, buckets)| buckets.len())
-        .max()
-        .unwrap_or(0);
+    let ways: Vec<_> = ways.into_iter().filter(|(_, buckets)| !buckets.is_empty()).collect();
+    let longest = ways.iter().map(|(_, buckets)| buckets.len()).max().unwrap_or(0);
     let hows = [How::Before, How::FlushFirst, How::UnfreezeFirst, How::After];
     let count = |how: How, at: usize| {
         let way = ways.iter().find(|(of, _)| *of == how);
         let count = |bucket: &figures::Bucket| bucket.count;
-        way.map_or("-".to_owned(), |(_, buckets)| {
-            report::count(buckets.get(at).map_or(0, count))
-        })
+        way.map_or("-".to_owned(), |(_, buckets)| report::count(buckets.get(at).map_or(0, count)))
     };
     let row = |at: usize| {
         let bucket = ways.iter().find_map(|(_, buckets)| buckets.get(at))?;
-        let some = ways
-            .iter()
-            .any(|(_, buckets)| buckets.get(at).is_some_and(|it| it.count > 0));
+        let some = ways.iter().any(|(_, buckets)| buckets.get(at).is_some_and(|it| it.count > 0));
         let [a, b, c, d] = hows.map(|how| count(how, at));
-        some.then(|| {
-            [
-                format!("{} to {} ms", bucket.from_ms, bucket.to_ms),
-                a,
-                b,
-                c,
-                d,
-            ]
-        })
+        some.then(|| [format!("{} to {} ms", bucket.from_ms, bucket.to_ms), a, b, c, d])
     };
     let rows: Vec<_> = (0..longest).filter_map(row).collect();
     let [a, b, c, d] = hows.map(How::name);
@@ -517,11 +468,7 @@ fn picture(subtitle: String, rows: &[Row]) -> Picture {
         let stall = micros(row.longest) / 1e6;
         let published = row.published.map(|it| Bar::new("published", it, false));
         let ours = [
-            Bar::new(
-                &format!("disabling{fitted}"),
-                row.ran.disable.as_secs_f64(),
-                true,
-            ),
+            Bar::new(&format!("disabling{fitted}"), row.ran.disable.as_secs_f64(), true),
             Bar::new("longest stall", stall, true),
         ];
         Group {

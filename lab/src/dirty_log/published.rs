@@ -28,12 +28,10 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
         Some(figures::histogram(&ran.zaps, job.scale.fewer))
     };
     let wrong = |number: usize, of: fn(&Row) -> Option<f64>| {
-        let published = published
-            .iter()
-            .filter_map(|row| match figures::metric(row)? {
-                Metric::Calls { from_ms, .. } => Some((from_ms, of(row)? as u64)),
-                Metric::Disabling => None,
-            });
+        let published = published.iter().filter_map(|row| match figures::metric(row)? {
+            Metric::Calls { from_ms, .. } => Some((from_ms, of(row)? as u64)),
+            Metric::Disabling => None,
+        });
         figures::misplaced(&buckets(number)?, &published.collect::<Vec<_>>())
     };
     let wrong = [wrong(0, |row| row.before), wrong(1, |row| row.after)];
@@ -48,9 +46,7 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
             Metric::Calls { .. } if HOWS[number] == How::Tablewright => None,
             Metric::Calls { from_ms, to_ms } => {
                 let buckets = buckets(number)?;
-                let mut of = buckets
-                    .iter()
-                    .filter(|it| (it.from_ms, it.to_ms) == (from_ms, to_ms));
+                let mut of = buckets.iter().filter(|it| (it.from_ms, it.to_ms) == (from_ms, to_ms));
                 Some(of.next().map_or(0.0, |bucket| bucket.count as f64))
             }
         };
@@ -66,10 +62,7 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
             );
         }
         let ours = [ours(0), ours(1), ours(2)];
-        Reproduced {
-            fitted_before,
-            ..Reproduced::new(NAME, figure, &profile, ours, &note)
-        }
+        Reproduced { fitted_before, ..Reproduced::new(NAME, figure, &profile, ours, &note) }
     };
     Ok(published.into_iter().map(row).collect())
 }

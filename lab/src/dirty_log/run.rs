@@ -93,9 +93,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
 
     let each = job.region.bytes / u64::from(job.slots);
     let words = (each / PAGE).div_ceil(64) as usize;
-    let mut memory: Vec<AtomicU64> = (0..words * usize::from(job.slots))
-        .map(|_| AtomicU64::new(0))
-        .collect();
+    let mut memory: Vec<AtomicU64> =
+        (0..words * usize::from(job.slots)).map(|_| AtomicU64::new(0)).collect();
     let mut slots = Vec::new();
     let mut bitmaps = Vec::new();
     for (number, words) in memory.chunks_mut(words).enumerate() {
@@ -270,11 +269,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let ((), populate) = self.timed(cpu, all, || self.all_vcpus(cpu, Phase::Populate));
         let (enabled, enable) = self.called(cpu, || self.enable(cpu));
         enabled?;
-        let mut ran = Ran {
-            populate,
-            enable,
-            ..Ran::default()
-        };
+        let mut ran = Ran { populate, enable, ..Ran::default() };
         for _ in 0..self.job.iterations {
             let ((), dirty) = self.timed(cpu, all, || self.all_vcpus(cpu, Phase::Dirty));
             ran.dirty.push(dirty);
@@ -323,12 +318,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     fn replace(&self, log: Log) -> Result<(), String> {
         for slot in self.slots {
             // What is mapped is protected, or collapsed: nothing is taken back.
-            drop(
-                self.engine
-                    .guest
-                    .replace(slot.with_log(log))
-                    .map_err(|it| it.to_string())?,
-            );
+            drop(self.engine.guest.replace(slot.with_log(log)).map_err(|it| it.to_string())?);
         }
         // A fault that looked a slot up before may still map by that.
         let period = self.engine.guest.space().grace_period();
@@ -377,9 +367,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     fn read(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let found: u64 = self.bitmaps.iter().map(Bitmap::count).sum();
         let costs = self.machine.costs();
-        let words: u64 = (self.bitmaps.iter())
-            .map(|bitmap| bitmap.pages().div_ceil(64))
-            .sum();
+        let words: u64 = (self.bitmaps.iter()).map(|bitmap| bitmap.pages().div_ceil(64)).sum();
         cpu.spend(match costs.copy {
             Time::ZERO => costs.load * words,
             line => line * words.div_ceil(8),
@@ -394,13 +382,10 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         for (slot, bitmap) in self.slots.iter().zip(self.bitmaps) {
             let mut gather = self.engine.guest.gather();
             let slot = slot.with_log(self.job.options.by.log());
-            let harvested = gather.harvest(
-                &slot,
-                bitmap,
-                0..bitmap.pages(),
-                Harvest::empty(),
-                |_, bits| found += u64::from(bits.count_ones()),
-            );
+            let harvested =
+                gather.harvest(&slot, bitmap, 0..bitmap.pages(), Harvest::empty(), |_, bits| {
+                    found += u64::from(bits.count_ones())
+                });
             harvested.map_err(|it| it.to_string())?;
             self.engine.finish(&mut gather);
         }
@@ -426,15 +411,10 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     }
 
     fn check_large(&self) {
-        for at in self
-            .world
-            .parts()
-            .filter(|_| self.world.leaf != Level::PAGE)
-        {
+        for at in self.world.parts().filter(|_| self.world.leaf != Level::PAGE) {
             let found = self.engine.guest.space().query(Ipa::new(at));
             let small = found.is_some_and(|leaf| leaf.size() < leaf_bytes(self.world.leaf));
-            self.machine
-                .check(!small, || format!("{at:#x} is in small leaves still"));
+            self.machine.check(!small, || format!("{at:#x} is in small leaves still"));
         }
     }
 
@@ -488,8 +468,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     /// Hardware's log of this vCPU is empty, and on.
     fn log_anew(&self, cpu: Cpu<'_>) {
         if let Some(&page) = self.logs.get(cpu.id()) {
-            self.machine
-                .log_modifications(Some(page), ModificationLog::FIRST);
+            self.machine.log_modifications(Some(page), ModificationLog::FIRST);
         }
     }
 

@@ -106,8 +106,7 @@ impl<'m> World<'m> {
 
     /// One line.
     pub fn fetch(&self) {
-        self.memory
-            .acquire(self.cpu(), self.mapper.machine().costs().fetch);
+        self.memory.acquire(self.cpu(), self.mapper.machine().costs().fetch);
         self.fetch_own();
     }
 
@@ -119,8 +118,7 @@ impl<'m> World<'m> {
     /// All lines of a table.
     pub fn fetch_table(&self) {
         self.fetch();
-        self.cpu()
-            .spend(self.mapper.machine().costs().fetch * (LINES - 1));
+        self.cpu().spend(self.mapper.machine().costs().fetch * (LINES - 1));
     }
 
     /// Work on tables by the host's thread, which takes as long as there are entries.

@@ -12,16 +12,8 @@ const BYTES: u64 = SMALL * 2;
 /// Of huge pages: what grows with the log is to be told from what a call takes in any case.
 const HUGE_BYTES: u64 = BYTES * 4;
 /// With assertions, figures say nothing: a few seconds then.
-pub const SMALL: u64 = if cfg!(debug_assertions) {
-    8 << 20
-} else {
-    64 << 20
-};
-pub const SMALL_SIZE: &str = if cfg!(debug_assertions) {
-    "8 MiB"
-} else {
-    "64 MiB"
-};
+pub const SMALL: u64 = if cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 };
+pub const SMALL_SIZE: &str = if cfg!(debug_assertions) { "8 MiB" } else { "64 MiB" };
 pub const ROUNDS: u32 = if cfg!(debug_assertions) { 2 } else { 5 };
 /// After so long there are no more rounds of one guest, on a computer on which others run: all of
 /// it takes less than a minute and a half.
@@ -70,10 +62,7 @@ pub fn a_page(rows: &[PhaseRow], name: &str) -> f64 {
 pub fn measure(mut step: impl FnMut(&str)) -> Result<Guests, Error> {
     let host = kvm::host()?;
     let huge: Backing = "anonymous_thp".parse().map_err(Error::Usage)?;
-    let options = Options {
-        rounds: Some(ROUNDS),
-        ..Options::default()
-    };
+    let options = Options { rounds: Some(ROUNDS), ..Options::default() };
     // An older kernel clears a log when it is read.
     let manual = kvm::able()?.manual;
     let asked = |backing, bytes, vcpus| Asked {
@@ -87,10 +76,7 @@ pub fn measure(mut step: impl FnMut(&str)) -> Result<Guests, Error> {
     step("a guest of huge pages");
     let large = asked(huge, HUGE_BYTES, 1);
     let huge_pages = kvm::measure(&large)?;
-    let runs = vec![
-        measured::of(&plain, &host, &pages),
-        measured::of(&large, &host, &huge_pages),
-    ];
+    let runs = vec![measured::of(&plain, &host, &pages), measured::of(&large, &host, &huge_pages)];
     step("a log with all pages set");
     let mut set = asked(Backing::ANONYMOUS, SMALL, 1);
     set.options.all_set = true;

@@ -37,9 +37,7 @@ pub fn fits(bytes: u64) -> Result<(), Error> {
         None if bytes.is_multiple_of(4096) => {
             usage("a guest of so many pages is a multiple of 2 MiB".to_owned())
         }
-        None => Err(Error::Usage(format!(
-            "--guest {bytes}: not a multiple of 4 KiB"
-        ))),
+        None => Err(Error::Usage(format!("--guest {bytes}: not a multiple of 4 KiB"))),
     }
 }
 
@@ -58,24 +56,15 @@ pub fn linear(size: Size, entry: f64, published: f64) -> Result<[f64; 2], Error>
     profile.costs.entry = Time::ps((entry * 1e3) as u64);
     profile.costs.publish = Time::ps(((published - entry).max(0.0) * 1e3) as u64);
     // Each table is as the one before.
-    let some = size
-        .bytes
-        .clamp(64 << 20, 1 << 30)
-        .next_multiple_of(2 << 20);
+    let some = size.bytes.clamp(64 << 20, 1 << 30).next_multiple_of(2 << 20);
     let plan = linear::plan_of(&profile, some)?;
     let steps = Step::published();
     let ends = [steps.first(), steps.last()].into_iter().flatten();
     let jobs: Vec<_> = ends
-        .map(|&step| linear::Job {
-            profile: profile.clone(),
-            step,
-            plan: plan.clone(),
-        })
+        .map(|&step| linear::Job { profile: profile.clone(), step, plan: plan.clone() })
         .collect();
     let ran = runs::software::<linear::Job>(Threads::default())(&jobs)?;
-    let mut times = ran
-        .iter()
-        .map(|ran| nanoseconds(ran.time) * size.bytes as f64 / some as f64);
+    let mut times = ran.iter().map(|ran| nanoseconds(ran.time) * size.bytes as f64 / some as f64);
     let mut next = || times.next().unwrap_or_default();
     Ok([next(), next()])
 }
@@ -156,14 +145,7 @@ pub fn stop(profile: &Profile, size: Size) -> Result<[Stop; 3], Error> {
     let vcpus = size.vcpus.min(MOST);
     let each = (size.bytes / u64::from(vcpus)).max(HUGE);
     let each = 1_u64 << each.ilog2();
-    let case = Case {
-        backing,
-        bytes: each,
-        vcpus,
-        mode,
-        offset: None,
-        scale: Some(each / HUGE),
-    };
+    let case = Case { backing, bytes: each, vcpus, mode, offset: None, scale: Some(each / HUGE) };
     let rest = size.bytes as f64 / (each as f64 * f64::from(vcpus));
     let mut both = Vec::new();
     for how in [Disable::Before, Disable::After, Disable::Tablewright] {
@@ -177,12 +159,7 @@ pub fn stop(profile: &Profile, size: Size) -> Result<[Stop; 3], Error> {
             populate: nanoseconds(ran.populate) * rest * f64::from(vcpus) / f64::from(size.vcpus),
         });
     }
-    let of = |at: usize| {
-        both.get(at).copied().unwrap_or(Stop {
-            time: 0.0,
-            stall: 0.0,
-            populate: 0.0,
-        })
-    };
+    let of =
+        |at: usize| both.get(at).copied().unwrap_or(Stop { time: 0.0, stall: 0.0, populate: 0.0 });
     Ok([of(0), of(1), of(2)])
 }

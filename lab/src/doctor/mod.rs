@@ -54,12 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 /// It is Linux that is asked.
 #[cfg(not(target_os = "linux"))]
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let Arguments {
-        guest,
-        vcpus,
-        report,
-        json,
-    } = arguments;
+    let Arguments { guest, vcpus, report, json } = arguments;
     Err(Error::Usage(format!(
         "doctor asks Linux, and this is another system ({guest}, {vcpus}, {report:?}, {json})"
     )))

@@ -13,11 +13,7 @@ use crate::size::{Size, human};
 use crate::stats::Samples;
 
 /// Memory that is mapped: its tables take 16 MiB. With assertions, figures say nothing.
-pub const MAPPED: u64 = if cfg!(debug_assertions) {
-    256 << 20
-} else {
-    8 << 30
-};
+pub const MAPPED: u64 = if cfg!(debug_assertions) { 256 << 20 } else { 8 << 30 };
 /// How often one page is unmapped, and how long it is tried on a computer on which others run.
 const UNMAPS: usize = 4_000;
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -81,16 +77,10 @@ pub struct Unmap {
 /// Unmaps a page, over and over.
 pub fn unmap() -> Result<Unmap, Error> {
     let Some(alone) = once(|| true)? else {
-        return Ok(Unmap {
-            alone: 0.0,
-            remote: None,
-        });
+        return Ok(Unmap { alone: 0.0, remote: None });
     };
     if thread::available_parallelism().map_or(1, usize::from) < 2 {
-        return Ok(Unmap {
-            alone,
-            remote: None,
-        });
+        return Ok(Unmap { alone, remote: None });
     }
     let (stop, ticks) = (AtomicBool::new(false), AtomicU64::new(0));
     let remote = thread::scope(|scope| {

@@ -7,13 +7,7 @@ use crate::output::page::{self, Bar, Group, Of, Table, escaped};
 use crate::output::report::{self, Report};
 use crate::size::human;
 
-const COLUMNS: [&str; 5] = [
-    "problem",
-    "here",
-    "extrapolated",
-    "with the change",
-    "tablewright",
-];
+const COLUMNS: [&str; 5] = ["problem", "here", "extrapolated", "with the change", "tablewright"];
 
 /// The page as a text.
 pub fn of(report: &Report<Parameters, Row>) -> String {
@@ -32,9 +26,7 @@ pub fn of(report: &Report<Parameters, Row>) -> String {
     let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
     let mut table = Table::new(&COLUMNS);
     for row in &report.rows {
-        let here = row
-            .here
-            .map(|time| format!("{} / {}", report::time(time), row.for_each));
+        let here = row.here.map(|time| format!("{} / {}", report::time(time), row.for_each));
         let cells = [
             row.problem.to_owned(),
             here.unwrap_or("-".to_owned()),
@@ -47,18 +39,10 @@ pub fn of(report: &Report<Parameters, Row>) -> String {
     body.push_str(&table.finish());
     for row in &report.rows {
         // Writing to a string cannot fail.
-        let _ = writeln!(
-            body,
-            "<h2>{}</h2>\n<p>{}</p>",
-            escaped(row.problem),
-            escaped(&row.note)
-        );
+        let _ = writeln!(body, "<h2>{}</h2>\n<p>{}</p>", escaped(row.problem), escaped(&row.note));
         let bars = bars(row);
         if bars.len() > 1 {
-            let group = Group {
-                name: String::new(),
-                bars,
-            };
+            let group = Group { name: String::new(), bars };
             body.push_str(&page::bars("shorter is better", &[group], report::time));
         }
     }

@@ -61,11 +61,7 @@ pub fn rows(known: &Known, size: Size) -> Result<Vec<Row>, Error> {
     if let (Ok(guests), Some(fitted)) = (&known.guests, &known.fitted) {
         let [before, published, ours] = machine::stop(&fitted.profile, size)?;
         rows.push(fault_row(guests, size, ours.populate));
-        rows.push(start_row(
-            guests,
-            size,
-            machine::start(&fitted.profile, size)?,
-        ));
+        rows.push(start_row(guests, size, machine::start(&fitted.profile, size)?));
         rows.push(first_write_row(guests, size));
         let [stop, stall] = stop_rows(guests, size, [before, published, ours]);
         rows.push(stop);
@@ -84,11 +80,8 @@ fn which(host: Option<&HostKind>, changes: &[(&str, (u32, u32))]) -> String {
         return "whether this kernel has it is not known".to_owned();
     };
     let (major, minor) = host.version;
-    let lacks: Vec<&str> = changes
-        .iter()
-        .filter(|(_, since)| host.version < *since)
-        .map(|(name, _)| *name)
-        .collect();
+    let lacks: Vec<&str> =
+        changes.iter().filter(|(_, since)| host.version < *since).map(|(name, _)| *name).collect();
     match (changes, lacks.as_slice()) {
         (_, []) => format!(
             "Linux {major}.{minor} here has {}",
@@ -140,11 +133,7 @@ fn flush_row(known: &Known, size: Size) -> Result<Row, Error> {
             size.vcpus,
             which(
                 known.host.as_ref(),
-                &[
-                    ("Hyper-V's", (4, 14)),
-                    ("KVM's", (4, 16)),
-                    ("INVLPGB", (6, 15)),
-                ],
+                &[("Hyper-V's", (4, 14)), ("KVM's", (4, 16)), ("INVLPGB", (6, 15)),],
             ),
         ),
         None => {
@@ -203,11 +192,7 @@ fn start_row(guests: &Guests, size: Size, ours: f64) -> Row {
              are in the log from the start (Linux 5.7 has it, {} here), so that nothing is \
              protected; the first harvest then has everything, and pays. Tablewright: one \
              generation number, on the machine as this computer.",
-            if all_set.is_some() {
-                "and so it is measured"
-            } else {
-                "not"
-            }
+            if all_set.is_some() { "and so it is measured" } else { "not" }
         ),
     }
 }
@@ -342,13 +327,7 @@ pub fn text(report: &Report<Parameters, Row>, known: &Known) -> String {
             optional(row.tablewright),
         ]
     });
-    let header = [
-        "",
-        "here",
-        there.as_str(),
-        "with the\nchange",
-        "Table-\nwright",
-    ];
+    let header = ["", "here", there.as_str(), "with the\nchange", "Table-\nwright"];
     text += &report::table_of(header.map(str::to_owned).into(), 1, cells.collect());
     text.push('\n');
     for (number, row) in report.rows.iter().enumerate() {
@@ -399,10 +378,7 @@ mod tests {
         assert_eq!(said((6, 1), &two), "Linux 6.1 here lacks two");
         assert_eq!(said((3, 2), &two), "Linux 3.2 here lacks one, two");
         assert_eq!(said((5, 14), &[("it", (5, 14))]), "Linux 5.14 here has it");
-        assert_eq!(
-            said((5, 13), &[("it", (5, 14))]),
-            "Linux 5.13 here does not"
-        );
+        assert_eq!(said((5, 13), &[("it", (5, 14))]), "Linux 5.13 here does not");
         assert!(which(None, &two).contains("not known"));
     }
 
@@ -421,10 +397,7 @@ mod tests {
             host: None,
             linear: 1.0,
             published: 1.0,
-            unmap: Unmap {
-                alone: 1.0,
-                remote: None,
-            },
+            unmap: Unmap { alone: 1.0, remote: None },
             guests: Err(Error::Usage("none".to_owned())),
             fitted: None,
         };
@@ -436,10 +409,7 @@ mod tests {
                 host: kvm::computer(),
                 no_guests: Some("no reason, ".repeat(20)),
             },
-            rows: vec![
-                row("each page's first write"),
-                row("longest stall meanwhile"),
-            ],
+            rows: vec![row("each page's first write"), row("longest stall meanwhile")],
             warnings: Vec::new(),
         };
         let text = text(&report, &known);

@@ -33,9 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     // Measuring takes a while: what the machine cannot run is refused before.
     machine::fits(bytes)?;
     let target = arguments.report.as_deref();
-    let target = target
-        .map(|directory| Target::report(directory, "doctor.html"))
-        .transpose()?;
+    let target = target.map(|directory| Target::report(directory, "doctor.html")).transpose()?;
     let mut progress = Progress::new(9);
     progress.step("the linear map");
     let linear = native::linear_map()?;
@@ -50,18 +48,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         }
         Err(_) => None,
     };
-    let known = Known {
-        host: kvm::computer(),
-        linear,
-        published,
-        unmap,
-        guests,
-        fitted,
-    };
-    let size = Size {
-        bytes,
-        vcpus: arguments.vcpus,
-    };
+    let known = Known { host: kvm::computer(), linear, published, unmap, guests, fitted };
+    let size = Size { bytes, vcpus: arguments.vcpus };
     progress.step("the guest in mind");
     let rows = rows(&known, size)?;
     drop(progress);

@@ -129,13 +129,7 @@ fn text(report: &Report) -> String {
     let rows = report.curve.iter().map(|point| {
         let us = |ns: f64| report::time(ns);
         let error = |at: usize| point.sys_error_percent[at].map_or("-".to_owned(), percent);
-        [
-            us(point.interrupt_ns),
-            us(point.wake_ns),
-            us(point.cycle_ns),
-            error(0),
-            error(1),
-        ]
+        [us(point.interrupt_ns), us(point.wake_ns), us(point.cycle_ns), error(0), error(1)]
     });
     text += &report::table(
         ["interrupt", "wake", "cycle", "sys before", "sys after"],
@@ -159,10 +153,7 @@ mod tests {
                 _ => costs.exit * 2,
             };
             let cycle = costs.cycle + Time::ps(costs.wake.as_ps() / 2) + told;
-            let mut ran = Ran {
-                time: cycle * job.cycles(),
-                ..Ran::default()
-            };
+            let mut ran = Ran { time: cycle * job.cycles(), ..Ran::default() };
             ran.tally.cpu_time = ran.time;
             ran
         };

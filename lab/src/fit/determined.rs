@@ -31,10 +31,8 @@ pub struct Counts {
 impl Counts {
     /// The rows with these costs alone.
     pub fn of(&self, costs: &[Cost]) -> Vec<Vec<f64>> {
-        let places: Vec<Option<usize>> = costs
-            .iter()
-            .map(|cost| self.costs.iter().position(|known| known == cost))
-            .collect();
+        let places: Vec<Option<usize>> =
+            costs.iter().map(|cost| self.costs.iter().position(|known| known == cost)).collect();
         self.rows
             .iter()
             .map(|row| {
@@ -121,11 +119,7 @@ impl Determined {
             })
             .map(|(_, cost)| cost.name())
             .collect();
-        Self {
-            carried,
-            sums: sums(counts, costs, &counting),
-            left_out,
-        }
+        Self { carried, sums: sums(counts, costs, &counting), left_out }
     }
 }
 
@@ -149,10 +143,7 @@ fn sums(counts: &Counts, costs: &tablewright_machine::Costs, among: &[usize]) ->
             let part = |&place: &usize| ns(counts.costs[place].get(costs)) * length(place) / first;
             Sum {
                 ns: group.iter().map(part).sum(),
-                costs: group
-                    .iter()
-                    .map(|&place| counts.costs[place].name())
-                    .collect(),
+                costs: group.iter().map(|&place| counts.costs[place].name()).collect(),
             }
         })
         .collect()
@@ -162,9 +153,7 @@ fn sums(counts: &Counts, costs: &tablewright_machine::Costs, among: &[usize]) ->
 /// independently of the others. A cost that the fit has made nothing is not free any more, and has
 /// no interval.
 pub fn intervals(rows: &[Vec<f64>], found: &[Time]) -> Vec<Option<f64>> {
-    let some: Vec<usize> = (0..found.len())
-        .filter(|&place| found[place] > Time::ZERO)
-        .collect();
+    let some: Vec<usize> = (0..found.len()).filter(|&place| found[place] > Time::ZERO).collect();
     let mut off = vec![None; found.len()];
     let mut squares = vec![0.0; some.len()];
     for this in 0..rows.len() {
@@ -189,10 +178,8 @@ pub fn each_left_out(rows: &[Vec<f64>], right: &[f64]) -> Vec<Option<f64>> {
     (0..rows.len())
         .map(|this| {
             let others = |at: &usize| *at != this;
-            let left: Vec<Vec<f64>> = (0..rows.len())
-                .filter(others)
-                .map(|at| rows[at].clone())
-                .collect();
+            let left: Vec<Vec<f64>> =
+                (0..rows.len()).filter(others).map(|at| rows[at].clone()).collect();
             let of_left: Vec<f64> = (0..rows.len()).filter(others).map(|at| right[at]).collect();
             if left.len() < rows[this].len() {
                 return None;
@@ -224,11 +211,7 @@ mod tests {
 
     /// Three rows in which the first two costs count alike but for a hair, and the third otherwise.
     fn rows() -> Vec<Vec<f64>> {
-        vec![
-            vec![1.0, 1.01, 0.0],
-            vec![1.0, 1.0, 2.0],
-            vec![1.0, 1.0, 5.0],
-        ]
+        vec![vec![1.0, 1.01, 0.0], vec![1.0, 1.0, 2.0], vec![1.0, 1.0, 5.0]]
     }
 
     #[test]
@@ -239,10 +222,7 @@ mod tests {
         for (cost, ns) in three.iter().zip([3, 16, 1000]) {
             cost.set(&mut profile.costs, Time::ns(ns));
         }
-        let counts = Counts {
-            costs: three.to_vec(),
-            rows: rows(),
-        };
+        let counts = Counts { costs: three.to_vec(), rows: rows() };
         let said = Determined::of(&counts, &profile, &[three[0], three[2]]);
         assert_eq!(said.sums.len(), 1);
         assert_eq!(said.sums[0].costs, ["entry", "publish"]);
@@ -262,10 +242,7 @@ mod tests {
         let one = intervals(&[vec![1e-6]], &[Time::ns(1000)]);
         assert!((one[0].unwrap() - 50.0).abs() < 1e-6, "{one:?}");
         // Two rows that hardly tell two costs apart: either may be off by more than it is.
-        let two = intervals(
-            &[vec![1e-6, 1.01e-6], vec![1e-6, 1e-6]],
-            &[Time::ns(500); 2],
-        );
+        let two = intervals(&[vec![1e-6, 1.01e-6], vec![1e-6, 1e-6]], &[Time::ns(500); 2]);
         assert!(two.iter().all(|off| off.unwrap() > 500.0), "{two:?}");
         assert_eq!(intervals(&[vec![1e-6]], &[Time::ZERO]), [None]);
     }

@@ -89,8 +89,7 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
     let (rows, right, names) = counted(&profile, runs, &free)?;
     let column = |at: usize| {
         let by = names.iter().zip(&rows).filter(|(_, row)| row.0[at] > 1e-9);
-        by.map(|(name, row)| (name.clone(), row.0[at] * row.1))
-            .collect::<Vec<_>>()
+        by.map(|(name, row)| (name.clone(), row.0[at] * row.1)).collect::<Vec<_>>()
     };
     let mut costs: Vec<Determined> = free
         .iter()
@@ -119,10 +118,8 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
         stay(&mut rest, &rows, at, cost.get(&profile.costs));
     }
     let found = loop {
-        let chosen: Vec<Vec<f64>> = rows
-            .iter()
-            .map(|(row, _)| some.iter().map(|&at| row[at]).collect())
-            .collect();
+        let chosen: Vec<Vec<f64>> =
+            rows.iter().map(|(row, _)| some.iter().map(|&at| row[at]).collect()).collect();
         match solve::non_negative(&chosen, &rest) {
             Ok(found) => break found,
             Err(Undetermined(which)) => {
@@ -143,20 +140,13 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
         free[at].set(&mut profile.costs, time);
         costs[at].fitted_ns = Some(found);
     }
-    say_where_from(
-        &mut profile,
-        &some.iter().map(|&at| free[at]).collect::<Vec<_>>(),
-    );
+    say_where_from(&mut profile, &some.iter().map(|&at| free[at]).collect::<Vec<_>>());
     let mut compared = Vec::new();
     for run in runs {
         let ran = dirty_log::run(&run.parameters.job(&profile)?)?;
         compared.extend(compare(run, &phases(&ran), true));
     }
-    Ok(Found {
-        profile,
-        costs,
-        rows: compared,
-    })
+    Ok(Found { profile, costs, rows: compared })
 }
 
 /// Takes a cost that stays off the right side.
@@ -241,10 +231,8 @@ fn say_where_from(profile: &mut Profile, free: &[Cost]) {
                     .to_owned(),
         },
     );
-    profile.fitted_on = vec![RowSelector {
-        system: "this computer".to_owned(),
-        ..RowSelector::default()
-    }];
+    profile.fitted_on =
+        vec![RowSelector { system: "this computer".to_owned(), ..RowSelector::default() }];
     profile.unexplained.clear();
 }
 
@@ -283,10 +271,7 @@ pub fn read_all(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
 
 /// Fits, and prints what determines what.
 pub fn run(asked: &Asked<'_>) -> Result<(), Error> {
-    let target = asked
-        .output
-        .map(|path| Target::new("--output", path))
-        .transpose()?;
+    let target = asked.output.map(|path| Target::new("--output", path)).transpose()?;
     let runs = read_all(asked.files)?;
     let found = fit(&runs, asked.machine, asked.free)?;
     if asked.json {
@@ -332,10 +317,7 @@ fn by(cost: &Determined) -> String {
 }
 
 fn text(found: &Found) -> String {
-    let mut text = format!(
-        "{}\n\n",
-        report::wrapped(&found.profile.description, 78, "  ")
-    );
+    let mut text = format!("{}\n\n", report::wrapped(&found.profile.description, 78, "  "));
     let costs = found.costs.iter().map(|cost| {
         let ns = |ns: f64| format!("{ns:.2} ns");
         [
@@ -345,11 +327,7 @@ fn text(found: &Found) -> String {
             cost.fitted_ns.map_or("-".to_owned(), ns),
         ]
     });
-    text += &report::table(
-        ["cost", "determined by", "before", "fitted"],
-        2,
-        costs.collect(),
-    );
+    text += &report::table(["cost", "determined by", "before", "fitted"], 2, costs.collect());
     text += "\n";
     text += &compared(&found.rows);
     text

@@ -85,11 +85,7 @@ struct Case {
 impl Case {
     /// The run of this row on such a machine.
     fn on(&self, profile: &Profile) -> Job {
-        Job {
-            profile: profile.clone(),
-            step: self.step,
-            plan: self.plan.clone(),
-        }
+        Job { profile: profile.clone(), step: self.step, plan: self.plan.clone() }
     }
 }
 
@@ -161,16 +157,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             arguments.json,
         );
     }
-    let target = arguments
-        .output
-        .as_deref()
-        .map(|path| Target::new("--output", path))
-        .transpose()?;
-    let (report, fitted) = fit(
-        arguments,
-        profile,
-        &runs::software::<Job>(arguments.threads),
-    )?;
+    let target =
+        arguments.output.as_deref().map(|path| Target::new("--output", path)).transpose()?;
+    let (report, fitted) = fit(arguments, profile, &runs::software::<Job>(arguments.threads))?;
     if arguments.json {
         report::print_json(&report)?;
     } else {
@@ -228,11 +217,7 @@ fn fit(arguments: &Arguments, profile: Profile, run: Run<'_>) -> Result<(Report,
                 virtual_ms,
                 error_percent: error_percent(virtual_ms, case.published_ms),
                 fitted: case.fitted,
-                left_out_percent: case
-                    .fitted
-                    .then(|| each_left_out.next())
-                    .flatten()
-                    .flatten(),
+                left_out_percent: case.fitted.then(|| each_left_out.next()).flatten().flatten(),
             }
         })
         .collect();
@@ -301,10 +286,7 @@ type Cases = (Vec<Case>, Vec<RowSelector>, Vec<String>);
 
 /// The rows to run, what selects those that are fitted, and what to keep in mind.
 fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
-    let table = if published::EXPERIMENTS
-        .iter()
-        .any(|(name, _)| *name == arguments.table)
-    {
+    let table = if published::EXPERIMENTS.iter().any(|(name, _)| *name == arguments.table) {
         if arguments.table != "map-mem" {
             return Err(Error::Usage(format!(
                 "--table {}: the machine cannot fit to its rows; use map-mem, tlb-flush or a file",
@@ -318,9 +300,7 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
 
     let fitted_on = selectors(arguments, profile, &table)?;
     let is_fitted = |row: &published::Row| {
-        fitted_on
-            .iter()
-            .any(|selector| selector.selects(&row.system, &row.configuration))
+        fitted_on.iter().any(|selector| selector.selects(&row.system, &row.configuration))
     };
     let mut cases = Vec::new();
     let mut others: Vec<String> = Vec::new();
@@ -362,9 +342,7 @@ fn selectors(
     if arguments.rows.is_empty() {
         let selectors = profile.fitted_on.clone();
         let found = |selector: &RowSelector| {
-            table
-                .iter()
-                .any(|row| selector.selects(&row.system, &row.configuration))
+            table.iter().any(|row| selector.selects(&row.system, &row.configuration))
         };
         if !selectors.iter().any(found) {
             return Err(Error::Usage(format!(
@@ -415,19 +393,16 @@ fn counts(
 ) -> Result<(Counts, Vec<f64>), Error> {
     // For each row the costs as they are, and each of them a little higher.
     let depends_on: Vec<Cost> = Experiment::MapMem.depends_on().collect();
-    let costs: Vec<Cost> = Cost::all()
-        .filter(|cost| depends_on.contains(cost) || free.contains(cost))
-        .collect();
+    let costs: Vec<Cost> =
+        Cost::all().filter(|cost| depends_on.contains(cost) || free.contains(cost)).collect();
     let higher = costs.iter().map(|cost| {
         let mut higher = profile.clone();
         cost.set(&mut higher.costs, cost.get(&profile.costs) + MORE);
         higher
     });
     let profiles: Vec<Profile> = std::iter::once(profile.clone()).chain(higher).collect();
-    let jobs: Vec<Job> = on
-        .iter()
-        .flat_map(|case| profiles.iter().map(|profile| case.on(profile)))
-        .collect();
+    let jobs: Vec<Job> =
+        on.iter().flat_map(|case| profiles.iter().map(|profile| case.on(profile))).collect();
     let ran = run(&jobs)?;
 
     let mut rows = Vec::with_capacity(on.len());
@@ -466,10 +441,7 @@ fn solve(free: &[Cost], rows: &[Vec<f64>], right: &[f64]) -> Result<Vec<Time>, E
             )
         })
     })?;
-    Ok(found
-        .into_iter()
-        .map(|ps| Time::ps(ps.round() as u64))
-        .collect())
+    Ok(found.into_iter().map(|ps| Time::ps(ps.round() as u64)).collect())
 }
 
 /// Has the profile say where its new costs come from.
@@ -492,13 +464,7 @@ fn say_where_from(profile: &mut Profile, free: &[Cost], fitted_on: Vec<RowSelect
 
 fn text(report: &Report) -> String {
     let parameters = &report.parameters;
-    let count = |fitted| {
-        report
-            .rows
-            .iter()
-            .filter(|row| row.fitted == fitted)
-            .count() as u64
-    };
+    let count = |fitted| report.rows.iter().filter(|row| row.fitted == fitted).count() as u64;
     let mut text = format!(
         "{} ({}) fitted to {} of {}; {} left out\n\n",
         parameters.machine,
@@ -594,9 +560,7 @@ fn said(determined: &Determined) -> String {
             "carried over: {} {:.3} ns{}, up to {:.0} % of a fitted row",
             carried.cost,
             carried.ns,
-            carried
-                .source
-                .map_or_else(String::new, |source| format!(" ({})", source.name())),
+            carried.source.map_or_else(String::new, |source| format!(" ({})", source.name())),
             carried.share_percent
         ));
     }
@@ -626,9 +590,8 @@ mod tests {
 
     fn fitted(arguments: &[&str]) -> Result<(Report, Profile), Error> {
         let line = ["fit"].into_iter().chain(arguments.iter().copied());
-        let arguments = Line::try_parse_from(line)
-            .map_err(|error| Error::Usage(error.to_string()))?
-            .arguments;
+        let arguments =
+            Line::try_parse_from(line).map_err(|error| Error::Usage(error.to_string()))?.arguments;
         let profile = Profile::load(arguments.machine.as_deref().unwrap_or_default())?;
         fit(&arguments, profile, &linear)
     }
@@ -638,26 +601,13 @@ mod tests {
     /// The arithmetic of the published table, worked out elsewhere: all four costs, on one column.
     #[test]
     fn one_column_predicts_the_others() {
-        let all = [
-            "--rows",
-            "Ampere Altra VM, 64G",
-            "--free",
-            "entry,publish,issue,complete",
-        ];
+        let all = ["--rows", "Ampere Altra VM, 64G", "--free", "entry,publish,issue,complete"];
         let (report, _) = fitted(&[&ALTRA[..], &all].concat()).unwrap();
-        let costs: Vec<_> = report
-            .costs
-            .iter()
-            .map(|cost| (cost.cost, cost.fitted_ns.round()))
-            .collect();
+        let costs: Vec<_> =
+            report.costs.iter().map(|cost| (cost.cost, cost.fitted_ns.round())).collect();
         assert_eq!(
             costs,
-            [
-                ("entry", 3.0),
-                ("publish", 16.0),
-                ("issue", 305.0),
-                ("complete", 1427.0)
-            ]
+            [("entry", 3.0), ("publish", 16.0), ("issue", 305.0), ("complete", 1427.0)]
         );
         // What issuing costs is a guess: it may be off by all of itself.
         assert!(report.costs[2].off_ns > Some(report.costs[2].fitted_ns));
@@ -666,16 +616,8 @@ mod tests {
             let rows = report.rows.iter().filter(|row| row.system == system);
             rows.map(|row| row.error_percent).collect()
         };
-        assert!(
-            errors("Ampere Altra VM, 64G")
-                .iter()
-                .all(|error| error.abs() < 0.5)
-        );
-        assert!(
-            errors("Ampere Altra VM, 256G")
-                .iter()
-                .all(|error| error.abs() < 10.0)
-        );
+        assert!(errors("Ampere Altra VM, 64G").iter().all(|error| error.abs() < 0.5));
+        assert!(errors("Ampere Altra VM, 256G").iter().all(|error| error.abs() < 10.0));
         let metal = errors("Ampere Altra Metal, 512G");
         assert!(metal[..4].iter().all(|error| error.abs() < 12.0) && metal[4] < -40.0);
         assert!(errors("Apple M2 VM, 16G").is_empty());
@@ -683,21 +625,12 @@ mod tests {
         let flags: Vec<_> = report.rows.iter().map(|row| row.fitted).collect();
         assert_eq!(flags, [vec![true; 5], vec![false; 10]].concat());
         // Five rows and four costs: four of them determine the costs, and predict the fifth.
-        let left_out = report
-            .rows
-            .iter()
-            .filter(|row| row.left_out_percent.is_some());
+        let left_out = report.rows.iter().filter(|row| row.left_out_percent.is_some());
         assert!(left_out.count() > 0);
 
         let text = text(&report);
-        assert!(
-            text.contains("5 rows of map-mem; 10 rows left out"),
-            "{text}"
-        );
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 80),
-            "{text}"
-        );
+        assert!(text.contains("5 rows of map-mem; 10 rows left out"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         let worst =
             "rows left out: -41.7 % (Ampere Altra Metal, 512G, cumulative up to batch-barriers)";
         assert!(text.replace("\n  ", " ").contains(worst), "{text}");
@@ -708,39 +641,21 @@ mod tests {
     fn what_two_rows_do_not_tell_apart_is_said() {
         let (report, _) = fitted(&ALTRA).unwrap();
         let text = text(&report).replace("\n  ", " ");
-        assert!(
-            text.contains("do not tell entry and publish apart"),
-            "{text}"
-        );
-        assert!(
-            text.contains("carried over: publish 15.692 ns (carried)"),
-            "{text}"
-        );
-        assert!(
-            text.contains("carried over: issue 20.000 ns (assumed)"),
-            "{text}"
-        );
+        assert!(text.contains("do not tell entry and publish apart"), "{text}");
+        assert!(text.contains("carried over: publish 15.692 ns (carried)"), "{text}");
+        assert!(text.contains("carried over: issue 20.000 ns (assumed)"), "{text}");
         // What was carried over may take all that there is.
         let mut profile = Profile::load("sa8775p-vm-36g").unwrap();
         profile.costs.issue = Time::ns(273);
         let line = Line::try_parse_from(["fit", "--machine", "-", "--free", "complete"]).unwrap();
         let (report, _) = fit(&line.arguments, profile, &linear).unwrap();
         assert_eq!(report.costs[0].fitted_ns, 0.0);
-        assert!(
-            report
-                .warnings
-                .iter()
-                .any(|it| it.starts_with("complete comes out as nothing"))
-        );
+        assert!(report.warnings.iter().any(|it| it.starts_with("complete comes out as nothing")));
     }
 
     #[test]
     fn the_fitted_profile_says_what_it_was_fitted_on() {
-        let rows = [
-            "--rows",
-            "Ampere Altra VM, 256G",
-            "Ampere Altra VM, 64G/base",
-        ];
+        let rows = ["--rows", "Ampere Altra VM, 256G", "Ampere Altra VM, 64G/base"];
         let free = ["--free", "publish,complete"];
         let arguments = [&ALTRA[..], &rows, &free].concat();
         let (report, profile) = fitted(&arguments).unwrap();
@@ -753,10 +668,7 @@ mod tests {
         assert!(source("costs.entry").unwrap().contains("two rows"));
         let again = Profile::parse(&profile.to_toml(), "again").unwrap();
         assert_eq!(again, profile);
-        assert_eq!(
-            profile.costs.entry,
-            Profile::load(ALTRA[1]).unwrap().costs.entry
-        );
+        assert_eq!(profile.costs.entry, Profile::load(ALTRA[1]).unwrap().costs.entry);
     }
 
     /// Costs that stay are taken off before the others are fitted.
@@ -783,14 +695,8 @@ mod tests {
             (&["--free", "bus"][..], "no fitted row depends on bus"),
             (&["--free", "entry,entry"], "names entry twice"),
             (&["--rows", "Altra"], "--rows 'Altra': no row of map-mem"),
-            (
-                &["--rows", "Ampere Altra VM, 64G/fly"],
-                "--rows 'Ampere Altra VM, 64G/fly'",
-            ),
-            (
-                &["--rows", "Ampere Altra VM, 64G/base"],
-                "1 row for 2 costs",
-            ),
+            (&["--rows", "Ampere Altra VM, 64G/fly"], "--rows 'Ampere Altra VM, 64G/fly'"),
+            (&["--rows", "Ampere Altra VM, 64G/base"], "1 row for 2 costs"),
             (
                 &[
                     "--rows",

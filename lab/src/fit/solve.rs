@@ -25,18 +25,12 @@ pub fn non_negative(rows: &[Vec<f64>], right: &[f64]) -> Result<Vec<f64>, Undete
 
     let mut best: Option<(f64, Vec<f64>)> = None;
     for choice in 0..1_u32 << unknowns {
-        let some: Vec<usize> = all
-            .iter()
-            .copied()
-            .filter(|unknown| choice >> unknown & 1 != 0)
-            .collect();
+        let some: Vec<usize> =
+            all.iter().copied().filter(|unknown| choice >> unknown & 1 != 0).collect();
         let Ok(values) = free(rows, right, &some) else {
             continue;
         };
-        if values
-            .iter()
-            .any(|value| !value.is_finite() || *value < 0.0)
-        {
+        if values.iter().any(|value| !value.is_finite() || *value < 0.0) {
             continue;
         }
         let mut unknowns = vec![0.0; unknowns];
@@ -62,19 +56,14 @@ fn miss(rows: &[Vec<f64>], right: &[f64], unknowns: &[f64]) -> f64 {
 /// Least squares without a constraint over some of the unknowns: the columns are made orthogonal
 /// one after the other (Gram and Schmidt, modified), which loses less than the normal equations do.
 pub fn free(rows: &[Vec<f64>], right: &[f64], some: &[usize]) -> Result<Vec<f64>, Undetermined> {
-    let mut columns: Vec<Vec<f64>> = some
-        .iter()
-        .map(|&unknown| rows.iter().map(|row| row[unknown]).collect())
-        .collect();
+    let mut columns: Vec<Vec<f64>> =
+        some.iter().map(|&unknown| rows.iter().map(|row| row[unknown]).collect()).collect();
     let mut right = right.to_vec();
     // The upper triangle, and the right side in the new directions.
     let mut triangle = vec![vec![0.0; some.len()]; some.len()];
     let mut parts = vec![0.0; some.len()];
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let lengths: Vec<f64> = columns
-        .iter()
-        .map(|column| dot(column, column).sqrt())
-        .collect();
+    let lengths: Vec<f64> = columns.iter().map(|column| dot(column, column).sqrt()).collect();
     for this in 0..some.len() {
         let length = dot(&columns[this], &columns[this]).sqrt();
         // A length that is not a number is none.
@@ -128,10 +117,7 @@ mod tests {
         // A falling line: the slope is zero, and the height the mean.
         let values = non_negative(&rows, &[3.0, 2.0, 1.0]).unwrap();
         assert!(close(&values, &[2.0, 0.0]), "{values:?}");
-        assert!(close(
-            &non_negative(&rows, &[-1.0; 3]).unwrap(),
-            &[0.0, 0.0]
-        ));
+        assert!(close(&non_negative(&rows, &[-1.0; 3]).unwrap(), &[0.0, 0.0]));
     }
 
     #[test]

@@ -33,11 +33,7 @@ pub fn fault_of(trap: Trap, at: Ipa, write: bool) -> Option<Fault> {
         Trap::AccessFlag { depth } => (Cause::AccessFlag, depth),
         _ => return None,
     };
-    Some(Fault {
-        cause,
-        level: Some(Level::new(depth)),
-        ..Fault::new(at, access(write))
-    })
+    Some(Fault { cause, level: Some(Level::new(depth)), ..Fault::new(at, access(write)) })
 }
 
 /// An access that reads or writes.

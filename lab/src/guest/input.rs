@@ -13,11 +13,7 @@ pub fn offset(text: &str) -> Result<u64, String> {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     };
-    let size = || {
-        text.parse()
-            .map(Size::bytes)
-            .map_err(|error| error.to_string())
-    };
+    let size = || text.parse().map(Size::bytes).map_err(|error| error.to_string());
     bytes.map_or_else(size, Ok)
 }
 
@@ -75,10 +71,7 @@ impl FromStr for Mode {
             Some((mode, _)) => Ok(*mode),
             None => {
                 let names: Vec<_> = MODES.iter().map(|(mode, _)| mode.name).collect();
-                Err(format!(
-                    "no such mode: use 0 to 6, or one of {}",
-                    names.join(", ")
-                ))
+                Err(format!("no such mode: use 0 to 6, or one of {}", names.join(", ")))
             }
         }
     }
@@ -159,13 +152,10 @@ impl FromStr for Backing {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let all = || BACKINGS.iter().chain([&SHARED_HUGETLB]);
-        all()
-            .find(|backing| backing.name == text)
-            .copied()
-            .ok_or_else(|| {
-                let names: Vec<_> = all().map(|backing| backing.name).collect();
-                format!("no such backing: use one of {}", names.join(", "))
-            })
+        all().find(|backing| backing.name == text).copied().ok_or_else(|| {
+            let names: Vec<_> = all().map(|backing| backing.name).collect();
+            format!("no such backing: use one of {}", names.join(", "))
+        })
     }
 }
 

@@ -70,10 +70,7 @@ pub fn architecture(profile: &Profile, format: Stage2) -> Architecture {
     let from = profile.architecture.clone();
     Architecture {
         regime: match format {
-            Stage2::Ept => Regime::Ept {
-                levels: 4,
-                mode_based: false,
-            },
+            Stage2::Ept => Regime::Ept { levels: 4, mode_based: false },
             Stage2::Npt => Regime::Npt { levels: 4 },
             Stage2::Arm64 => Regime::Arm64Stage2 {
                 granule: Granule::K4,
@@ -104,11 +101,7 @@ pub fn no_violation(
 
 /// The error of a step that has come to nothing.
 pub fn failed(profile: &Profile, step: &'static str) -> impl Fn(String) -> Error {
-    move |problem| Error::Machine {
-        machine: profile.name.clone(),
-        step,
-        problem,
-    }
+    move |problem| Error::Machine { machine: profile.name.clone(), step, problem }
 }
 
 /// An empty space that CPUs of the machine walk, and edit together.

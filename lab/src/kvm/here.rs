@@ -21,10 +21,7 @@ pub fn computer() -> Option<HostKind> {
 
 pub fn able() -> Result<Able, Error> {
     let can = sequence::able()?;
-    Ok(Able {
-        manual: can.manual,
-        all_set: can.all_set,
-    })
+    Ok(Able { manual: can.manual, all_set: can.all_set })
 }
 
 /// How much memory a guest can have.

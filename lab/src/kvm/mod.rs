@@ -2,17 +2,11 @@
 //! answers.
 
 #[cfg_attr(
-    all(
-        target_os = "linux",
-        any(target_arch = "x86_64", target_arch = "aarch64")
-    ),
+    all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")),
     path = "here.rs"
 )]
 #[cfg_attr(
-    not(all(
-        target_os = "linux",
-        any(target_arch = "x86_64", target_arch = "aarch64")
-    )),
+    not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))),
     path = "nowhere.rs"
 )]
 mod guests;
@@ -236,11 +230,7 @@ pub fn head(asked: &Asked, host: &HostKind) -> String {
     let line = format!(
         "{}{}, {} of {} in all, {log}, {}",
         report::counted(u64::from(asked.vcpus), "vCPU", "vCPUs"),
-        if options.nested {
-            " of a guest's guest"
-        } else {
-            ""
-        },
+        if options.nested { " of a guest's guest" } else { "" },
         human(asked.bytes),
         asked.backing.name,
         report::counted(u64::from(options.rounds()), "round", "rounds"),
@@ -256,18 +246,11 @@ mod tests {
     #[test]
     fn what_ran_fits_a_terminal() {
         let backing = "anonymous_hugetlb_16gb".parse().expect("a backing");
-        let options = Options {
-            nested: true,
-            all_set: true,
-            rounds: Some(1000),
-            ..Options::default()
-        };
+        let options =
+            Options { nested: true, all_set: true, rounds: Some(1000), ..Options::default() };
         let asked = Asked::new(backing, 1000 << 30, 1024, options);
         let head = head(&asked, &computer().expect("Linux"));
-        assert!(
-            head.contains("1,024 vCPUs of a guest's guest, 1000 GiB"),
-            "{head}"
-        );
+        assert!(head.contains("1,024 vCPUs of a guest's guest, 1000 GiB"), "{head}");
         let longest = head.lines().map(|line| line.chars().count()).max();
         assert!(longest <= Some(80), "{head}");
     }

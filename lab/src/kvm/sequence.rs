@@ -28,10 +28,9 @@ fn backing(asked: &Asked) -> Result<Backing, Error> {
         (_, Source::Anonymous) => Backing::Anonymous,
         (_, Source::Thp) => Backing::Thp,
         ("shmem", _) => Backing::Shmem,
-        (name, Source::Fixed { shift }) => Backing::Hugetlb {
-            shift,
-            shared: name.starts_with("shared"),
-        },
+        (name, Source::Fixed { shift }) => {
+            Backing::Hugetlb { shift, shared: name.starts_with("shared") }
+        }
     })
 }
 
@@ -39,9 +38,7 @@ const DEVICE: &str = "/dev/kvm";
 
 /// Returns KVM's abilities here.
 pub fn able() -> Result<Abilities, Error> {
-    open(Path::new(DEVICE))
-        .map(|kvm| abilities(&kvm))
-        .map_err(refused)
+    open(Path::new(DEVICE)).map(|kvm| abilities(&kvm)).map_err(refused)
 }
 
 /// Another command line, another user or another computer would help; or the figures are not to be
@@ -111,10 +108,7 @@ fn divisible(asked: &Asked, backing: Backing) -> Result<(), Error> {
         ));
     }
     if !asked.bytes.is_multiple_of(u64::from(asked.vcpus) * PAGE) {
-        return usage(format!(
-            "-v {}: the memory cannot be divided so",
-            asked.vcpus
-        ));
+        return usage(format!("-v {}: the memory cannot be divided so", asked.vcpus));
     }
     if !asked.options.cpus.is_empty() && asked.options.cpus.len() < asked.vcpus as usize {
         return usage(format!(
@@ -231,13 +225,10 @@ impl<'a> Run<'a> {
         harvested: Option<u64>,
     ) {
         let ns = |time: Duration| time.as_nanos() as f64;
-        let stalls = done
-            .iter()
-            .map(|done| done.stalls.clone())
-            .reduce(|mut all, more| {
-                all.add(&more);
-                all
-            });
+        let stalls = done.iter().map(|done| done.stalls.clone()).reduce(|mut all, more| {
+            all.add(&more);
+            all
+        });
         self.phases.push(Phase {
             name: name.to_owned(),
             pages,
@@ -284,12 +275,10 @@ impl<'a> Run<'a> {
         if running {
             done = self.vm.stop().map_err(refused)?;
             let mut wrote = self.vm.bitmap();
-            self.vm
-                .mark_written(|id| orders(id).endless(), &done, &mut wrote);
+            self.vm.mark_written(|id| orders(id).endless(), &done, &mut wrote);
             self.maybe.add(&wrote);
             if self.splits() {
-                self.vm
-                    .mark_accessed(|id| orders(id).endless(), &done, &mut self.maybe);
+                self.vm.mark_accessed(|id| orders(id).endless(), &done, &mut self.maybe);
             }
         }
         let (result, took) = result.map_err(refused)?;
@@ -464,10 +453,7 @@ pub fn start(asked: &Asked, then: Option<bool>) -> Result<Vec<Phase>, Error> {
         }
         Some(false) => {
             let orders = run.own_orders();
-            run.access("read", |id| Orders {
-                write_percent: 0,
-                ..orders(id)
-            })?;
+            run.access("read", |id| Orders { write_percent: 0, ..orders(id) })?;
             run.harvest(1)?;
         }
         None => {}
@@ -503,9 +489,6 @@ pub fn faults(asked: &Asked) -> Result<Vec<Phase>, Error> {
     }
     run.harvest(1)?;
     run.disable()?;
-    run.access("rebuild", |_| Orders {
-        write_percent: 0,
-        ..all
-    })?;
+    run.access("rebuild", |_| Orders { write_percent: 0, ..all })?;
     Ok(run.phases())
 }

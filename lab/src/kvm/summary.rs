@@ -320,20 +320,12 @@ mod tests {
     #[test]
     fn a_computer_that_was_slower_for_a_while_is_said() {
         let at = |paces: [f64; 3]| {
-            let rounds = paces.map(|pace| {
-                vec![Phase {
-                    pace,
-                    ..phase(3e6, 1.6e6, 1.0)
-                }]
-            });
+            let rounds = paces.map(|pace| vec![Phase { pace, ..phase(3e6, 1.6e6, 1.0) }]);
             warnings(&rows(&rounds), &kind())
         };
         assert!(at([4e4, 4.3e4, 4.1e4]).is_empty());
         let said = at([4e4, 5.4e4, 4.1e4]).join("");
-        assert!(
-            said.contains("by up to 35 %, around 1 of 3 times"),
-            "{said}"
-        );
+        assert!(said.contains("by up to 35 %, around 1 of 3 times"), "{said}");
         // An older report does not say it.
         assert!(at([0.0; 3]).is_empty());
     }

@@ -74,10 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let Some(command) = &arguments.command else {
         let all = Command::augment_subcommands(clap::Command::new("machine"));
         let names: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
-        return Err(Error::Usage(format!(
-            "a subcommand is needed: {}",
-            names.join(", ")
-        )));
+        return Err(Error::Usage(format!("a subcommand is needed: {}", names.join(", "))));
     };
     match command {
         Command::List => report::print(&list()?),
@@ -96,10 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 fn list() -> Result<String, Error> {
     let rows = Profile::built_in()
         .map(|name| {
-            Ok([
-                name.to_owned(),
-                report::wrapped(&Profile::load(name)?.description, 52, ""),
-            ])
+            Ok([name.to_owned(), report::wrapped(&Profile::load(name)?.description, 52, "")])
         })
         .collect::<Result<Vec<_>, Error>>()?;
     Ok(report::table(["profile", "what it is"], 2, rows))
@@ -109,11 +103,7 @@ fn check(profile: &Profile) -> Checked {
     let from = |source: Source| {
         Cost::all()
             .filter(|cost| profile.states(*cost))
-            .filter(|cost| {
-                profile
-                    .provenance_of(cost.key())
-                    .is_some_and(|it| it.source == source)
-            })
+            .filter(|cost| profile.provenance_of(cost.key()).is_some_and(|it| it.source == source))
             .count()
     };
     Checked {
@@ -132,22 +122,15 @@ fn check(profile: &Profile) -> Checked {
             .map(|experiment| Row {
                 experiment: experiment.name(),
                 unsuitable: experiment.unsuitable(profile),
-                missing: experiment
-                    .missing(profile)
-                    .into_iter()
-                    .map(Cost::name)
-                    .collect(),
+                missing: experiment.missing(profile).into_iter().map(Cost::name).collect(),
             })
             .collect(),
     }
 }
 
 fn text(checked: &Checked) -> String {
-    let mut text = report::wrapped(
-        &format!("{}: {}", checked.profile, checked.description),
-        80,
-        "  ",
-    );
+    let mut text =
+        report::wrapped(&format!("{}: {}", checked.profile, checked.description), 80, "  ");
     text += "\n\n";
     let rows = checked
         .rows
@@ -175,10 +158,8 @@ fn text(checked: &Checked) -> String {
     );
     text += &format!("\n{sources}\n");
     if !checked.unsourced.is_empty() {
-        let unsourced = format!(
-            "no provenance says where these are from: {}",
-            checked.unsourced.join(", ")
-        );
+        let unsourced =
+            format!("no provenance says where these are from: {}", checked.unsourced.join(", "));
         text += &format!("{}\n", report::wrapped(&unsourced, 80, "  "));
     }
     text
@@ -198,10 +179,7 @@ mod tests {
         let written = mine.to_toml();
         let keys = written.lines().filter_map(|line| line.split_once(" = "));
         for (key, _) in keys {
-            let named = |line: &str| {
-                line.trim_start_matches('#')
-                    .starts_with(&format!("{key} = "))
-            };
+            let named = |line: &str| line.trim_start_matches('#').starts_with(&format!("{key} = "));
             assert!(MINE.lines().any(named), "{key}");
         }
         let checked = check(&mine);
@@ -210,11 +188,7 @@ mod tests {
             assert!(row.missing.is_empty(), "{}", row.experiment);
             assert_eq!(row.unsuitable, None, "{}", row.experiment);
         }
-        assert!(
-            text(&checked)
-                .lines()
-                .all(|line| line.chars().count() <= 80)
-        );
+        assert!(text(&checked).lines().all(|line| line.chars().count() <= 80));
     }
 
     #[test]
@@ -233,15 +207,7 @@ mod tests {
         assert!(of(&marks, "dirty-log").1.is_some());
         let text = text(&neutral);
         assert!(text.contains("cycle (20000 ns)"), "{text}");
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 80),
-            "{text}"
-        );
-        assert!(
-            list()
-                .unwrap()
-                .lines()
-                .all(|line| line.chars().count() <= 80)
-        );
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(list().unwrap().lines().all(|line| line.chars().count() <= 80));
     }
 }

@@ -98,10 +98,7 @@ fn table_memory(plan: &Plan, regime: Regime) -> Result<(usize, u64), String> {
     let mut spans = plan.spans.iter().rev();
     let place = spans.find(|span| span.contents == Contents::Data && span.bytes() >= bytes);
     let place = place.ok_or_else(|| {
-        format!(
-            "no range of RAM has room for all tables: {} are needed",
-            crate::size::human(bytes)
-        )
+        format!("no range of RAM has room for all tables: {} are needed", crate::size::human(bytes))
     })?;
     let frames = usize::try_from(frames).map_err(|error| error.to_string())?;
     Ok((frames, place.end - bytes))
@@ -115,10 +112,7 @@ struct Map {
 
 impl Map {
     fn of(plan: &Plan) -> Result<Self, String> {
-        let mut map = Self {
-            ram: Vec::with_capacity(plan.spans.len()),
-            special: Vec::new(),
-        };
+        let mut map = Self { ram: Vec::with_capacity(plan.spans.len()), special: Vec::new() };
         for span in &plan.spans {
             let memory = span_of(span.start, span.bytes())?;
             map.ram.push(memory);
@@ -132,11 +126,7 @@ impl Map {
     }
 
     fn memory(&self) -> MemoryMap<'_> {
-        MemoryMap {
-            ram: &self.ram,
-            reserved: &[],
-            special: &self.special,
-        }
+        MemoryMap { ram: &self.ram, reserved: &[], special: &self.special }
     }
 }
 
@@ -190,8 +180,7 @@ struct Finished<'m> {
 // each use (1.).
 unsafe impl Window for Finished<'_> {
     unsafe fn open(&self, frame: Pa, _: Level) -> NonNull<Entry> {
-        self.map
-            .pointer((frame.get() >> self.page_shift) as usize, frame)
+        self.map.pointer((frame.get() >> self.page_shift) as usize, frame)
     }
 
     fn close(&self, _: Pa, _: NonNull<Entry>) {}
@@ -391,10 +380,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         self.machine.allow(added.start(), added.last());
         let mut ram = goal.memory.ram.to_vec();
         ram.push(added);
-        let memory = MemoryMap {
-            ram: &ram,
-            ..goal.memory
-        };
+        let memory = MemoryMap { ram: &ram, ..goal.memory };
         let window = Finished {
             map: self.mapper.slots(plan.format.linear_base()),
             page_shift: F::PAGE_SHIFT,
@@ -447,10 +433,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
             None => Err(format!("memory at {frame:#x} is not mapped")),
         };
         let added = added.map(|span| (span.start().get(), span.last().get() + 1, Contents::Data));
-        let spans = plan
-            .spans
-            .iter()
-            .map(|span| (span.start, span.end, span.contents));
+        let spans = plan.spans.iter().map(|span| (span.start, span.end, span.contents));
         for (start, end, contents) in spans.chain(added) {
             let mut first = start;
             while first < end {
@@ -460,14 +443,9 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
                 first = next;
             }
             let may = |request| self.machine.touch(request).is_ok();
-            let rights = (
-                may(Request::write(at(start))),
-                may(Request::execute(at(start))),
-            );
+            let rights = (may(Request::write(at(start))), may(Request::execute(at(start))));
             if rights != (contents == Contents::Data, contents == Contents::Text) {
-                return Err(format!(
-                    "memory at {start:#x} is mapped with wrong permissions"
-                ));
+                return Err(format!("memory at {start:#x} is mapped with wrong permissions"));
             }
         }
         Ok(())
@@ -507,10 +485,7 @@ mod tests {
     const M: u64 = 1 << 20;
 
     fn plan(profile: &Profile, ram: &[(u64, u64)]) -> Plan {
-        let extent = |start, end| Extent {
-            start,
-            last: end - 1,
-        };
+        let extent = |start, end| Extent { start, last: end - 1 };
         let map = iomem::MemoryMap {
             ram: ram.iter().map(|&(start, end)| extent(start, end)).collect(),
             text: vec![extent(16 * M, 30 * M + 0x1_0000)],
@@ -538,11 +513,7 @@ mod tests {
                     // The coarse map has entries as well, and the engine links some tables by plain
                     // stores.
                     let more = ran.entries - (plan.bytes() >> regime.page_shift());
-                    assert!(if step == Step::TABLEWRIGHT {
-                        more > 0
-                    } else {
-                        more == 0
-                    });
+                    assert!(if step == Step::TABLEWRIGHT { more > 0 } else { more == 0 });
                     // The root was there, and tables above the last level may be shared with the
                     // fixmap.
                     let most = plan.tables_bound() - 1;
@@ -571,11 +542,7 @@ mod tests {
         let x86 = self::profile(Regime::X86_64 { levels: 4 });
         let plan = self::plan(&x86, &RAM);
         let one = Boots::default().run(&x86, Step::ALTERNATIVES[0], &plan);
-        assert!(
-            one.unwrap_err()
-                .to_string()
-                .contains("one root serves both halves")
-        );
+        assert!(one.unwrap_err().to_string().contains("one root serves both halves"));
     }
 
     /// A set of techniques has one price, and more of them never a higher one.
@@ -585,10 +552,7 @@ mod tests {
         let plan = plan(&profile, &[(0, 256 * M)]);
         let mut boots = Boots::default();
         let mut time = |on: Techniques| {
-            let step = Step {
-                name: "some",
-                way: Way::Published(on),
-            };
+            let step = Step { name: "some", way: Way::Published(on) };
             boots.run(&profile, step, &plan).unwrap().time
         };
         let sets: Vec<Techniques> = (0..16_usize)
@@ -601,11 +565,7 @@ mod tests {
         for (on, slow) in sets.iter().zip(&times) {
             for technique in Technique::ALL {
                 let more = sets.iter().position(|other| *other == on.with(technique));
-                assert!(
-                    times[more.unwrap()] <= *slow,
-                    "{:?} {technique:?}",
-                    on.names()
-                );
+                assert!(times[more.unwrap()] <= *slow, "{:?} {technique:?}", on.names());
             }
         }
         let ours = boots.run(&profile, Step::TABLEWRIGHT, &plan).unwrap();
@@ -705,31 +665,17 @@ mod tests {
             assert!(message.contains(says), "{message}");
         };
         says(&|_| (), pages - 1, "entries were written");
-        says(
-            &|plan| plan.spans[1].contents = Contents::Data,
-            pages,
-            "wrong permissions",
-        );
-        says(
-            &|plan| plan.spans[2].contents = Contents::Text,
-            pages,
-            "wrong permissions",
-        );
+        says(&|plan| plan.spans[1].contents = Contents::Data, pages, "wrong permissions");
+        says(&|plan| plan.spans[2].contents = Contents::Text, pages, "wrong permissions");
         let last = plan.spans.len() - 1;
-        says(
-            &|plan| plan.spans[last].end += 4096,
-            pages + 1,
-            "is not mapped",
-        );
+        says(&|plan| plan.spans[last].end += 4096, pages + 1, "is not mapped");
     }
 
     #[test]
     fn ram_without_room_for_tables_is_refused() {
         let profile = Profile::load("neutral").unwrap();
         let plan = plan(&profile, &[(0, 64 << 10)]);
-        let error = Boots::default()
-            .run(&profile, Step::base(), &plan)
-            .unwrap_err();
+        let error = Boots::default().run(&profile, Step::base(), &plan).unwrap_err();
         let message = error.to_string();
         assert!(message.starts_with("no range of RAM"), "{message}");
     }

@@ -31,22 +31,16 @@ pub trait Builder {
 /// The builder that writes real tables of the plan's format into memory of the host.
 pub fn native(plan: &Plan) -> Result<Box<dyn Builder>, String> {
     let format = plan.format;
-    Ok(
-        match (
-            format.architecture(),
-            format.granule(),
-            format.address_bits(),
-        ) {
-            (Architecture::X86_64, _, 57) => Box::new(Native::<X86_64<5>>::new(plan)?),
-            (Architecture::X86_64, _, _) => Box::new(Native::<X86_64<4>>::new(plan)?),
-            (Architecture::Arm64, Granule::K4, 52) => Box::new(Native::<Arm64K4Wide>::new(plan)?),
-            (Architecture::Arm64, Granule::K4, _) => Box::new(Native::<Arm64K4>::new(plan)?),
-            (Architecture::Arm64, Granule::K16, 52) => Box::new(Native::<Arm64K16Wide>::new(plan)?),
-            (Architecture::Arm64, Granule::K16, _) => Box::new(Native::<Arm64K16>::new(plan)?),
-            (Architecture::Arm64, Granule::K64, 52) => Box::new(Native::<Arm64K64Wide>::new(plan)?),
-            (Architecture::Arm64, Granule::K64, _) => Box::new(Native::<Arm64K64>::new(plan)?),
-        },
-    )
+    Ok(match (format.architecture(), format.granule(), format.address_bits()) {
+        (Architecture::X86_64, _, 57) => Box::new(Native::<X86_64<5>>::new(plan)?),
+        (Architecture::X86_64, _, _) => Box::new(Native::<X86_64<4>>::new(plan)?),
+        (Architecture::Arm64, Granule::K4, 52) => Box::new(Native::<Arm64K4Wide>::new(plan)?),
+        (Architecture::Arm64, Granule::K4, _) => Box::new(Native::<Arm64K4>::new(plan)?),
+        (Architecture::Arm64, Granule::K16, 52) => Box::new(Native::<Arm64K16Wide>::new(plan)?),
+        (Architecture::Arm64, Granule::K16, _) => Box::new(Native::<Arm64K16>::new(plan)?),
+        (Architecture::Arm64, Granule::K64, 52) => Box::new(Native::<Arm64K64Wide>::new(plan)?),
+        (Architecture::Arm64, Granule::K64, _) => Box::new(Native::<Arm64K64>::new(plan)?),
+    })
 }
 
 /// The engine with one format, and the plan in the engine's own words.
@@ -103,14 +97,8 @@ impl<F: tablewright::Format<Input = Va>> Builder for Native<F> {
     fn build(&mut self, arena: Arena) -> Result<u64, String> {
         let platform = Lean::new(arena, Lean::READING);
         let mut space = AddressSpace::<F, _>::new_in(platform, self.half).ok_or("out of tables")?;
-        let memory = MemoryMap {
-            ram: &self.ram,
-            reserved: &[],
-            special: &self.special,
-        };
-        self.linear
-            .build(&mut space, &memory)
-            .map_err(|error| error.to_string())?;
+        let memory = MemoryMap { ram: &self.ram, reserved: &[], special: &self.special };
+        self.linear.build(&mut space, &memory).map_err(|error| error.to_string())?;
         Ok(space.root().get())
     }
 }

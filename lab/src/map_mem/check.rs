@@ -11,9 +11,7 @@ use crate::output::progress::Progress;
 /// How a processor is set up to read tables of this format.
 fn regime(format: Format) -> Regime {
     match format.architecture() {
-        Architecture::X86_64 => Regime::X86_64 {
-            levels: format.levels() as u8,
-        },
+        Architecture::X86_64 => Regime::X86_64 { levels: format.levels() as u8 },
         Architecture::Arm64 => Regime::Arm64Stage1 {
             granule: match format.granule() {
                 Granule::K4 => WalkerGranule::K4,
@@ -27,13 +25,8 @@ fn regime(format: Format) -> Regime {
 
 /// Reads all tables below `root`, and counts what is there.
 pub fn every_page(plan: &Plan, root: u64, arena: Arena) -> Result<Found, String> {
-    let tree = Tree {
-        arena,
-        root,
-        regime: regime(plan.format),
-        half: Half::Upper,
-        hardware_dirty: false,
-    };
+    let tree =
+        Tree { arena, root, regime: regime(plan.format), half: Half::Upper, hardware_dirty: false };
     let expected = plan.spans.iter().map(|span| Expected {
         start: plan.format.linear_base().wrapping_add(span.start),
         frame: span.start,
@@ -86,10 +79,7 @@ mod tests {
     /// Three pieces of RAM, one of them with a kernel in it, that begin and end in the middle of
     /// blocks.
     fn plan(format: Format, leaves: Leaves) -> Plan {
-        let extent = |start, end| Extent {
-            start,
-            last: end - 1,
-        };
+        let extent = |start, end| Extent { start, last: end - 1 };
         let map = MemoryMap {
             ram: vec![
                 extent(0, 640 << 10),
@@ -178,42 +168,21 @@ mod tests {
 
         let first = entries[256].load(Relaxed);
         entries[300].store(first, Relaxed);
-        assert!(
-            verdict().contains("is mapped and should not be"),
-            "{}",
-            verdict()
-        );
+        assert!(verdict().contains("is mapped and should not be"), "{}", verdict());
         entries[300].store(0, Relaxed);
         entries[3].store(first, Relaxed);
-        assert!(
-            verdict().contains("0x18000000000 is mapped and should not be"),
-            "{}",
-            verdict()
-        );
+        assert!(verdict().contains("0x18000000000 is mapped and should not be"), "{}", verdict());
         entries[3].store(0x1000 | 0x63, Relaxed);
-        assert!(
-            verdict().contains("a table at 0x1000, which is not one of ours"),
-            "{}",
-            verdict()
-        );
+        assert!(verdict().contains("a table at 0x1000, which is not one of ours"), "{}", verdict());
         entries[3].store(0, Relaxed);
         every_page(&plan, root, arena).unwrap();
 
         // One that nothing points to.
-        let root_of_pages = Plan {
-            leaves: Leaves::Largest,
-            ..plan.clone()
-        };
+        let root_of_pages = Plan { leaves: Leaves::Largest, ..plan.clone() };
         let larger = Arena::new(root_of_pages.tables_bound() + 1, 12, Memory::Warm).unwrap();
-        let root = builder::native(&root_of_pages)
-            .unwrap()
-            .build(larger)
-            .unwrap();
+        let root = builder::native(&root_of_pages).unwrap().build(larger).unwrap();
         larger.take().unwrap();
         let message = every_page(&root_of_pages, root, larger).unwrap_err();
-        assert!(
-            message.starts_with("took ") && message.contains(" and uses "),
-            "{message}"
-        );
+        assert!(message.starts_with("took ") && message.contains(" and uses "), "{message}");
     }
 }

@@ -57,13 +57,7 @@ fn one_range(size: Size, format: Format) -> Result<MemoryMap, Error> {
             human(page)
         )));
     }
-    Ok(MemoryMap {
-        ram: vec![Extent {
-            start: 0,
-            last: size.bytes() - 1,
-        }],
-        ..MemoryMap::default()
-    })
+    Ok(MemoryMap { ram: vec![Extent { start: 0, last: size.bytes() - 1 }], ..MemoryMap::default() })
 }
 
 #[cfg(test)]

@@ -132,10 +132,7 @@ pub fn parse(bytes: &[u8]) -> Result<MemoryMap, IomemError> {
             && !parent.extent.contains(extent)
         {
             let parent = parent.extent;
-            return Err(at(LineError::Outside {
-                child: extent,
-                parent,
-            }));
+            return Err(at(LineError::Outside { child: extent, parent }));
         }
         all_zero &= extent == Extent { start: 0, last: 0 };
 
@@ -164,8 +161,7 @@ pub fn parse(bytes: &[u8]) -> Result<MemoryMap, IomemError> {
 }
 
 fn is_ram(name: &str) -> bool {
-    name.strip_prefix("System RAM")
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
+    name.strip_prefix("System RAM").is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
 }
 
 fn parse_line(text: &str) -> Result<(Extent, &str), LineError> {
@@ -180,10 +176,8 @@ fn parse_line(text: &str) -> Result<(Extent, &str), LineError> {
             None
         }
     };
-    let extent = Extent {
-        start: address(start).ok_or_else(form)?,
-        last: address(last).ok_or_else(form)?,
-    };
+    let extent =
+        Extent { start: address(start).ok_or_else(form)?, last: address(last).ok_or_else(form)? };
     if extent.last < extent.start {
         return Err(LineError::Backwards(extent));
     }
@@ -196,18 +190,10 @@ fn sorted_without_overlap(mut ram: Vec<(Extent, usize)>) -> Result<Vec<Extent>, 
         let (low, high) = (pair[0], pair[1]);
         if high.0.start <= low.0.last {
             // Name the later line: the earlier one was right when it was written.
-            let (this, other) = if low.1 > high.1 {
-                (low, high)
-            } else {
-                (high, low)
-            };
+            let (this, other) = if low.1 > high.1 { (low, high) } else { (high, low) };
             return Err(IomemError::Line {
                 line: this.1,
-                problem: LineError::Overlap {
-                    this: this.0,
-                    other: other.0,
-                    other_line: other.1,
-                },
+                problem: LineError::Overlap { this: this.0, other: other.0, other_line: other.1 },
             });
         }
     }
@@ -277,10 +263,7 @@ c0001000-eebfffff : PCI Bus 0000:00
         let map = parse(ARM.as_bytes()).unwrap();
         assert_eq!(
             map.ram,
-            [
-                extent(0x4000_0000, 0x7fff_ffff),
-                extent(0x8_8000_0000, 0x8_ffff_ffff)
-            ]
+            [extent(0x4000_0000, 0x7fff_ffff), extent(0x8_8000_0000, 0x8_ffff_ffff)]
         );
         assert_eq!(map.text, [extent(0x4021_0000, 0x417f_ffff)]);
     }
@@ -321,10 +304,7 @@ c0001000-eebfffff : PCI Bus 0000:00
             (1, LineError::Backwards(extent(0x2000, 0x1fff)))
         );
         assert_eq!(line_error("  0-1 : x"), (1, LineError::Indentation(2)));
-        assert_eq!(
-            line_error("0-1 : x\n   0-1 : y"),
-            (2, LineError::Indentation(3))
-        );
+        assert_eq!(line_error("0-1 : x\n   0-1 : y"), (2, LineError::Indentation(3)));
         let (line, problem) = line_error("0-fff : System RAM\n  0-1000 : Kernel code");
         assert_eq!(line, 2);
         assert!(matches!(problem, LineError::Outside { .. }));

@@ -49,11 +49,9 @@ pub fn format_of(profile: &Profile) -> Result<Format, Error> {
             },
             if wide { 52 } else { 48 },
         ),
-        Regime::X86_64 { levels } => (
-            Architecture::X86_64,
-            Granule::K4,
-            if levels == 5 { 57 } else { 48 },
-        ),
+        Regime::X86_64 { levels } => {
+            (Architecture::X86_64, Granule::K4, if levels == 5 { 57 } else { 48 })
+        }
         // No profile has another size of input, or EL2.
         Regime::Arm64Stage1Sized { .. }
         | Regime::Arm64El2 { .. }
@@ -68,13 +66,7 @@ pub fn format_of(profile: &Profile) -> Result<Format, Error> {
 
 /// The linear map of so much RAM, from address 0, in pages: what the published figures are of.
 pub fn plan_of(profile: &Profile, bytes: u64) -> Result<Plan, Error> {
-    let map = MemoryMap {
-        ram: vec![Extent {
-            start: 0,
-            last: bytes - 1,
-        }],
-        ..MemoryMap::default()
-    };
+    let map = MemoryMap { ram: vec![Extent { start: 0, last: bytes - 1 }], ..MemoryMap::default() };
     Plan::new(&map, format_of(profile)?, Leaves::Pages)
         .map_err(|error| Error::input(&profile.name, error))
 }

@@ -81,21 +81,12 @@ fn bare_once(built: Found, name: &'static str, arena: Arena) -> Result<f64, Erro
     let done = tables.zero_and_fill(built.tables);
     let nanoseconds = started.elapsed().as_nanos() as f64;
     tables.give_back();
-    done.ok_or_else(|| {
-        failed(
-            name,
-            "counted more tables than there is room for".to_owned(),
-        )
-    })?;
+    done.ok_or_else(|| failed(name, "counted more tables than there is room for".to_owned()))?;
     Ok(nanoseconds)
 }
 
 fn failed(subject: &'static str, problem: String) -> Error {
-    Error::Subject {
-        subject,
-        operation: "map",
-        problem,
-    }
+    Error::Subject { subject, operation: "map", problem }
 }
 
 #[cfg(test)]
@@ -153,10 +144,7 @@ mod tests {
 
     fn plan(leaves: Leaves) -> Plan {
         let map = MemoryMap {
-            ram: vec![Extent {
-                start: 0,
-                last: (8 << 20) - 1,
-            }],
+            ram: vec![Extent { start: 0, last: (8 << 20) - 1 }],
             ..MemoryMap::default()
         };
         Plan::new(&map, Format::COMMON, leaves).unwrap()
@@ -184,15 +172,9 @@ mod tests {
             "fake: map: 0xffff800000000000 is not mapped"
         );
         let tables = pages.tables_bound() + 1;
-        assert_eq!(
-            message(&pages, &mut Fake { tables }),
-            "fake: map: out of tables"
-        );
+        assert_eq!(message(&pages, &mut Fake { tables }), "fake: map: out of tables");
         let largest = plan(Leaves::Largest);
         let right = builder::native(&largest).unwrap();
-        assert_eq!(
-            message(&largest, &mut Fickle(right, false)),
-            "fickle: map: two builds differ"
-        );
+        assert_eq!(message(&largest, &mut Fickle(right, false)), "fickle: map: two builds differ");
     }
 }

@@ -121,11 +121,7 @@ impl Arguments {
             self.address_bits.unwrap_or(48),
         )?;
         let read = input::read(self.iomem.as_deref(), self.ram, format)?;
-        let leaves = if self.pages_only {
-            Leaves::Pages
-        } else {
-            Leaves::Largest
-        };
+        let leaves = if self.pages_only { Leaves::Pages } else { Leaves::Largest };
         native::run(read, format, leaves, self.rounds.unwrap_or(11), self.json)
     }
 
@@ -151,10 +147,7 @@ impl Arguments {
         let format = job::format_of(&profile)?;
         let own = profile.system.ram_bytes();
         let (source, plan) = match self.iomem.is_none() && self.ram.is_none() {
-            true => (
-                format!("the RAM of {}", profile.name),
-                job::plan_of(&profile, own)?,
-            ),
+            true => (format!("the RAM of {}", profile.name), job::plan_of(&profile, own)?),
             false => {
                 let (source, map) = input::read(self.iomem.as_deref(), self.ram, format)?;
                 let plan = Plan::new(&map, format, Leaves::Pages);

@@ -171,10 +171,7 @@ pub fn run(
         warnings,
     };
     report.print(json, |report| {
-        let parts = [
-            (text, "of it kernel text"),
-            (rodata, "of it kernel constants"),
-        ];
+        let parts = [(text, "of it kernel text"), (rodata, "of it kernel constants")];
         let leaves = match leaves {
             Leaves::Pages => "pages only",
             Leaves::Largest => "the largest leaves that fit",
@@ -217,26 +214,17 @@ mod tests {
         let outcome = Outcome {
             name: "tablewright",
             version: "0",
-            built: Found {
-                entries: 512,
-                tables: 4,
-            },
+            built: Found { entries: 512, tables: 4 },
             build: [1024.0].into_iter().collect(),
             bare: [512.0].into_iter().collect(),
             huge_page_warning: None,
         };
-        let row = Row {
-            format: Format::COMMON,
-            outcome,
-        };
+        let row = Row { format: Format::COMMON, outcome };
         let json = serde_json::to_value(&row).unwrap();
         let figure = |name: &str| json[name].as_f64().unwrap();
         let each = ["ns_per_entry", "bare_ns_per_entry", "ratio_to_bare"].map(figure);
         assert_eq!(each, [2.0, 1.0, 2.0]);
-        assert_eq!(
-            ["table_bytes", "gb_per_second"].map(figure),
-            [16384.0, 16.0]
-        );
+        assert_eq!(["table_bytes", "gb_per_second"].map(figure), [16384.0, 16.0]);
         assert_eq!(json["samples_ns"], json!([2.0]));
         let text = row.text(1);
         assert!(text.contains("512 entries in 4 tables"), "{text}");

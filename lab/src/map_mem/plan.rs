@@ -113,34 +113,16 @@ impl Plan {
         let text: Vec<(u64, u64)> = map
             .text
             .iter()
-            .map(|text| {
-                (
-                    text.start / page * page,
-                    (text.last + 1).next_multiple_of(page),
-                )
-            })
+            .map(|text| (text.start / page * page, (text.last + 1).next_multiple_of(page)))
             .collect();
         let rodata: Vec<(u64, u64)> = map
             .rodata
             .iter()
-            .map(|rodata| {
-                (
-                    rodata.start.next_multiple_of(page),
-                    (rodata.last + 1) / page * page,
-                )
-            })
+            .map(|rodata| (rodata.start.next_multiple_of(page), (rodata.last + 1) / page * page))
             .filter(|(start, end)| start < end)
             .collect();
-        let spans = ram
-            .into_iter()
-            .flat_map(|range| cut(range, &text, &rodata))
-            .collect();
-        Ok(Self {
-            format,
-            leaves,
-            spans,
-            trimmed,
-        })
+        let spans = ram.into_iter().flat_map(|range| cut(range, &text, &rodata)).collect();
+        Ok(Self { format, leaves, spans, trimmed })
     }
 
     /// Bytes of RAM to be mapped.
@@ -161,11 +143,7 @@ impl Plan {
 
     /// A number of tables that is enough, and exact if all leaves are pages.
     pub fn tables_bound(&self) -> u64 {
-        let ranges: Vec<_> = self
-            .spans
-            .iter()
-            .map(|span| (span.start, span.end))
-            .collect();
+        let ranges: Vec<_> = self.spans.iter().map(|span| (span.start, span.end)).collect();
         (0..self.format.levels())
             .map(|level| {
                 let touched = tables_at(self.format, level, &ranges);
@@ -207,11 +185,7 @@ fn cut(ram: (u64, u64), text: &[(u64, u64)], rodata: &[(u64, u64)]) -> Vec<Span>
         };
         match spans.last_mut() {
             Some(previous) if previous.contents == contents => previous.end = end,
-            _ => spans.push(Span {
-                start,
-                end,
-                contents,
-            }),
+            _ => spans.push(Span { start, end, contents }),
         }
     }
     spans
@@ -225,18 +199,9 @@ mod tests {
 
     fn map(ram: &[(u64, u64)], text: &[(u64, u64)], rodata: &[(u64, u64)]) -> MemoryMap {
         let extents = |list: &[(u64, u64)]| {
-            list.iter()
-                .map(|&(start, end)| Extent {
-                    start,
-                    last: end - 1,
-                })
-                .collect()
+            list.iter().map(|&(start, end)| Extent { start, last: end - 1 }).collect()
         };
-        MemoryMap {
-            ram: extents(ram),
-            text: extents(text),
-            rodata: extents(rodata),
-        }
+        MemoryMap { ram: extents(ram), text: extents(text), rodata: extents(rodata) }
     }
 
     fn pages(map: &MemoryMap) -> Plan {
@@ -246,29 +211,15 @@ mod tests {
     #[test]
     fn ram_is_trimmed_inwards_and_the_rest_is_reported() {
         let plan = pages(&map(&[(0x1000, 0x9fc00), (0x10_0800, 0x10_0900)], &[], &[]));
-        assert_eq!(
-            plan.spans,
-            [Span {
-                start: 0x1000,
-                end: 0x9f000,
-                contents: Contents::Data
-            }]
-        );
+        assert_eq!(plan.spans, [Span { start: 0x1000, end: 0x9f000, contents: Contents::Data }]);
         assert_eq!(plan.trimmed, 0xc00 + 0x100);
     }
 
     #[test]
     fn the_kernel_image_has_its_own_permissions() {
-        let plan = pages(&map(
-            &[(0, 0x10_0000)],
-            &[(0x1000, 0x3988)],
-            &[(0x5800, 0x8000)],
-        ));
-        let list: Vec<_> = plan
-            .spans
-            .iter()
-            .map(|span| (span.start, span.end, span.contents))
-            .collect();
+        let plan = pages(&map(&[(0, 0x10_0000)], &[(0x1000, 0x3988)], &[(0x5800, 0x8000)]));
+        let list: Vec<_> =
+            plan.spans.iter().map(|span| (span.start, span.end, span.contents)).collect();
         assert_eq!(
             list,
             [
@@ -296,13 +247,8 @@ mod tests {
         ));
         let five = Format::new(Architecture::X86_64, Granule::K4, 57).unwrap();
         assert!(Plan::new(&too_far, five, Leaves::Pages).is_ok());
-        let last = MemoryMap {
-            ram: vec![Extent {
-                start: 0,
-                last: u64::MAX,
-            }],
-            ..MemoryMap::default()
-        };
+        let last =
+            MemoryMap { ram: vec![Extent { start: 0, last: u64::MAX }], ..MemoryMap::default() };
         assert!(Plan::new(&last, five, Leaves::Pages).is_err());
     }
 

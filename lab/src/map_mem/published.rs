@@ -20,11 +20,7 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
             let plan = plan_of(profile, column[0].ram()?.bytes())?;
             let ends = [Ok(Step::base()), Ok(Step::TABLEWRIGHT)];
             for step in ends.into_iter().chain(column.iter().map(step_of)) {
-                jobs.push(Job {
-                    profile: profile.clone(),
-                    step: step?,
-                    plan: plan.clone(),
-                });
+                jobs.push(Job { profile: profile.clone(), step: step?, plan: plan.clone() });
             }
         }
         columns.push((column, profile));
@@ -65,16 +61,10 @@ mod tests {
             assert!((row.after.unwrap() - published * (1.0 + error / 100.0)).abs() < 1e-6);
             assert!(row.note.contains("virtual time"), "{row:?}");
             // Where the model is far off, the note says so.
-            assert!(
-                error.abs() < 12.0 || row.note.contains("not explained"),
-                "{row:?}"
-            );
+            assert!(error.abs() < 12.0 || row.note.contains("not explained"), "{row:?}");
         }
         let base = &rows[5];
-        assert_eq!(
-            (base.before, base.figure.before),
-            (base.after, Some(2191.0))
-        );
+        assert_eq!((base.before, base.figure.before), (base.after, Some(2191.0)));
         assert!(base.note.contains("ampere-altra-vm-64g"));
     }
 

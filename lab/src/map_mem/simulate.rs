@@ -54,8 +54,7 @@ pub fn ms(time: Time) -> f64 {
 
 impl Row {
     pub fn error(&self) -> Option<f64> {
-        self.published_ms
-            .map(|published| error_percent(ms(self.ran.time), published))
+        self.published_ms.map(|published| error_percent(ms(self.ran.time), published))
     }
 
     /// `published` are figures of the same memory, if there are any.
@@ -65,13 +64,7 @@ impl Row {
         ran: Ran,
         published: &[published::Row],
     ) -> Result<Self, Error> {
-        let mut row = Self {
-            step,
-            ran,
-            published_ms: None,
-            fitted: false,
-            unexplained: None,
-        };
+        let mut row = Self { step, ran, published_ms: None, fitted: false, unexplained: None };
         for figure in published {
             if Some(techniques_of(figure)?) == step.techniques() {
                 row.published_ms = Some(figure.after_ms()?);
@@ -95,22 +88,15 @@ pub fn rows(
         true => published::of("map-mem", profile),
         false => Vec::new(),
     };
-    let job = |&step: &Step| Job {
-        profile: profile.clone(),
-        step,
-        plan: plan.clone(),
-    };
+    let job = |&step: &Step| Job { profile: profile.clone(), step, plan: plan.clone() };
     let jobs: Vec<Job> = steps.iter().map(job).collect();
     let ran = steps.iter().zip(run(&jobs)?);
-    ran.map(|(&step, ran)| Row::new(profile, step, ran, &published))
-        .collect()
+    ran.map(|(&step, ran)| Row::new(profile, step, ran, &published)).collect()
 }
 
 /// The rows as tables: what they take, why, and what the model does not explain.
 pub fn text(rows: &[Row]) -> String {
-    let mut text = [1, 2]
-        .map(|number| columns::table(number, 1, rows))
-        .join("\n");
+    let mut text = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
     // A gap may show in several steps.
     let mut said: Vec<&String> = Vec::new();
     for gap in rows.iter().filter_map(|row| row.unexplained.as_ref()) {
@@ -136,14 +122,7 @@ mod tests {
     fn rows_of(name: &str, bytes: u64) -> Vec<Row> {
         let profile = Profile::load(name).unwrap();
         let plan = plan_of(&profile, bytes).unwrap();
-        rows(
-            &profile,
-            &Choice::All.steps(),
-            &plan,
-            true,
-            &fakes::linear_map,
-        )
-        .unwrap()
+        rows(&profile, &Choice::All.steps(), &plan, true, &fakes::linear_map).unwrap()
     }
 
     #[test]
@@ -153,10 +132,7 @@ mod tests {
         assert_eq!(published, [2191.0, 429.0, 375.0, 330.0, 61.0]);
         let fitted: Vec<_> = rows.iter().map(|row| row.fitted).collect();
         assert_eq!(fitted, [&[true; 2][..], &[false; 6]].concat());
-        assert!(
-            rows.iter()
-                .all(|row| row.error().is_none_or(|error| error.abs() < 15.0))
-        );
+        assert!(rows.iter().all(|row| row.error().is_none_or(|error| error.abs() < 15.0)));
     }
 
     #[test]
@@ -164,18 +140,10 @@ mod tests {
         let rows = rows_of("apple-m2-vm-16g", 16 << 30);
         let lazy = &rows[3];
         assert!(!lazy.fitted && lazy.error().unwrap() > 12.0);
-        assert!(
-            lazy.unexplained
-                .as_ref()
-                .unwrap()
-                .starts_with("lazy-unmap: ")
-        );
+        assert!(lazy.unexplained.as_ref().unwrap().starts_with("lazy-unmap: "));
         assert!(rows[0].unexplained.is_none());
         let text = text(&rows);
-        assert!(
-            rows.iter().all(|row| text.contains(row.step.name)),
-            "{text}"
-        );
+        assert!(rows.iter().all(|row| text.contains(row.step.name)), "{text}");
         assert_eq!(text.matches("\n- lazy-unmap: ").count(), 1, "{text}");
     }
 
@@ -198,18 +166,10 @@ mod tests {
     fn runs_do_not_depend_on_threads_and_the_first_failure_is_told() {
         let profile = Profile::load("neutral").unwrap();
         let plan = plan_of(&profile, 64 << 20).unwrap();
-        let job = |step| Job {
-            profile: profile.clone(),
-            step,
-            plan: plan.clone(),
-        };
+        let job = |step| Job { profile: profile.clone(), step, plan: plan.clone() };
         let steps = Choice::All.steps().into_iter().cycle().take(20);
         let mut jobs: Vec<Job> = steps.map(job).collect();
-        let with = |threads| {
-            software(Threads {
-                threads: Some(threads),
-            })
-        };
+        let with = |threads| software(Threads { threads: Some(threads) });
         let one = with(1)(&jobs).unwrap();
         assert_eq!(one.len(), jobs.len());
         for threads in [2, 3, 64] {

@@ -56,48 +56,24 @@ pub struct Step {
 
 impl Step {
     /// The engine's own way.
-    pub const TABLEWRIGHT: Self = Self {
-        name: "tablewright",
-        way: Way::Tablewright,
-    };
+    pub const TABLEWRIGHT: Self = Self { name: "tablewright", way: Way::Tablewright };
     /// Memory that is added when the map is there.
     pub const LATE: [Self; 2] = [
-        Self {
-            name: "late",
-            way: Way::Late,
-        },
-        Self {
-            name: "late-tablewright",
-            way: Way::LateTablewright,
-        },
+        Self { name: "late", way: Way::Late },
+        Self { name: "late-tablewright", way: Way::LateTablewright },
     ];
 
     /// Ways that were discussed, and not merged.
     pub const ALTERNATIVES: [Self; 4] = [
-        Self {
-            name: "one-to-one",
-            way: Way::OneToOne,
-        },
-        Self {
-            name: "huge-slots",
-            way: Way::HugeSlots,
-        },
-        Self {
-            name: "blocks",
-            way: Way::Blocks,
-        },
-        Self {
-            name: "blocks-tablewright",
-            way: Way::BlocksTablewright,
-        },
+        Self { name: "one-to-one", way: Way::OneToOne },
+        Self { name: "huge-slots", way: Way::HugeSlots },
+        Self { name: "blocks", way: Way::Blocks },
+        Self { name: "blocks-tablewright", way: Way::BlocksTablewright },
     ];
 
     /// Without any technique.
     pub fn base() -> Self {
-        Self {
-            name: "base",
-            way: Way::Published(Techniques::default()),
-        }
+        Self { name: "base", way: Way::Published(Techniques::default()) }
     }
 
     /// The steps in the order in which they were published, from nothing to everything.
@@ -105,10 +81,7 @@ impl Step {
         let mut on = Techniques::default();
         let rest = Technique::ALL.into_iter().map(|technique| {
             on = on.with(technique);
-            Self {
-                name: technique.name(),
-                way: Way::Published(on),
-            }
+            Self { name: technique.name(), way: Way::Published(on) }
         });
         std::iter::once(Self::base()).chain(rest).collect()
     }
@@ -153,10 +126,7 @@ pub struct Ran {
 /// The step that a published row is of.
 pub fn step_of(row: &Row) -> Result<Step, TableError> {
     let on = techniques_of(row)?;
-    Ok(Step {
-        name: on.names().last().unwrap_or(&Step::base().name),
-        way: Way::Published(on),
-    })
+    Ok(Step { name: on.names().last().unwrap_or(&Step::base().name), way: Way::Published(on) })
 }
 
 /// Returns the techniques of a published row: `cumulative up to NAME` in the order of publication,
@@ -188,9 +158,7 @@ pub fn techniques_of(row: &Row) -> Result<Techniques, TableError> {
         .ok_or_else(|| unknown("no configuration of map-mem"))?;
     names
         .split(',')
-        .try_fold(Techniques::default(), |set, name| {
-            Ok(set.with(technique(name.trim())?))
-        })
+        .try_fold(Techniques::default(), |set, name| Ok(set.with(technique(name.trim())?)))
 }
 
 /// One step, or all, as the command line has it: with everything that was published before it.
@@ -283,10 +251,7 @@ impl std::str::FromStr for Order {
                 None if !steps.is_empty() => return Err(OrderError::Base),
                 None => {}
             }
-            steps.push(Step {
-                name: step.name,
-                way: Way::Published(on),
-            });
+            steps.push(Step { name: step.name, way: Way::Published(on) });
         }
         Ok(Self(steps))
     }
@@ -309,14 +274,9 @@ mod tests {
     fn each_published_row_is_one_step() {
         let rows = published::built_in("map-mem");
         for column in rows.chunks(5) {
-            let sets: Vec<_> = column
-                .iter()
-                .map(|row| techniques_of(row).unwrap())
-                .collect();
-            let steps: Vec<_> = Step::published()
-                .iter()
-                .map(|step| step.techniques().unwrap())
-                .collect();
+            let sets: Vec<_> = column.iter().map(|row| techniques_of(row).unwrap()).collect();
+            let steps: Vec<_> =
+                Step::published().iter().map(|step| step.techniques().unwrap()).collect();
             assert_eq!(sets, steps);
         }
     }
@@ -361,19 +321,9 @@ mod tests {
     #[test]
     fn an_order_adds_each_step_to_those_before() {
         let order: Order = "base, lazy-unmap,no-cont-remap".parse().unwrap();
-        let sets: Vec<_> = order
-            .steps()
-            .iter()
-            .map(|step| step.techniques().unwrap().names())
-            .collect();
-        assert_eq!(
-            sets,
-            [
-                vec![],
-                vec!["lazy-unmap"],
-                vec!["no-cont-remap", "lazy-unmap"]
-            ]
-        );
+        let sets: Vec<_> =
+            order.steps().iter().map(|step| step.techniques().unwrap().names()).collect();
+        assert_eq!(sets, [vec![], vec!["lazy-unmap"], vec!["no-cont-remap", "lazy-unmap"]]);
         assert_eq!(order.to_string(), "base,lazy-unmap,no-cont-remap");
         for (text, error) in [
             ("fly", OrderError::Unknown("fly".into())),

@@ -128,16 +128,12 @@ impl Arena {
             inner.fresh.store(fresh + 1, Relaxed);
             fresh
         } else {
-            inner
-                .free
-                .store(inner.links[head as usize].load(Relaxed), Relaxed);
+            inner.free.store(inner.links[head as usize].load(Relaxed), Relaxed);
             head
         };
         inner.links[index as usize].store(HELD, Relaxed);
         inner.held.store(inner.held.load(Relaxed) + 1, Relaxed);
-        inner
-            .taken
-            .store(inner.taken.load(Relaxed).wrapping_add(1), Relaxed);
+        inner.taken.store(inner.taken.load(Relaxed).wrapping_add(1), Relaxed);
         NonNull::new(ptr::with_exposed_provenance_mut(
             inner.base + ((index as usize) << inner.frame_shift),
         ))
@@ -344,10 +340,7 @@ pub fn check_available(bytes: u64) -> Result<(), Error> {
 }
 
 fn too_much(bytes: u64, available: u64) -> Error {
-    Error::Memory {
-        needed: human(bytes),
-        available: human(available),
-    }
+    Error::Memory { needed: human(bytes), available: human(available) }
 }
 
 /// Memory that a program could use without others being swapped out; all there is if the host does
@@ -356,9 +349,7 @@ fn available_memory() -> u64 {
     std::fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|meminfo| {
-            let line = meminfo
-                .lines()
-                .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
             let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
             Some(kib * 1024)
         })
@@ -453,22 +444,12 @@ mod tests {
     #[test]
     fn another_thread_gets_nothing() {
         let arena = arena(1, Memory::Warm);
-        assert!(
-            std::thread::spawn(move || arena.take().is_none())
-                .join()
-                .unwrap()
-        );
+        assert!(std::thread::spawn(move || arena.take().is_none()).join().unwrap());
     }
 
     #[test]
     fn more_than_there_is_is_refused() {
-        assert!(matches!(
-            Arena::new(1 << 50, 12, Memory::Warm),
-            Err(Error::Memory { .. })
-        ));
-        assert!(matches!(
-            Arena::new(u64::MAX, 16, Memory::Cold),
-            Err(Error::Memory { .. })
-        ));
+        assert!(matches!(Arena::new(1 << 50, 12, Memory::Warm), Err(Error::Memory { .. })));
+        assert!(matches!(Arena::new(u64::MAX, 16, Memory::Cold), Err(Error::Memory { .. })));
     }
 }

@@ -21,11 +21,7 @@ pub struct Tables {
 impl Tables {
     /// No tables yet, and room to remember `tables` of them.
     pub fn new(arena: Arena, tables: u64, entries: u64) -> Self {
-        Self {
-            arena,
-            frames: Vec::with_capacity(usize::try_from(tables).unwrap_or(0)),
-            entries,
-        }
+        Self { arena, frames: Vec::with_capacity(usize::try_from(tables).unwrap_or(0)), entries }
     }
 
     /// Zeroes `tables` tables and fills the entries with a running value. `None` if the arena is

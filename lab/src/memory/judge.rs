@@ -96,10 +96,7 @@ impl Tree {
                 Err(format!("{:#x} is mapped and should not be", leaf.va))
             })?;
         }
-        Ok(Found {
-            entries,
-            tables: self.tables()?,
-        })
+        Ok(Found { entries, tables: self.tables()? })
     }
 
     /// Calls `visit` with each leaf of a half, upwards, until it finds fault with one.
@@ -117,11 +114,7 @@ impl Tree {
             &mut |table, index| self.read(table, index, &mut stray),
             |leaf| {
                 verdict = visit(leaf);
-                if verdict.is_ok() {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
-                }
+                if verdict.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             },
         );
         stray.map_or(Ok(()), Err)?;
@@ -151,11 +144,7 @@ impl Tree {
             |_| {
                 count += 1;
                 // A table that points to itself would be followed for ever.
-                if count > held {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
+                if count > held { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             },
         );
         stray.map_or(Ok(()), Err)?;
@@ -192,11 +181,7 @@ fn compare(leaf: &Leaf, want: Expected, hardware_dirty: bool) -> Result<(), Stri
         && privileged.execute == want.executable
         && !(user.read || user.write || user.execute)
         && want.memory.is_none_or(|memory| memory == leaf.memory);
-    if right {
-        Ok(())
-    } else {
-        Err(wrong(leaf, want))
-    }
+    if right { Ok(()) } else { Err(wrong(leaf, want)) }
 }
 
 #[cold]
@@ -207,9 +192,8 @@ fn wrong(leaf: &Leaf, want: Expected) -> String {
     if leaf.va < want.start {
         return format!("{:#x} is mapped and should not be", leaf.va);
     }
-    let memory = want.memory.map_or("any memory type".to_owned(), |memory| {
-        format!("memory type {memory}")
-    });
+    let memory =
+        want.memory.map_or("any memory type".to_owned(), |memory| format!("memory type {memory}"));
     format!(
         "{:#x} is mapped to {:#x}, {:#x} bytes, {} for the kernel, {} for the user, memory type \
          {}; it should be mapped to {:#x}, at most {:#x} bytes, r{}{} for the kernel, --- for the \

@@ -22,25 +22,15 @@ pub struct Lean {
 
 impl Lean {
     /// Processor whose walkers write no entries.
-    pub const READING: Caps = Caps {
-        hardware_access: false,
-        hardware_dirty: false,
-        ..Self::WRITING
-    };
+    pub const READING: Caps =
+        Caps { hardware_access: false, hardware_dirty: false, ..Self::WRITING };
 
     /// Processor whose walkers set accessed and dirty bits.
-    pub const WRITING: Caps = Caps {
-        largest_leaf: Level::ANY,
-        ..Caps::CONSERVATIVE
-    };
+    pub const WRITING: Caps = Caps { largest_leaf: Level::ANY, ..Caps::CONSERVATIVE };
 
     /// A platform without side memory: for spaces from which nothing is unmapped.
     pub fn new(arena: Arena, caps: Caps) -> Self {
-        Self {
-            arena,
-            links: Rc::new([]),
-            caps,
-        }
+        Self { arena, links: Rc::new([]), caps }
     }
 
     /// Keeps these links, one for each frame of the arena.

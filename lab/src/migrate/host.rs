@@ -91,10 +91,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 
     /// The guest's memory, as much as is mapped from the beginning, writable.
     fn prepare(&self, cpu: Cpu<'_>) -> Result<(), String> {
-        let attrs = Attrs {
-            software: HOST_WRITES,
-            ..Attrs::GUEST_MEMORY
-        };
+        let attrs = Attrs { software: HOST_WRITES, ..Attrs::GUEST_MEMORY };
         let mapping = Mapping::new(attrs);
         let mapping = match self.job.large {
             true => mapping,
@@ -104,9 +101,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         if self.job.mapped > 0 {
             let mapped = Span::new(self.slot.guest.start(), self.job.mapped * PAGE)
                 .map_err(|it| it.to_string())?;
-            space
-                .map_range(mapped, Pa::new(PHYSICAL), mapping)
-                .map_err(|it| it.to_string())?;
+            space.map_range(mapped, Pa::new(PHYSICAL), mapping).map_err(|it| it.to_string())?;
         }
         self.start_guest(cpu);
         Ok(())
@@ -148,13 +143,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
                 break false;
             }
             let found = sending.found;
-            self.send(
-                cpu,
-                allowed,
-                Some(start + job.timeout),
-                &mut sending,
-                &mut ran,
-            )?;
+            self.send(cpu, allowed, Some(start + job.timeout), &mut sending, &mut ran)?;
             if self.stop.get() {
                 return Ok(());
             }
@@ -203,11 +192,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 
     pub(super) fn time_on_link(&self, bytes: u64) -> Time {
         let ps = u128::from(bytes) * 1_000_000_000_000 / u128::from(self.job.bandwidth);
-        Time::ps(
-            u64::try_from(ps)
-                .unwrap_or(u64::MAX)
-                .min(Time::MAX_RUN.as_ps()),
-        )
+        Time::ps(u64::try_from(ps).unwrap_or(u64::MAX).min(Time::MAX_RUN.as_ps()))
     }
 
     fn note_round(&self, start: Time, now: Time, dirty: u64, sending: &Sending, ran: &mut Ran) {

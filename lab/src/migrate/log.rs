@@ -254,9 +254,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 /// Pages, as many at a time as one flush is for.
 fn pieces(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = pages.end;
-    pages
-        .step_by(FLUSH as usize)
-        .map(move |first| first..(first + FLUSH).min(end))
+    pages.step_by(FLUSH as usize).map(move |first| first..(first + FLUSH).min(end))
 }
 
 /// Bugs of a host.

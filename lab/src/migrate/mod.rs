@@ -268,19 +268,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         true => &Logging::USUAL[..],
         false => &arguments.logging,
     };
-    let jobs: Vec<Job> = kinds
-        .iter()
-        .map(|&logging| Job {
-            logging,
-            ..job.clone()
-        })
-        .collect();
+    let jobs: Vec<Job> = kinds.iter().map(|&logging| Job { logging, ..job.clone() }).collect();
     let ran = runs::software::<Job>(arguments.threads)(&jobs)?;
-    let row = |(&logging, ran)| Row {
-        logging,
-        ran,
-        pages: job.pages,
-    };
+    let row = |(&logging, ran)| Row { logging, ran, pages: job.pages };
     let rows: Vec<Row> = kinds.iter().zip(ran).map(row).collect();
     let mut warnings = Vec::from_iter(left_out);
     for row in rows.iter().filter(|row| !row.ran.converged) {
@@ -302,9 +292,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     report.print(arguments.json, |Report { rows, .. }| {
         let head = report::title(&head);
-        let tables = [1, 2]
-            .map(|number| columns::table(number, 1, rows))
-            .join("\n");
+        let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
         format!(
             "{head}\n{tables}\nThe memory at the destination is that of the source, page by page.\n"
         )
@@ -390,10 +378,7 @@ impl Arguments {
             None => Writes::Model {
                 model: self.writes,
                 // An eighth of the memory, and at least a page.
-                set: self
-                    .set
-                    .map_or((memory / 8).next_multiple_of(PAGE), Size::bytes)
-                    / PAGE,
+                set: self.set.map_or((memory / 8).next_multiple_of(PAGE), Size::bytes) / PAGE,
                 rate: self.rate,
                 seed: self.seed,
             },
@@ -458,13 +443,8 @@ impl Arguments {
     }
 
     fn head(&self, job: &Job, measured: Option<&Rates>) -> String {
-        let rate = self
-            .rate
-            .map(|rate| format!(", {} pages/s", report::count(rate)));
-        let set = job
-            .writes
-            .set()
-            .map(|pages| format!(" of {}", human(pages * PAGE)));
+        let rate = self.rate.map(|rate| format!(", {} pages/s", report::count(rate)));
+        let set = job.writes.set().map(|pages| format!(" of {}", human(pages * PAGE)));
         let measured = measured.map(|rates| {
             let host = report::wrapped(&format!("here: {}", rates.host), 78, "  ");
             let write = rates.write_ns.map_or("not told".to_owned(), report::time);
@@ -503,11 +483,7 @@ fn picture(head: &str, rows: &[Row]) -> Picture {
             Bar::new(&name, round.remaining as f64 / 1e3, true)
         };
         let rounds = row.ran.rounds.iter().enumerate().take(MOST_ROUNDS);
-        Group {
-            name: row.logging.name().to_owned(),
-            bare: None,
-            bars: rounds.map(bar).collect(),
-        }
+        Group { name: row.logging.name().to_owned(), bare: None, bars: rounds.map(bar).collect() }
     };
     let cut = rows.iter().any(|row| row.ran.rounds.len() > MOST_ROUNDS);
     let cut = cut.then(|| format!("The first {MOST_ROUNDS} rounds of each."));

@@ -69,10 +69,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let frames = 2 * (tables + tables / 512) + 64 * (u64::from(job.vcpus) + 1) + 64;
     let base = &job.profile.architecture;
     let regime = if base.is_x86() {
-        Regime::Ept {
-            levels: 4,
-            mode_based: false,
-        }
+        Regime::Ept { levels: 4, mode_based: false }
     } else {
         Regime::Arm64Stage2 {
             granule: Granule::K4,
@@ -104,14 +101,13 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let slot = Slot::memory(span, 0);
     guest.insert(slot).map_err(|it| it.to_string())?;
 
-    let mut words: Vec<AtomicU64> = (0..job.pages.div_ceil(64))
-        .map(|_| AtomicU64::new(0))
-        .collect();
+    let mut words: Vec<AtomicU64> =
+        (0..job.pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
     let bitmap = Bitmap::new(&mut words, job.pages).map_err(|it| it.to_string())?;
     let mut ring_entries: Vec<Vec<RingEntry>> = match job.logging {
-        Logging::Ring => (0..vcpus)
-            .map(|_| (0..job.ring).map(|_| RingEntry::new()).collect())
-            .collect(),
+        Logging::Ring => {
+            (0..vcpus).map(|_| (0..job.ring).map(|_| RingEntry::new()).collect()).collect()
+        }
         _ => Vec::new(),
     };
     let rings = ring_entries

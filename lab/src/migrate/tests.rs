@@ -6,13 +6,8 @@ use super::job::{HostTimes, Job, Logging, Order, PERIOD, Ran, SLICE};
 use super::run::run;
 use super::writes::{Model, Writes};
 
-const ALL: [Logging; 5] = [
-    Logging::Manual,
-    Logging::AllSet,
-    Logging::ProtectAll,
-    Logging::Ring,
-    Logging::EagerSplit,
-];
+const ALL: [Logging; 5] =
+    [Logging::Manual, Logging::AllSet, Logging::ProtectAll, Logging::Ring, Logging::EagerSplit];
 
 /// 8 MiB, of which 1 MiB is written, over a link of 256 MiB/s.
 fn job(logging: Logging, model: Model, rate: Option<u64>) -> Job {
@@ -33,12 +28,7 @@ fn job(logging: Logging, model: Model, rate: Option<u64>) -> Job {
         period: PERIOD,
         chunk: 512,
         ring: 64,
-        writes: Writes::Model {
-            model,
-            set: 256,
-            rate,
-            seed: 1,
-        },
+        writes: Writes::Model { model, set: 256, rate, seed: 1 },
         work: Time::ns(200),
         zeros: Time::ZERO,
         auto_converge: false,
@@ -79,10 +69,7 @@ fn the_destination_is_the_source_whatever_is_written_and_however_it_is_logged() 
                 _ => &[false],
             };
             for &large in sizes {
-                let job = Job {
-                    large,
-                    ..job(logging, model, rate)
-                };
+                let job = Job { large, ..job(logging, model, rate) };
                 let ran = ran(&job);
                 assert_eq!(ran.remaining, 0);
                 assert!(ran.normal >= job.pages && ran.faults > 0 && ran.syncs >= 2);
@@ -99,11 +86,7 @@ fn the_destination_is_the_source_whatever_is_written_and_however_it_is_logged() 
 fn memory_that_is_mapped_while_the_log_runs_is_logged() {
     for logging in ALL {
         let of = |mapped, one_lock| {
-            let job = Job {
-                mapped,
-                one_lock,
-                ..job(logging, Model::Greedy, None)
-            };
+            let job = Job { mapped, one_lock, ..job(logging, Model::Greedy, None) };
             ran(&job)
         };
         let (before, without, with) = (of(2048, false), of(0, false), of(0, true));
@@ -144,12 +127,7 @@ fn careless(logging: Logging, order: Order) -> Job {
         vcpus,
         order,
         downtime_limit: Time::us(100),
-        writes: Writes::Model {
-            model: Model::Random,
-            set: 32,
-            rate,
-            seed: 1,
-        },
+        writes: Writes::Model { model: Model::Random, set: 32, rate, seed: 1 },
         ..job(logging, Model::Random, None)
     }
 }
@@ -165,10 +143,7 @@ fn a_host_that_works_in_the_wrong_order_is_caught() {
                 "{logging:?}, {order:?}: {error}"
             );
             assert!(!error.contains('\n'));
-            let right = Job {
-                order: Order::Right,
-                ..careless(logging, order)
-            };
+            let right = Job { order: Order::Right, ..careless(logging, order) };
             assert!(ran(&right).syncs >= 2);
         }
     }
@@ -195,12 +170,8 @@ fn with_a_fixed_rate_a_fast_start_takes_no_longer_than_a_slow_one() {
 fn a_guest_that_always_writes_is_migrated_over_a_link_that_is_faster() {
     let mut job = job(Logging::Manual, Model::Greedy, None);
     (job.pages, job.used) = (8192, 8192);
-    job.writes = Writes::Model {
-        model: Model::Sequential,
-        set: 4096,
-        rate: Some(400_000),
-        seed: 1,
-    };
+    job.writes =
+        Writes::Model { model: Model::Sequential, set: 4096, rate: Some(400_000), seed: 1 };
     job.bandwidth = 6 << 30;
     job.timeout = Time::ms(300);
     job.downtime_limit = Time::us(100);
@@ -234,12 +205,7 @@ fn a_guest_that_writes_too_much_is_stopped_when_time_is_up_or_slowed_down() {
     // Slowing down takes two periods of a second.
     job.timeout = Time::s(4);
     job.bandwidth = 16 << 20;
-    job.writes = Writes::Model {
-        model: Model::Random,
-        set: 2048,
-        rate: Some(20_000),
-        seed: 1,
-    };
+    job.writes = Writes::Model { model: Model::Random, set: 2048, rate: Some(20_000), seed: 1 };
     job.auto_converge = true;
     let slowed = ran(&job);
     assert!(slowed.throttle >= 20, "{}", slowed.throttle);

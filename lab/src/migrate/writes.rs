@@ -98,12 +98,7 @@ impl Stream {
     /// That of vCPU number `vcpu` of `of`.
     pub fn new(writes: &Writes, vcpu: u64, of: u64) -> Self {
         let source = match writes {
-            Writes::Model {
-                model,
-                set,
-                rate,
-                seed,
-            } => Source::Model {
+            Writes::Model { model, set, rate, seed } => Source::Model {
                 model: *model,
                 set: *set,
                 part: (vcpu * set / of, (vcpu + 1) * set / of - vcpu * set / of),
@@ -115,11 +110,7 @@ impl Stream {
             },
             Writes::Recorded(intervals) => Source::Recorded(Replay::new(intervals, vcpu, of)),
         };
-        let mut stream = Self {
-            source,
-            page: 0,
-            due: Due::Never,
-        };
+        let mut stream = Self { source, page: 0, due: Due::Never };
         stream.advance();
         stream
     }
@@ -134,16 +125,7 @@ impl Stream {
     #[inline]
     pub fn advance(&mut self) {
         match &mut self.source {
-            Source::Model {
-                model,
-                set,
-                part: (first, pages),
-                random,
-                vcpu,
-                of,
-                count,
-                every,
-            } => {
+            Source::Model { model, set, part: (first, pages), random, vcpu, of, count, every } => {
                 let (set, of, vcpu) = (*set, *of, *vcpu);
                 let page = match model {
                     Model::Greedy | Model::Fixed => {
@@ -162,9 +144,8 @@ impl Stream {
                 (self.page, self.due) = page.map_or((0, Due::Never), |page| (page, due));
             }
             Source::Recorded(replay) => {
-                (self.page, self.due) = replay
-                    .take()
-                    .map_or((0, Due::Never), |(page, at)| (page, Due::InGuest(at)));
+                (self.page, self.due) =
+                    replay.take().map_or((0, Due::Never), |(page, at)| (page, Due::InGuest(at)));
             }
         }
     }
@@ -255,12 +236,7 @@ mod tests {
     use super::*;
 
     fn stream(model: Model, set: u64, rate: Option<u64>, vcpu: u64, of: u64) -> Stream {
-        let writes = Writes::Model {
-            model,
-            set,
-            rate,
-            seed: 1,
-        };
+        let writes = Writes::Model { model, set, rate, seed: 1 };
         Stream::new(&writes, vcpu, of)
     }
 
@@ -275,15 +251,9 @@ mod tests {
 
     #[test]
     fn models_write_what_they_say() {
-        assert_eq!(
-            take(&mut stream(Model::Greedy, 10, None, 1, 3), 8),
-            [3, 4, 5, 3, 4, 5, 3, 4]
-        );
+        assert_eq!(take(&mut stream(Model::Greedy, 10, None, 1, 3), 8), [3, 4, 5, 3, 4, 5, 3, 4]);
         assert!(take(&mut stream(Model::Greedy, 1, None, 0, 3), 8).is_empty());
-        assert_eq!(
-            take(&mut stream(Model::Sequential, 10, None, 1, 3), 5),
-            [1, 4, 7, 0, 3]
-        );
+        assert_eq!(take(&mut stream(Model::Sequential, 10, None, 1, 3), 5), [1, 4, 7, 0, 3]);
         for model in [Model::Random, Model::Zipf] {
             let pages = take(&mut stream(model, 50, None, 0, 1), 5000);
             let all: BTreeSet<u64> = pages.iter().copied().collect();
@@ -301,9 +271,7 @@ mod tests {
         for vcpu in 0..4 {
             let mut stream = stream(Model::Fixed, 100, Some(1000), vcpu, 4);
             for _ in 0..25 {
-                let Due::At(at) = stream.next().1 else {
-                    panic!("a rate")
-                };
+                let Due::At(at) = stream.next().1 else { panic!("a rate") };
                 dues.push(at);
                 stream.advance();
             }
@@ -317,21 +285,9 @@ mod tests {
     fn a_recording_is_divided_among_the_vcpus_and_repeated() {
         let run = |first, pages| Run { first, pages };
         let intervals: Arc<[Interval]> = Arc::new([
-            Interval {
-                start_ns: 0,
-                length_ns: 1000,
-                runs: vec![run(2, 3), run(9, 1)],
-            },
-            Interval {
-                start_ns: 1000,
-                length_ns: 500,
-                runs: vec![],
-            },
-            Interval {
-                start_ns: 1500,
-                length_ns: 100,
-                runs: vec![run(4, 1)],
-            },
+            Interval { start_ns: 0, length_ns: 1000, runs: vec![run(2, 3), run(9, 1)] },
+            Interval { start_ns: 1000, length_ns: 500, runs: vec![] },
+            Interval { start_ns: 1500, length_ns: 100, runs: vec![run(4, 1)] },
         ]);
         let of = |vcpu| {
             let mut stream = Stream::new(&Writes::Recorded(Arc::clone(&intervals)), vcpu, 2);

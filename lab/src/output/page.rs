@@ -80,19 +80,10 @@ impl<'a> Table<'a> {
 
     /// A row, with a cell for each column.
     pub fn row(&mut self, cells: &[String], note: &str) {
-        let noted = if note.is_empty() {
-            ""
-        } else {
-            " class=\"noted\""
-        };
+        let noted = if note.is_empty() { "" } else { " class=\"noted\"" };
         let _ = write!(self.page, "<tr{noted}>");
         for (column, cell) in self.columns.iter().zip(cells) {
-            let _ = write!(
-                self.page,
-                "<td data-of=\"{}\">{}</td>",
-                escaped(column),
-                escaped(cell)
-            );
+            let _ = write!(self.page, "<td data-of=\"{}\">{}</td>", escaped(column), escaped(cell));
         }
         self.page.push_str("</tr>\n");
         if !note.is_empty() {
@@ -179,10 +170,7 @@ pub fn bars(caption: &str, groups: &[Group], said: impl Fn(f64) -> String) -> St
 
 /// Text as it stands in a page.
 pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -194,12 +182,8 @@ pub mod tests {
     use super::*;
 
     /// By what names a browser without a window is found.
-    const BROWSERS: [&str; 4] = [
-        "chromium-headless-shell",
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-    ];
+    const BROWSERS: [&str; 4] =
+        ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 
     /// Nothing of the page is beyond the right edge of a screen, of a telephone or of a computer.
     /// Where there is no browser nothing is tested, and that is said.
@@ -232,19 +216,12 @@ pub mod tests {
         fs::write(&file, format!("<!DOCTYPE html><body>{}", frames.concat())).unwrap();
         let output = Command::new(browser)
             .args(["--headless", "--no-sandbox", "--disable-gpu"])
-            .args([
-                "--window-size=1400,900",
-                "--virtual-time-budget=5000",
-                "--dump-dom",
-            ])
+            .args(["--window-size=1400,900", "--virtual-time-budget=5000", "--dump-dom"])
             .arg(format!("file://{}", file.display()))
             .output();
         fs::remove_file(&file).unwrap();
         let dom = String::from_utf8(output.unwrap().stdout).unwrap();
-        let title = dom
-            .split("<title>")
-            .nth(1)
-            .and_then(|rest| rest.split('<').next());
+        let title = dom.split("<title>").nth(1).and_then(|rest| rest.split('<').next());
         let said: Vec<(u32, u32)> = title
             .expect("the script has run")
             .split_whitespace()
@@ -260,11 +237,7 @@ pub mod tests {
     #[test]
     fn words_and_figures_of_any_length_fit() {
         let long = "an_identifier_without_a_place_to_break_it".repeat(4);
-        let bar = |name: &str, value, of| Bar {
-            name: name.to_owned(),
-            value,
-            of,
-        };
+        let bar = |name: &str, value, of| Bar { name: name.to_owned(), value, of };
         let groups = [Group {
             name: long.clone(),
             bars: vec![
@@ -273,23 +246,10 @@ pub mod tests {
                 bar("tablewright", 1e12, Of::Tablewright),
             ],
         }];
-        let mut table = Table::new(&[
-            "configuration",
-            "a rather long name of a column",
-            "c",
-            "d",
-            "e",
-            "f",
-        ]);
+        let mut table =
+            Table::new(&["configuration", "a rather long name of a column", "c", "d", "e", "f"]);
         let figure = || "123.4 ms".to_owned();
-        let cells = [
-            long.clone(),
-            long.clone(),
-            figure(),
-            figure(),
-            figure(),
-            figure(),
-        ];
+        let cells = [long.clone(), long.clone(), figure(), figure(), figure(), figure()];
         table.row(&cells, &long);
         let bars = bars("shorter is better", &groups, |value| value.to_string());
         fits_screens(&around(&long, &(bars + &table.finish())));

@@ -84,8 +84,7 @@ impl Picture {
         let mut text = String::new();
         let canvas =
             SVGBackend::with_string(&mut text, (WIDTH as u32, self.height())).into_drawing_area();
-        self.draw(&canvas)
-            .and_then(|()| canvas.present().map_err(refused))?;
+        self.draw(&canvas).and_then(|()| canvas.present().map_err(refused))?;
         drop(canvas);
         Ok(text)
     }
@@ -131,14 +130,7 @@ impl Picture {
             let x = at(value);
             line(canvas, (x, top), (x, bottom), &GRID, 1)?;
             let number = format!("{}", (value * 1e6).round() / 1e6);
-            write(
-                canvas,
-                &number,
-                (x, bottom + LINE / 2 + 2),
-                below,
-                &FAINT,
-                14,
-            )?;
+            write(canvas, &number, (x, bottom + LINE / 2 + 2), below, &FAINT, 14)?;
         }
         let right = Pos::new(HPos::Right, VPos::Center);
         let unit = (LEFT - 12, bottom + LINE / 2 + 2);
@@ -236,12 +228,7 @@ const LOOKS: [Look; 4] = [
 ];
 
 const fn other(grey: u8, dash: Option<(i32, i32)>, mark: Mark) -> Look {
-    Look {
-        colour: RGBColor(grey, grey, grey),
-        width: 2,
-        dash,
-        mark,
-    }
+    Look { colour: RGBColor(grey, grey, grey), width: 2, dash, mark }
 }
 
 impl Look {
@@ -272,12 +259,7 @@ impl Look {
 impl Chart {
     /// How a line is drawn: one name is drawn alike in every panel.
     fn look(&self, line: &Line) -> Look {
-        let plain = |colour, width| Look {
-            colour,
-            width,
-            dash: None,
-            mark: Mark::Circle,
-        };
+        let plain = |colour, width| Look { colour, width, dash: None, mark: Mark::Circle };
         match line.role {
             Role::Ours => plain(OURS, 3),
             Role::Bare => plain(BARE, 2),
@@ -301,8 +283,7 @@ impl Chart {
         let height = 2 * MARGIN + 3 * LINE + rows * PANEL + self.notes.len() as i32 * LINE;
         let canvas =
             SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32)).into_drawing_area();
-        self.draw(&canvas)
-            .and_then(|()| canvas.present().map_err(refused))?;
+        self.draw(&canvas).and_then(|()| canvas.present().map_err(refused))?;
         drop(canvas);
         Ok(text)
     }
@@ -317,10 +298,8 @@ impl Chart {
         let top = y + LINE;
         for (number, panel) in self.panels.iter().enumerate() {
             let column = (number % 2) as i32;
-            let corner = (
-                MARGIN + column * (WIDTH / 2 - MARGIN / 2),
-                top + (number / 2) as i32 * PANEL,
-            );
+            let corner =
+                (MARGIN + column * (WIDTH / 2 - MARGIN / 2), top + (number / 2) as i32 * PANEL);
             self.draw_panel(canvas, panel, corner)?;
         }
         y = top + self.panels.len().div_ceil(2) as i32 * PANEL + LINE / 2;
@@ -375,14 +354,7 @@ impl Chart {
             let at = across(mark);
             line(canvas, (at, top), (at, bottom), &GRID, 1)?;
             let number = format!("{mark}");
-            write(
-                canvas,
-                &number,
-                (at, bottom + LINE / 2 + 2),
-                below,
-                &FAINT,
-                13,
-            )?;
+            write(canvas, &number, (at, bottom + LINE / 2 + 2), below, &FAINT, 13)?;
         }
         let unit = ((start + end) / 2, bottom + LINE / 2 + LINE);
         write(canvas, &self.across, unit, below, &FAINT, 13)?;
@@ -461,10 +433,7 @@ fn draw_group(
         y += ROW;
         let ink = if bar.ours { INK } else { FAINT };
         write(canvas, &bar.name, (LEFT - 12, y), right, &ink, 15)?;
-        let corners = [
-            (LEFT, y - BAR / 2),
-            (at(bar.value).max(LEFT + 1), y + BAR / 2),
-        ];
+        let corners = [(LEFT, y - BAR / 2), (at(bar.value).max(LEFT + 1), y + BAR / 2)];
         let colour = if bar.ours { OURS } else { OTHERS };
         let shape = Rectangle::new(corners, ShapeStyle::from(&colour).filled());
         canvas.draw(&shape).map_err(refused)?;
@@ -498,10 +467,7 @@ fn write(
     colour: &RGBColor,
     size: i32,
 ) -> Result<(), Error> {
-    let style = ("sans-serif", size)
-        .into_text_style(canvas)
-        .color(colour)
-        .pos(anchor);
+    let style = ("sans-serif", size).into_text_style(canvas).color(colour).pos(anchor);
     canvas.draw(&Text::new(text, at, style)).map_err(refused)
 }
 
@@ -541,11 +507,7 @@ mod tests {
             title: "a < b".into(),
             subtitle: "below".into(),
             unit: "ns".into(),
-            groups: vec![Group {
-                name: "group".into(),
-                bare: Some(0.5),
-                bars: bars(values),
-            }],
+            groups: vec![Group { name: "group".into(), bare: Some(0.5), bars: bars(values) }],
             notes: vec!["note".into(), "note & note".into()],
         }
     }
@@ -553,10 +515,7 @@ mod tests {
     /// A stall of microseconds beside minutes was drawn as 0.00000.
     #[test]
     fn seconds_are_written_in_the_unit_that_fits() {
-        let seconds = Picture {
-            unit: "s".into(),
-            ..picture(&[4.63e-6, 2.5])
-        };
+        let seconds = Picture { unit: "s".into(), ..picture(&[4.63e-6, 2.5]) };
         let svg = seconds.svg().unwrap();
         assert!(svg.contains("4.63 us") && svg.contains("2.50 s"), "{svg}");
     }
@@ -567,13 +526,9 @@ mod tests {
         let document = roxmltree::Document::parse(&svg).expect("well-formed XML");
         let root = document.root_element();
         let number = |node: &roxmltree::Node<'_, '_>, name: &str| {
-            node.attribute(name)
-                .map(|value| value.parse::<f64>().expect(name))
+            node.attribute(name).map(|value| value.parse::<f64>().expect(name))
         };
-        let (width, height) = (
-            number(&root, "width").unwrap(),
-            number(&root, "height").unwrap(),
-        );
+        let (width, height) = (number(&root, "width").unwrap(), number(&root, "height").unwrap());
         for node in root.descendants() {
             for (attributes, most) in [(["x", "x1", "x2"], width), (["y", "y1", "y2"], height)] {
                 for value in attributes.iter().filter_map(|name| number(&node, name)) {
@@ -597,15 +552,9 @@ mod tests {
 
     #[test]
     fn pictures_are_well_formed_whatever_the_values() {
-        for values in [
-            &[][..],
-            &[0.0],
-            &[1e-9, 0.0],
-            &[0.24, 1.2, 6.6],
-            &[0.3, 1e6],
-            &[7.0],
-            &[10.0],
-        ] {
+        for values in
+            [&[][..], &[0.0], &[1e-9, 0.0], &[0.24, 1.2, 6.6], &[0.3, 1e6], &[7.0], &[10.0]]
+        {
             let mut picture = picture(values);
             assert_well_formed(&picture);
             assert!(picture.svg().unwrap().contains("bare 0.5"));
@@ -653,13 +602,7 @@ mod tests {
 
     #[test]
     fn steps_are_round_and_few() {
-        for (longest, round) in [
-            (6.0, 1.0),
-            (7.4, 2.0),
-            (0.6, 0.1),
-            (25.0, 5.0),
-            (60.0, 10.0),
-        ] {
+        for (longest, round) in [(6.0, 1.0), (7.4, 2.0), (0.6, 0.1), (25.0, 5.0), (60.0, 10.0)] {
             assert!((step(longest) / round - 1.0).abs() < 1e-9, "{longest}");
         }
     }

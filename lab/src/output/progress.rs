@@ -21,11 +21,7 @@ impl Progress {
     pub fn new(steps: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::hidden());
         style(&bar, "{msg:28} {wide_bar} {pos}/{len} {eta}");
-        Self {
-            bar,
-            started: Instant::now(),
-            shown: false,
-        }
+        Self { bar, started: Instant::now(), shown: false }
     }
 
     /// One for runs in virtual time, which a thread that draws does not disturb: it appears and
@@ -33,10 +29,7 @@ impl Progress {
     pub fn ticking(steps: u64) -> Self {
         let mut progress = Self::new(steps);
         progress.shown = true;
-        style(
-            &progress.bar,
-            "{spinner} {elapsed:>3} {msg:24} {wide_bar} {pos}/{len} {eta}",
-        );
+        style(&progress.bar, "{spinner} {elapsed:>3} {msg:24} {wide_bar} {pos}/{len} {eta}");
         let bar = progress.bar.downgrade();
         thread::spawn(move || {
             thread::sleep(PATIENCE);

@@ -77,11 +77,7 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
 /// A table of as many columns as the header has. Where it is wider than the terminal it is several
 /// tables, one below the other.
 pub fn table_of(header: Vec<String>, words: usize, rows: Vec<Vec<String>>) -> String {
-    let whole = Whole {
-        header,
-        words,
-        rows,
-    };
+    let whole = Whole { header, words, rows };
     whole.within(width())
 }
 
@@ -284,12 +280,9 @@ mod tests {
 
     #[test]
     fn counts_are_set_in_threes() {
-        for (number, text) in [
-            (0, "0"),
-            (999, "999"),
-            (1_000, "1,000"),
-            (134_217_728, "134,217,728"),
-        ] {
+        for (number, text) in
+            [(0, "0"), (999, "999"), (1_000, "1,000"), (134_217_728, "134,217,728")]
+        {
             assert_eq!(count(number), text);
         }
         assert_eq!(counted(1, "entry", "entries"), "1 entry");
@@ -299,15 +292,9 @@ mod tests {
     #[test]
     fn a_table_is_cut_between_columns_and_every_part_has_the_words() {
         let cells = |row: &str| -> Vec<String> {
-            ["name", "second", "third", "fourth"]
-                .map(|cell| format!("{cell} {row}"))
-                .into()
+            ["name", "second", "third", "fourth"].map(|cell| format!("{cell} {row}")).into()
         };
-        let whole = Whole {
-            header: cells("0"),
-            words: 1,
-            rows: vec![cells("1"), cells("2")],
-        };
+        let whole = Whole { header: cells("0"), words: 1, rows: vec![cells("1"), cells("2")] };
         assert_eq!(whole.within(None).lines().count(), 4);
         assert_eq!(whole.within(None), whole.within(Some(80)));
         let one = whole.within(Some(1));
@@ -331,12 +318,9 @@ mod tests {
 
     #[test]
     fn times_have_the_unit_that_fits() {
-        for (nanoseconds, text) in [
-            (650.0, "650 ns"),
-            (4_890.0, "4.89 us"),
-            (6.059e7, "60.6 ms"),
-            (2.5e9, "2.50 s"),
-        ] {
+        for (nanoseconds, text) in
+            [(650.0, "650 ns"), (4_890.0, "4.89 us"), (6.059e7, "60.6 ms"), (2.5e9, "2.50 s")]
+        {
             assert_eq!(time(nanoseconds), text);
         }
     }

@@ -96,9 +96,7 @@ const LOOK_AWAY: Time = Time::ns(100);
 impl<'m> Backing<'m> {
     pub fn new(machine: &'m Machine, source: Source, bytes: u64) -> Self {
         let of = |size| vec![State::Nothing; (bytes / size) as usize];
-        for page in [ZERO]
-            .into_iter()
-            .chain((HUGE_ZERO..HUGE_ZERO + BLOCK).step_by(PAGE as usize))
+        for page in [ZERO].into_iter().chain((HUGE_ZERO..HUGE_ZERO + BLOCK).step_by(PAGE as usize))
         {
             machine.write_page(Pa::new(page));
         }
@@ -106,11 +104,7 @@ impl<'m> Backing<'m> {
             machine,
             source,
             large: RefCell::new(of(source.bytes())),
-            small: RefCell::new(if source == Source::Thp {
-                of(PAGE)
-            } else {
-                Vec::new()
-            }),
+            small: RefCell::new(if source == Source::Thp { of(PAGE) } else { Vec::new() }),
             locked: RefCell::new(vec![false; bytes.div_ceil(BLOCK) as usize]),
             splits: Cell::new(0),
         }

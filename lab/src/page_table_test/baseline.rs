@@ -129,12 +129,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
 
     fn invalidate(&self, what: What<'_>) {
         self.platform.barrier(Barrier::Publish);
-        self.platform.invalidate(&Invalidation {
-            root: self.root,
-            id: 0,
-            global: false,
-            what,
-        });
+        self.platform.invalidate(&Invalidation { root: self.root, id: 0, global: false, what });
         self.platform.barrier(Barrier::Complete);
     }
 
@@ -334,11 +329,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
         let logging = self.logging.get();
         let likely = !permission || logging && write;
         // What the memory is made of is known now, except for transparent huge pages.
-        if if self.changes.memcache {
-            found > self.known_level(backing)
-        } else {
-            likely
-        } {
+        if if self.changes.memcache { found > self.known_level(backing) } else { likely } {
             self.top_up();
         }
         self.machine().cpu().order();
@@ -500,11 +491,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
     }
 
     fn known_level(&self, backing: &Backing<'m>) -> Level {
-        if self.logging.get() {
-            Level::PAGE
-        } else {
-            backing.known_level()
-        }
+        if self.logging.get() { Level::PAGE } else { backing.known_level() }
     }
 }
 
@@ -603,14 +590,6 @@ impl<'m, F: Format<Input = Ipa>> Handler<'m> for Baseline<'m, F> {
 
 /// The attributes of a guest's memory. It is not executed in this test, and mapped so.
 fn attrs(writable: bool) -> Attrs {
-    let perms = if writable {
-        Perms::READ | Perms::WRITE
-    } else {
-        Perms::READ
-    };
-    Attrs {
-        perms: perms.and_user(),
-        dirty: writable,
-        ..Attrs::GUEST_MEMORY
-    }
+    let perms = if writable { Perms::READ | Perms::WRITE } else { Perms::READ };
+    Attrs { perms: perms.and_user(), dirty: writable, ..Attrs::GUEST_MEMORY }
 }

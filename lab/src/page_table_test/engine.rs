@@ -171,17 +171,12 @@ impl<'m, F: Format<Input = Ipa>> Handler<'m> for Engine<'_, '_, 'm, F> {
             let page = backing.peek(offset)?;
             (page.level > Level::PAGE).then(|| found(page))
         };
-        let grown = grow(
-            &mut self.guest.gather(),
-            &self.slot,
-            page,
-            |gather, again| {
-                self.finish(gather);
-                if again {
-                    self.look_away();
-                }
-            },
-        );
+        let grown = grow(&mut self.guest.gather(), &self.slot, page, |gather, again| {
+            self.finish(gather);
+            if again {
+                self.look_away();
+            }
+        });
         if let Err(refused) = grown {
             self.report(refused);
         }

@@ -180,9 +180,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     report.print(arguments.json, |Report { rows, .. }| {
         let head = arguments.head(whole, &profile.name);
-        let tables = [1, 2]
-            .map(|number| columns::table(number, 1, rows))
-            .join("\n");
+        let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
         let fitted = rows.iter().any(|row| row.fitted.contains(&true));
         format!("{head}\n{tables}{}", report::fitted(fitted))
     })
@@ -192,20 +190,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 fn addressable(mode: Mode, what: &str) -> Result<(), Error> {
     match mode.bits {
         ..=48 => Ok(()),
-        _ => Err(Error::Usage(format!(
-            "-m {}: {what} has 48 bits of address",
-            mode.name
-        ))),
+        _ => Err(Error::Usage(format!("-m {}: {what} has 48 bits of address", mode.name))),
     }
 }
 
 impl Arguments {
     fn guest(&self) -> Guest {
-        let shown = Guest {
-            source: Backing::HUGETLB_1GB,
-            bytes: 1 << 30,
-            vcpus: 4,
-        };
+        let shown = Guest { source: Backing::HUGETLB_1GB, bytes: 1 << 30, vcpus: 4 };
         Guest::new(self.source, self.bytes, self.vcpus, shown)
     }
 
@@ -267,28 +258,17 @@ impl Arguments {
 
     fn run_native(&self) -> Result<(), Error> {
         Error::refuse(
-            &[
-                (self.machine.is_some(), "--machine"),
-                (self.threads.threads.is_some(), "--threads"),
-            ],
+            &[(self.machine.is_some(), "--machine"), (self.threads.threads.is_some(), "--threads")],
             ": not with --on native",
         )?;
         let how = self.how.unwrap_or(How::Tablewright);
         if how != How::Tablewright || self.logging_first {
-            let option = if self.logging_first {
-                "--logging-first"
-            } else {
-                "--how"
-            };
+            let option = if self.logging_first { "--logging-first" } else { "--how" };
             return Err(Error::Usage(format!(
                 "{option}: only tablewright runs natively, with all phases"
             )));
         }
-        let Guest {
-            source: backing,
-            bytes,
-            vcpus,
-        } = self.guest();
+        let Guest { source: backing, bytes, vcpus } = self.guest();
         let whole = Region::new(self.mode, backing, bytes, self.offset)?;
         addressable(self.mode, "the native run")?;
         let region = whole.scaled(backing, self.scale)?;
@@ -298,15 +278,10 @@ impl Arguments {
                 "-v {vcpus}: at most {most} threads on this computer"
             )));
         }
-        let took =
-            native::run(backing.source, region, vcpus).map_err(|problem| Error::Subject {
-                subject: how.name(),
-                operation: "page-table-test",
-                problem,
-            })?;
-        let seconds = took
-            .times
-            .map(|time| time.as_secs_f64() * self.scale as f64);
+        let took = native::run(backing.source, region, vcpus).map_err(|problem| {
+            Error::Subject { subject: how.name(), operation: "page-table-test", problem }
+        })?;
+        let seconds = took.times.map(|time| time.as_secs_f64() * self.scale as f64);
         let report: Report<Value, NativeRow> = Report {
             experiment: "page-table-test",
             parameters: self.parameters(whole, "native"),
@@ -314,11 +289,7 @@ impl Arguments {
             warnings: stats::build_warning().into_iter().collect(),
         };
         report.print(self.json, |report| {
-            format!(
-                "{}\n{}",
-                self.head(whole, "native"),
-                columns::table(1, 1, &report.rows)
-            )
+            format!("{}\n{}", self.head(whole, "native"), columns::table(1, 1, &report.rows))
         })
     }
 
@@ -329,11 +300,7 @@ impl Arguments {
         run: Run<'_>,
         warnings: &mut Vec<String>,
     ) -> Result<(Region, Vec<Row>), Error> {
-        let Guest {
-            source: backing,
-            bytes,
-            vcpus,
-        } = self.guest();
+        let Guest { source: backing, bytes, vcpus } = self.guest();
         Experiment::PageTableTest.fits(profile, "-v", vcpus)?;
         let whole = Region::new(self.mode, backing, bytes, self.offset)?;
         addressable(self.mode, &profile.name)?;

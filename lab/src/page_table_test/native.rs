@@ -53,9 +53,7 @@ fn finish(gather: &mut Edits<'_, '_, '_>) {
     let mut done = gather.finish(|_| ());
     while let Err(deferred) = done {
         thread::yield_now();
-        done = deferred
-            .try_complete()
-            .map(|completed| completed.finish(|_| ()));
+        done = deferred.try_complete().map(|completed| completed.finish(|_| ()));
     }
 }
 
@@ -76,9 +74,8 @@ impl Vcpu<'_, '_, '_> {
                 None => fault.cause = Cause::Translation,
             }
             self.faults += 1;
-            let served = serve(self.guest, &self.gather, &fault, |request| {
-                Some(page(request.host()))
-            });
+            let served =
+                serve(self.guest, &self.gather, &fault, |request| Some(page(request.host())));
             finish(self.gather.get_mut());
             if let Served::OutOfTables = served {
                 return Err("out of tables".to_owned());
@@ -109,11 +106,7 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
             .map(|id| {
                 let (test, guest, gate) = (&test, &guest, &gate);
                 scope.spawn(move || {
-                    let mut vcpu = Vcpu {
-                        guest,
-                        gather: guest.gather().into(),
-                        faults: 0,
-                    };
+                    let mut vcpu = Vcpu { guest, gather: guest.gather().into(), faults: 0 };
                     let mut result = Ok(());
                     for phase in 0..3 {
                         gate.wait();
@@ -138,18 +131,11 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
             }
         }
         let gone = |_| Err("a thread panicked".to_owned());
-        workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(gone))
-            .collect()
+        workers.into_iter().map(|worker| worker.join().unwrap_or_else(gone)).collect()
     });
     problem.map_or(Ok(()), Err)?;
     let faults = results.into_iter().sum::<Result<u64, String>>()?;
-    Ok(Took {
-        times,
-        faults,
-        tables: platform.tables(),
-    })
+    Ok(Took { times, faults, tables: platform.tables() })
 }
 
 impl Test {
@@ -194,16 +180,10 @@ impl Test {
         match phase {
             0 => each(first, bytes, large, id.is_multiple_of(2)),
             1 if self.source == Source::Anonymous => each(first, bytes, PAGE, true),
-            1 => (first..first + bytes)
-                .step_by(large as usize)
-                .try_for_each(|at| {
-                    each(at, 1, PAGE, true)?;
-                    if large > PAGE {
-                        each(at + large / 2, large / 2, PAGE, false)
-                    } else {
-                        Ok(())
-                    }
-                }),
+            1 => (first..first + bytes).step_by(large as usize).try_for_each(|at| {
+                each(at, 1, PAGE, true)?;
+                if large > PAGE { each(at + large / 2, large / 2, PAGE, false) } else { Ok(()) }
+            }),
             _ => each(first, bytes, PAGE, false),
         }
     }
@@ -216,10 +196,7 @@ mod tests {
     #[test]
     fn threads_go_through_all_phases_and_lose_no_table() {
         for source in [Source::Anonymous, Source::Thp, Source::Fixed { shift: 30 }] {
-            let region = Region {
-                first: 1 << 30,
-                bytes: source.bytes().max(16 << 20),
-            };
+            let region = Region { first: 1 << 30, bytes: source.bytes().max(16 << 20) };
             let took = run(source, region, 3).unwrap();
             assert!(took.times.iter().all(|time| *time > Duration::ZERO));
             let leaves = region.bytes / source.bytes();

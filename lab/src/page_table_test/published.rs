@@ -12,11 +12,7 @@ use crate::size::Size;
 
 const NAME: &str = "page-table-test";
 /// The names of the phases in the published tables.
-const METRICS: [&str; 3] = [
-    "KVM_CREATE_MAPPINGS",
-    "KVM_UPDATE_MAPPINGS",
-    "KVM_REBUILD_BLOCKS",
-];
+const METRICS: [&str; 3] = ["KVM_CREATE_MAPPINGS", "KVM_UPDATE_MAPPINGS", "KVM_REBUILD_BLOCKS"];
 
 /// Configuration of a published row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,25 +49,18 @@ impl Case {
         let words: Vec<&str> = options.split_whitespace().collect();
         let option = |name: &str| {
             let at = words.iter().position(|word| *word == name);
-            at.and_then(|at| words.get(at + 1))
-                .ok_or_else(|| unknown(&format!("it has no {name}")))
+            at.and_then(|at| words.get(at + 1)).ok_or_else(|| unknown(&format!("it has no {name}")))
         };
         let phase = METRICS.iter().position(|metric| *metric == row.metric);
         Ok(Self {
             hows,
-            mode: option("-m")?
-                .parse()
-                .map_err(|error: String| unknown(&error))?,
-            backing: option("-s")?
-                .parse()
-                .map_err(|error: String| unknown(&error))?,
+            mode: option("-m")?.parse().map_err(|error: String| unknown(&error))?,
+            backing: option("-s")?.parse().map_err(|error: String| unknown(&error))?,
             bytes: option("-b")?
                 .parse::<Size>()
                 .map_err(|error| unknown(&error.to_string()))?
                 .bytes(),
-            vcpus: option("-v")?
-                .parse()
-                .map_err(|_| unknown("-v is no number"))?,
+            vcpus: option("-v")?.parse().map_err(|_| unknown("-v is no number"))?,
             phase: phase.ok_or_else(|| unknown("it is of no phase of the test"))?,
         })
     }
@@ -102,10 +91,7 @@ impl Figures {
     /// The figure for a way and a phase, the first that was published, and whether the machine was
     /// fitted on it.
     pub fn get(&self, how: How, phase: usize) -> Option<(f64, bool)> {
-        let found = self
-            .0
-            .iter()
-            .find(|figure| (figure.0, figure.1) == (how, phase))?;
+        let found = self.0.iter().find(|figure| (figure.0, figure.1) == (how, phase))?;
         Some((found.2, found.3))
     }
 }
@@ -135,13 +121,8 @@ impl Runs {
             Region::new(case.mode, case.backing, case.bytes, None)?.scaled(case.backing, scale)?;
         let (way, source, vcpus) = (how.way(), case.backing.source, case.vcpus);
         let same = |job: &Job| {
-            (
-                job.way,
-                job.source,
-                job.vcpus,
-                job.region,
-                &job.profile.name,
-            ) == (way, source, vcpus, region, &profile.name)
+            (job.way, job.source, job.vcpus, job.region, &job.profile.name)
+                == (way, source, vcpus, region, &profile.name)
         };
         let number = match self.jobs.iter().position(same) {
             Some(number) => number,
@@ -174,12 +155,7 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
             continue;
         };
         let case = Case::of(row)?;
-        let ours = [
-            case.hows[0],
-            case.hows[1],
-            How::Tablewright,
-            How::InstallFirstClean,
-        ];
+        let ours = [case.hows[0], case.hows[1], How::Tablewright, How::InstallFirstClean];
         // The last one only beside what leaves its cleaning out.
         let ours = &ours[..if case.hows[1].is_unsafe() { 4 } else { 3 }];
         let numbers = ours.iter().map(|how| runs.of(&profile, &case, *how));
@@ -269,10 +245,7 @@ mod tests {
             assert!(gap || off.abs() <= 0.15, "{row:?}");
             excused += usize::from(gap);
             fitted += usize::from(row.fitted);
-            assert!(
-                row.tablewright <= row.after || row.note.contains("leaves out"),
-                "{row:?}"
-            );
+            assert!(row.tablewright <= row.after || row.note.contains("leaves out"), "{row:?}");
         }
         assert!(excused <= 4 && fitted <= 5, "{excused}, {fitted}");
         let pages = &rows[0];

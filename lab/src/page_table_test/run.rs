@@ -50,10 +50,7 @@ fn simulated(job: &Job) -> Result<Ran, String> {
         forced_write_back,
     };
     if job.profile.architecture.is_x86() {
-        let regime = Regime::Ept {
-            levels: 4,
-            mode_based: false,
-        };
+        let regime = Regime::Ept { levels: 4, mode_based: false };
         return run_as::<Ept<4>>(job, regime);
     }
     let wide = (job.region.first + (job.region.bytes - 1)) >> SMALL != 0;
@@ -233,11 +230,7 @@ impl<'t, 'm, H: Handler<'m>> Test<'t, 'm, H> {
 
     /// One access of the guest, as often as it takes.
     fn touch(&self, cpu: Cpu<'_>, ipa: u64, write: bool) {
-        let request = if write {
-            Request::write(ipa)
-        } else {
-            Request::read(ipa)
-        };
+        let request = if write { Request::write(ipa) } else { Request::read(ipa) };
         while let Err(fault) = self.machine.access(request) {
             cpu.spend(self.machine.costs().exception);
             self.handler.fault(ipa, write, fault, &self.backing);
@@ -269,11 +262,7 @@ struct Gate {
 
 impl Gate {
     fn new(of: usize) -> Self {
-        Self {
-            of,
-            waiting: Cell::new(0),
-            passed: Cell::new(0),
-        }
+        Self { of, waiting: Cell::new(0), passed: Cell::new(0) }
     }
 
     fn pass(&self, cpu: Cpu<'_>) {

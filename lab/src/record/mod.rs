@@ -27,11 +27,7 @@ Ctrl-C ends a recording, not the process, and what was recorded is kept. Its chi
 recorded. The exit status is 2 if there is nothing to record.")]
 pub struct Arguments {
     /// The command to run
-    #[arg(
-        value_name = "COMMAND",
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
     /// A process that runs already
     #[arg(long, value_name = "PID", conflicts_with = "command",
@@ -107,7 +103,5 @@ use begin::record;
 
 #[cfg(not(target_os = "linux"))]
 fn record(_: &Arguments) -> Result<(), Error> {
-    Err(Error::Usage(
-        "recording is there for Linux only; --show works everywhere".to_owned(),
-    ))
+    Err(Error::Usage("recording is there for Linux only; --show works everywhere".to_owned()))
 }

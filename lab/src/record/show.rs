@@ -89,15 +89,8 @@ fn distinct(recording: &Recording) -> u64 {
 }
 
 fn summary(report: &Report<Parameters, Row>) -> String {
-    let Parameters {
-        file,
-        header,
-        pages,
-        present_pages,
-        distinct_pages,
-        summary,
-        regions,
-    } = &report.parameters;
+    let Parameters { file, header, pages, present_pages, distinct_pages, summary, regions } =
+        &report.parameters;
     let bytes = |pages: u64| human(pages.saturating_mul(header.page_size));
     let total: u64 = report.rows.iter().map(|row| row.length_ns).sum();
     let mut written: Vec<u64> = report.rows.iter().map(|row| row.pages).collect();
@@ -117,15 +110,9 @@ fn summary(report: &Report<Parameters, Row>) -> String {
                 time(total as f64),
             ),
         ),
-        (
-            "process",
-            format!("{}: {}", header.pid, beginning(&header.command)),
-        ),
+        ("process", format!("{}: {}", header.pid, beginning(&header.command))),
         ("ended", summary.ended.clone()),
-        (
-            "method",
-            format!("{}, on Linux {}", header.method, header.kernel),
-        ),
+        ("method", format!("{}, on Linux {}", header.method, header.kernel)),
         (
             "cannot see",
             header
@@ -182,10 +169,7 @@ fn summary(report: &Report<Parameters, Row>) -> String {
 
 /// Escapes a file's words, so that a terminal takes none for an order.
 fn plain(words: &str) -> String {
-    words
-        .chars()
-        .filter(|&character| character == '\n' || !character.is_control())
-        .collect()
+    words.chars().filter(|&character| character == '\n' || !character.is_control()).collect()
 }
 
 /// Enough of a command to know it again.
@@ -212,9 +196,5 @@ fn table(report: &Report<Parameters, Row>) -> String {
             figure(rate),
         ]
     });
-    report::table(
-        ["at (s)", "length", "pages written", "runs", "MiB/s"],
-        0,
-        rows.collect(),
-    )
+    report::table(["at (s)", "length", "pages written", "runs", "MiB/s"], 0, rows.collect())
 }

@@ -75,17 +75,11 @@ impl Summary {
         if rows == 0 {
             return String::new();
         }
-        let mut text = format!(
-            "rows on which nothing was fitted: {}\n",
-            self.not_fitted.text()
-        );
+        let mut text = format!("rows on which nothing was fitted: {}\n", self.not_fitted.text());
         let mut line = |words: &str| text += &format!("{}\n", wrapped(words, 80, "    "));
         for (name, tally) in [
             ("each bin of a histogram by itself", &self.each_bin),
-            (
-                "with rows fitted before the change alone",
-                &self.with_fitted_before,
-            ),
+            ("with rows fitted before the change alone", &self.with_fitted_before),
         ] {
             if (tally.rows, tally.within) != (rows, within) {
                 line(&format!("  {name}: {}", tally.text()));
@@ -145,11 +139,7 @@ fn tested(rows: &[Row]) -> Vec<Tested> {
     let together = |a: &Row, b: &Row| is_bin(a) && is_bin(b) && place_of(a) == place_of(b);
     for rows in rows.chunk_by(together) {
         if let Some(error) = wrong_bins(rows) {
-            tested.push(Tested {
-                name: place_of(&rows[0]),
-                error,
-                of: Of::Histogram,
-            });
+            tested.push(Tested { name: place_of(&rows[0]), error, of: Of::Histogram });
         }
         for row in rows {
             let Some(error) = row.error_percent.filter(|error| error.is_finite()) else {
@@ -230,21 +220,15 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(
-            text.contains("each bin of a histogram by itself: 2 of 4"),
-            "{text}"
-        );
+        assert!(text.contains("each bin of a histogram by itself: 2 of 4"), "{text}");
         // The row, and once the bin.
         assert_eq!(text.matches("beyond: ").count(), 2, "{text}");
     }
 
     #[test]
     fn what_was_fitted_is_not_counted() {
-        let mut rows = [
-            row("a", "s", 100.0, 101.0),
-            row("b", "s", 100.0, 150.0),
-            row("c", "s", 100.0, 200.0),
-        ];
+        let mut rows =
+            [row("a", "s", 100.0, 101.0), row("b", "s", 100.0, 150.0), row("c", "s", 100.0, 200.0)];
         rows[1].fitted = true;
         rows[2].fitted = true;
         rows[2].fitted_before = true;

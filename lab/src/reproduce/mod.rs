@@ -58,9 +58,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     // Before anything is run: a page that has nowhere to go is known at once.
     let target = arguments.report.as_deref();
-    let target = target
-        .map(|directory| Target::report(directory, "index.html"))
-        .transpose()?;
+    let target = target.map(|directory| Target::report(directory, "index.html")).transpose()?;
     let threads = arguments.threads;
     let rows = reproduce(
         &arguments.only,
@@ -80,10 +78,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         warnings: Vec::new(),
     };
     match arguments.json {
-        true => report::print_json(&Counted {
-            summary: Summary::of(&report.rows),
-            report: &report,
-        })?,
+        true => {
+            report::print_json(&Counted { summary: Summary::of(&report.rows), report: &report })?
+        }
         false => report.print(false, |report| text(&report.rows))?,
     }
     match target {
@@ -191,10 +188,7 @@ fn common_words(rows: &[Row]) -> &str {
     let first = rows[0].figure.configuration.as_str();
     let begins = |words: &str| {
         rows.iter().all(|row| {
-            row.figure
-                .configuration
-                .strip_prefix(words)
-                .is_some_and(|rest| !rest.is_empty())
+            row.figure.configuration.strip_prefix(words).is_some_and(|rest| !rest.is_empty())
         })
     };
     let mut ends = first.match_indices(' ').map(|(at, _)| &first[..=at]);
@@ -211,10 +205,7 @@ fn text(rows: &[Row]) -> String {
         for system in rows.chunk_by(|a, b| a.figure.system == b.figure.system) {
             // Steps to one figure in one table; figures of several kinds in one for each
             // configuration.
-            if system
-                .iter()
-                .all(|row| row.figure.metric == system[0].figure.metric)
-            {
+            if system.iter().all(|row| row.figure.metric == system[0].figure.metric) {
                 text += &steps_text(system);
             } else {
                 for group in
@@ -254,10 +245,7 @@ fn steps_text(rows: &[Row]) -> String {
 
 /// The rows of one configuration.
 fn metrics_text(rows: &[Row]) -> String {
-    let head = format!(
-        "{}; {}",
-        rows[0].figure.system, rows[0].figure.configuration
-    );
+    let head = format!("{}; {}", rows[0].figure.system, rows[0].figure.configuration);
     // What they all begin with says nothing, and takes room.
     group_text(&head, rows, |row| {
         let metric = &row.figure.metric;
@@ -267,9 +255,8 @@ fn metrics_text(rows: &[Row]) -> String {
 
 fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
     let cells = |row: &Row| {
-        let error = row
-            .error_percent
-            .map_or("-".to_owned(), |error| report::marked(error, row.fitted));
+        let error =
+            row.error_percent.map_or("-".to_owned(), |error| report::marked(error, row.fitted));
         let [a, b, c, d, e] = row.figures();
         [report::wrapped(name(row), 17, "  "), a, b, c, d, e, error]
     };
@@ -314,10 +301,8 @@ mod tests {
     #[test]
     fn every_published_row_is_listed() {
         let rows = all();
-        let published: usize = published::EXPERIMENTS
-            .iter()
-            .map(|(name, _)| published::built_in(name).len())
-            .sum();
+        let published: usize =
+            published::EXPERIMENTS.iter().map(|(name, _)| published::built_in(name).len()).sum();
         assert_eq!(rows.len(), published);
         for row in &rows {
             let ran = match row.experiment {
@@ -396,10 +381,7 @@ mod tests {
             (None, "ms", "-"),
         ] {
             let unit = unit.to_owned();
-            let row = published::Row {
-                unit,
-                ..published::built_in("map-mem").remove(0)
-            };
+            let row = published::Row { unit, ..published::built_in("map-mem").remove(0) };
             assert_eq!(row.shown(value), shown);
         }
     }

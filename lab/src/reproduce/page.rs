@@ -54,14 +54,10 @@ fn section(page: &mut String, rows: &[Row]) {
             let _ = writeln!(page, "<p class=\"about\">{}</p>", escaped(same));
         }
         let has_picture = column.iter().any(|row| row.after.is_some());
-        let is_one_figure = has_picture
-            && column
-                .iter()
-                .all(|row| row.figure.metric == column[0].figure.metric);
-        let columns: Vec<&str> = COLUMNS
-            .into_iter()
-            .filter(|&name| name != "figure" || !is_one_figure)
-            .collect();
+        let is_one_figure =
+            has_picture && column.iter().all(|row| row.figure.metric == column[0].figure.metric);
+        let columns: Vec<&str> =
+            COLUMNS.into_iter().filter(|&name| name != "figure" || !is_one_figure).collect();
         let mut table = Table::new(&columns);
         for row in column {
             let mut cells = vec![row.figure.configuration.clone()];
@@ -90,10 +86,7 @@ fn section(page: &mut String, rows: &[Row]) {
 fn said_of_all(column: &[Row]) -> &str {
     let start = |row: &'_ Row| row.note.split("; ").next().map(str::to_owned);
     let first = column[0].note.split("; ").next().unwrap_or_default();
-    match column
-        .iter()
-        .all(|row| start(row).as_deref() == Some(first))
-    {
+    match column.iter().all(|row| start(row).as_deref() == Some(first)) {
         true => first,
         false => "",
     }
@@ -101,23 +94,14 @@ fn said_of_all(column: &[Row]) -> &str {
 
 /// Published and measured bars for each row that was measured, and what is to be said of all.
 fn groups(rows: &[Row]) -> (String, Vec<Group>) {
-    let bar = |name: &str, value, of| Bar {
-        name: name.to_owned(),
-        value,
-        of,
-    };
+    let bar = |name: &str, value, of| Bar { name: name.to_owned(), value, of };
     let first = &rows[0];
-    let one_metric = rows
-        .iter()
-        .all(|row| row.figure.metric == first.figure.metric);
+    let one_metric = rows.iter().all(|row| row.figure.metric == first.figure.metric);
     let mut groups: Vec<Group> = rows
         .iter()
         .filter_map(|row| {
             let fitted = if row.fitted { " (fitted)" } else { "" };
-            let configuration = row
-                .figure
-                .configuration
-                .trim_start_matches("cumulative up to ");
+            let configuration = row.figure.configuration.trim_start_matches("cumulative up to ");
             let mut bars = vec![
                 bar("published", row.figure.after?, Of::Others),
                 bar(&format!("machine{fitted}"), row.after?, Of::Machine),
@@ -137,11 +121,7 @@ fn groups(rows: &[Row]) -> (String, Vec<Group>) {
         })
         .collect();
     // Where all rows are steps to one figure, the engine has one.
-    if let Some(ours) = rows
-        .iter()
-        .find_map(|row| row.tablewright)
-        .filter(|_| one_metric)
-    {
+    if let Some(ours) = rows.iter().find_map(|row| row.tablewright).filter(|_| one_metric) {
         groups.push(Group {
             name: "all of it".to_owned(),
             bars: vec![bar("tablewright", ours, Of::Tablewright)],
@@ -169,23 +149,15 @@ mod tests {
         rows[0].note = "<b> & \"quoted\"".to_owned();
         rows[0].figure.system = "a <b> & c".to_owned();
         let page = of(&rows);
-        let document = roxmltree::ParsingOptions {
-            allow_dtd: true,
-            ..Default::default()
-        };
+        let document = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
         let document =
             roxmltree::Document::parse_with_options(&page, document).expect("well-formed");
         let named = |name: &'static str| {
             let nodes = document.descendants();
             nodes.filter(move |node| node.tag_name().name() == name)
         };
-        let sections: Vec<_> = named("section")
-            .map(|node| node.attribute("id").unwrap())
-            .collect();
-        let names: Vec<_> = crate::published::EXPERIMENTS
-            .iter()
-            .map(|(name, _)| *name)
-            .collect();
+        let sections: Vec<_> = named("section").map(|node| node.attribute("id").unwrap()).collect();
+        let names: Vec<_> = crate::published::EXPERIMENTS.iter().map(|(name, _)| *name).collect();
         assert_eq!(sections, names);
         // One for each system of the linear map, the first of which is now two, one for stage 2,
         // one for flushes, one for the end of a log, and one for each of the three units of its
@@ -194,10 +166,7 @@ mod tests {
         let lines = named("tr").filter(|row| row.attribute("class") != Some("about"));
         let lines = lines.count() - named("table").count();
         assert_eq!(lines, rows.len());
-        assert_eq!(
-            named("script").count() + named("link").count() + named("img").count(),
-            0
-        );
+        assert_eq!(named("script").count() + named("link").count() + named("img").count(), 0);
         assert!(page.contains("&lt;b&gt; &amp; &quot;quoted&quot;"));
         page::tests::fits_screens(&page);
         for node in document.descendants() {

@@ -85,18 +85,12 @@ columns! { row: Row;
 impl Line {
     /// Counts of the hypervisor.
     fn counts(&self) -> Counts {
-        let sum = |names: &[&str]| {
-            names
-                .iter()
-                .filter_map(|name| self.counted.get(*name))
-                .sum()
-        };
+        let sum = |names: &[&str]| names.iter().filter_map(|name| self.counted.get(*name)).sum();
         match self.flush {
             // Interrupts of the guest's: the hypervisor does not know what for.
-            Way::Interrupt => Counts {
-                told: sum(&["interrupts between vCPUs"]),
-                ..Counts::default()
-            },
+            Way::Interrupt => {
+                Counts { told: sum(&["interrupts between vCPUs"]), ..Counts::default() }
+            }
             Way::Hypercall | Way::Extended => Counts {
                 hypercalls: sum(&[
                     "hypercalls: flush of a space",
@@ -113,11 +107,7 @@ impl Line {
 
     /// Returns the same run on the machine.
     fn job(&self, profile: &Profile) -> Result<Job, String> {
-        let Measured {
-            threads,
-            cycles,
-            pages,
-        } = self.measured;
+        let Measured { threads, cycles, pages } = self.measured;
         let rounds = cycles.checked_div(threads.into());
         let rounds = rounds.and_then(|rounds| u32::try_from(rounds).ok());
         let rounds = rounds.filter(|rounds| (1..=1_000_000).contains(rounds));
@@ -159,10 +149,7 @@ impl Line {
 /// Counts of the machine.
 fn predicted(job: &Job, ran: &Ran) -> Counts {
     match job.how {
-        How::Interrupt => Counts {
-            told: ran.tally.interrupts,
-            ..Counts::default()
-        },
+        How::Interrupt => Counts { told: ran.tally.interrupts, ..Counts::default() },
         _ => Counts {
             hypercalls: ran.tally.hypercalls,
             ranges: ran.tally.ranges,
@@ -186,11 +173,7 @@ pub fn run(
     let bytes = file::read(path, "list of measurements")?;
     let text = String::from_utf8_lossy(&bytes);
     let (mut lines, mut jobs) = (Vec::new(), Vec::new());
-    for (number, text) in text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.is_empty())
-    {
+    for (number, text) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
         let line: Result<Line, _> = serde_json::from_str(text);
         let line = line.map_err(|error| wrong(number, error.to_string()))?;
         jobs.push(line.job(profile).map_err(|why| wrong(number, why))?);

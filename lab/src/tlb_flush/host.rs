@@ -162,13 +162,7 @@ pub struct Host<'c> {
 impl<'c> Host<'c> {
     /// A vCPU for each CPU of the machine. `None` for more than flushes and identifiers know.
     pub fn new(machine: &'c Machine, memory: &'c mut Memory, guest: Guest) -> Option<Self> {
-        let Memory {
-            cpus,
-            inboxes,
-            set,
-            holders,
-            taken,
-        } = memory;
+        let Memory { cpus, inboxes, set, holders, taken } = memory;
         let vcpu = |_| Vcpu {
             state: Cell::new(State::Halted),
             busy: Cell::new(false),
@@ -379,10 +373,7 @@ impl<'c> Host<'c> {
 
     /// The running vCPU executes an invalidation that is for itself, and waits for it.
     fn forget_here(&self, tlbi: Tlbi) {
-        self.machine.tlbi(Tlbi {
-            broadcast: false,
-            ..tlbi
-        });
+        self.machine.tlbi(Tlbi { broadcast: false, ..tlbi });
         self.machine.dsb();
     }
 
@@ -502,12 +493,7 @@ impl<'c> Host<'c> {
 
     /// Returns the flush actions of the running vCPU.
     fn doing<'h>(&'h self, cpu: Cpu<'h>) -> Doing<'h, 'c> {
-        Doing {
-            host: self,
-            cpu,
-            seen: Cell::new(self.answers.get()),
-            waits: Cell::new(None),
-        }
+        Doing { host: self, cpu, seen: Cell::new(self.answers.get()), waits: Cell::new(None) }
     }
 
     /// The running vCPU goes on with a thread of the space.
@@ -645,9 +631,7 @@ impl Doing<'_, '_> {
         // checks what it loads (3., 4.).
         match unsafe { self.host.shootdown.on(self.cpu.id()) } {
             Some(here) => what(here),
-            None => self
-                .host
-                .fail(format!("there is no vCPU {}", self.cpu.id())),
+            None => self.host.fail(format!("there is no vCPU {}", self.cpu.id())),
         }
     }
 }

@@ -77,10 +77,7 @@ impl How {
     /// Whether spaces have identifiers: INVLPGB needs them, arm64 always has them, and so has the
     /// engine. The published guest's kernel has none.
     pub const fn has_identifiers(self) -> bool {
-        matches!(
-            self,
-            Self::Invlpgb | Self::Broadcast | Self::Ranges | Self::Tablewright
-        )
+        matches!(self, Self::Invlpgb | Self::Broadcast | Self::Ranges | Self::Tablewright)
     }
 
     /// More pages than this are flushed as the whole space; `None` where the engine says what is
@@ -180,19 +177,13 @@ impl Job {
         let k4 = Granule::K4;
         match (self.is_arm64(), from.is_x86()) {
             (true, false) => Architecture {
-                regime: Regime::Arm64Stage1 {
-                    granule: k4,
-                    wide: false,
-                },
+                regime: Regime::Arm64Stage1 { granule: k4, wide: false },
                 range_invalidation: self.how != How::Broadcast,
                 ..from
             },
             (true, true) => Architecture {
                 range_invalidation: self.how != How::Broadcast,
-                ..Architecture::arm64(Regime::Arm64Stage1 {
-                    granule: k4,
-                    wide: false,
-                })
+                ..Architecture::arm64(Regime::Arm64Stage1 { granule: k4, wide: false })
             },
             (false, _) => Architecture {
                 invalidate_all_above: from.invalidate_all_above,

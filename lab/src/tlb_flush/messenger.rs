@@ -33,12 +33,7 @@ pub fn flush(
 ) {
     let host = doing.host;
     let Some(space) = host.space() else { return };
-    let part = [Stale {
-        first: at,
-        last: at + (job.pages << 12) - 1,
-        level: None,
-        tables: true,
-    }];
+    let part = [Stale { first: at, last: at + (job.pages << 12) - 1, level: None, tables: true }];
     let flush = match job.how.most_pages() {
         None => *unmapped,
         Some(most) => Invalidation {
@@ -52,10 +47,7 @@ pub fn flush(
     let told = |messengers: &[&dyn Messenger]| here.flush(space, &flush, messengers, doing);
     let costs = host.costs();
     let hypercall = |cost: Time, first| Hypercall {
-        encoder: FlushEncoder {
-            most_ranges: job.ranges,
-            takes_sets: true,
-        },
+        encoder: FlushEncoder { most_ranges: job.ranges, takes_sets: true },
         cost: cost.as_ps(),
         calls: Calls {
             doing,
@@ -65,12 +57,7 @@ pub fn flush(
         },
     };
     let arm64 = |ranges| {
-        let encoder = arm64::Encoder {
-            regime: Regime::El1,
-            page_shift: 12,
-            ranges,
-            wide: false,
-        };
+        let encoder = arm64::Encoder { regime: Regime::El1, page_shift: 12, ranges, wide: false };
         // SAFETY: the machine's architecture is this (1.).
         unsafe { arm64::TlbiMessenger::new(encoder, 0, Hardware(host)) }
     };

@@ -179,9 +179,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             report::counted(job.physical.into(), "physical CPU", "physical CPUs"),
         );
         let head = report::title(&head);
-        let tables = [1, 2]
-            .map(|number| columns::table(number, 1, rows))
-            .join("\n");
+        let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
         let fitted = rows.iter().any(|row| row.published.is_some());
         format!("{head}\n\n{tables}{}", report::fitted(fitted))
     })
@@ -232,9 +230,7 @@ impl Arguments {
             return usage(format!("-v {vcpus}: at most {MAX_CPUS}"));
         }
         if tasks > MOST_TASKS {
-            return usage(format!(
-                "-t {tasks}: at most {MOST_TASKS} threads on the machine"
-            ));
+            return usage(format!("-t {tasks}: at most {MOST_TASKS} threads on the machine"));
         }
         Error::once("--how", &self.how, |how| how.name())?;
         if !job::fits(tasks, pages) {
@@ -243,9 +239,7 @@ impl Arguments {
             ));
         }
         if cpus > vcpus {
-            return usage(format!(
-                "--cpus {cpus}: {vcpus} vCPUs run on no more than as many"
-            ));
+            return usage(format!("--cpus {cpus}: {vcpus} vCPUs run on no more than as many"));
         }
         let job = |&how: &How| Job {
             profile: profile.clone(),
@@ -262,11 +256,7 @@ impl Arguments {
             stays: self.stays,
             ranges: self.ranges.unwrap_or(RANGES).into(),
         };
-        let hows = if self.how.is_empty() {
-            &How::ALL[..]
-        } else {
-            &self.how
-        };
+        let hows = if self.how.is_empty() { &How::ALL[..] } else { &self.how };
         Ok(hows.iter().map(job).collect())
     }
 }
@@ -289,11 +279,7 @@ impl Row {
             _ => None,
         });
         let published = seconds.map(|seconds| seconds * 1e9 / PUBLISHED_CYCLES as f64);
-        Self {
-            job,
-            ran,
-            published,
-        }
+        Self { job, ran, published }
     }
 
     fn cycle(&self) -> f64 {
@@ -301,7 +287,6 @@ impl Row {
     }
 
     fn error(&self) -> Option<f64> {
-        self.published
-            .map(|published| error_percent(self.cycle(), published))
+        self.published.map(|published| error_percent(self.cycle(), published))
     }
 }

@@ -57,10 +57,7 @@ pub fn run(program: &Program) -> Result<(), Error> {
         )));
     }
     let (path, file) = match &program.file {
-        Some(path) => (
-            path.clone(),
-            File::open(path).map_err(|error| refused(path, error))?,
-        ),
+        Some(path) => (path.clone(), File::open(path).map_err(|error| refused(path, error))?),
         None => make(bytes)?,
     };
     let refused = |error| refused(&path, error);
@@ -74,10 +71,7 @@ pub fn run(program: &Program) -> Result<(), Error> {
     let before = cpu_times();
     let start = Instant::now();
     let ends = run_threads(program, &file, refused)?;
-    let real = ends
-        .into_iter()
-        .max()
-        .map_or(start.elapsed(), |end| end - start);
+    let real = ends.into_iter().max().map_or(start.elapsed(), |end| end - start);
     let after = cpu_times();
     let cycles = u64::from(program.threads) * u64::from(program.rounds) * u64::from(program.chunks);
     let report = Report {
@@ -138,11 +132,8 @@ fn run_threads(
     file: &File,
     refused: impl Fn(std::io::Error) -> Error,
 ) -> Result<Vec<Instant>, Error> {
-    let shared = Shared {
-        done: AtomicU64::new(0),
-        stop: AtomicBool::new(false),
-        main: thread::current(),
-    };
+    let shared =
+        Shared { done: AtomicU64::new(0), stop: AtomicBool::new(false), main: thread::current() };
     let rounds = u64::from(program.threads) * u64::from(program.rounds);
     let mut progress = Progress::new(rounds);
     let results = thread::scope(|scope| {
@@ -168,17 +159,12 @@ fn run_threads(
             progress.at(shared.done.load(Ordering::Relaxed), "rounds of all threads");
         }
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let results: Vec<_> = threads.into_iter().map(join).collect();
         none.map_or(Ok(results), Err)
     })?;
-    results
-        .into_iter()
-        .map(|result| result.map_err(&refused))
-        .collect()
+    results.into_iter().map(|result| result.map_err(&refused)).collect()
 }
 
 /// State that the threads share with the one that waits for them.

@@ -102,10 +102,7 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Stri
     let memory = tablewright_machine::Memory::new(frames, 12, 1 << 30);
     let mut setup = Setup::new(job.architecture(), memory);
     setup.costs = job.profile.costs.clone();
-    setup.scheduler = Config {
-        max_accesses: u64::MAX,
-        ..Config::new(job.vcpus.into())
-    };
+    setup.scheduler = Config { max_accesses: u64::MAX, ..Config::new(job.vcpus.into()) };
     let machine = Machine::new(setup);
     let mut memory = Memory::new(job.vcpus.into());
     let guest = Guest {
@@ -141,10 +138,7 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Stri
     let broken = broken.map(|violation| violation.to_string());
     match host.problem.take().or(broken) {
         Some(problem) => Err(problem),
-        None => Ok(Ran {
-            time: outcome.end,
-            tally: host.tally(),
-        }),
+        None => Ok(Ran { time: outcome.end, tally: host.tally() }),
     }
 }
 
@@ -339,12 +333,7 @@ mod tests {
         };
         let ran = run_with(&job, &|_, doing, here, _, unmapped| {
             let space = doing.host.space().expect("it has a root");
-            here.flush(
-                space,
-                unmapped,
-                &[&Planted(&|vcpu| tells(doing, vcpu))],
-                doing,
-            );
+            here.flush(space, unmapped, &[&Planted(&|vcpu| tells(doing, vcpu))], doing);
         });
         ran.err().map(|error| error.to_string())
     }
@@ -352,14 +341,8 @@ mod tests {
     #[test]
     fn a_vcpu_that_is_left_out_is_found() {
         let nothing = problem_with(|_, _| ()).expect("a broken rule");
-        assert!(
-            nothing.contains("is said to be invalidated, and is not"),
-            "{nothing}"
-        );
+        assert!(nothing.contains("is said to be invalidated, and is not"), "{nothing}");
         let all = tablewright_machine::Tlbi::ALL;
-        assert_eq!(
-            problem_with(|doing, vcpu| doing.host.machine.forget_for(vcpu, all)),
-            None
-        );
+        assert_eq!(problem_with(|doing, vcpu| doing.host.machine.forget_for(vcpu, all)), None);
     }
 }

@@ -48,21 +48,11 @@ pub struct Tables<'j, F: Format<Input = Va>> {
 impl<'j, F: Format<Input = Va>> Tables<'j, F> {
     /// Without a page. `None` if there is no memory for a root.
     pub fn new(job: &'j Job, host: &'j Host<'j>, tell: &'j Tell<'j>) -> Option<Self> {
-        let link = Rc::new(Link {
-            job,
-            host,
-            tell,
-            batch: RefCell::default(),
-            part: Cell::new(0),
-        });
+        let link = Rc::new(Link { job, host, tell, batch: RefCell::default(), part: Cell::new(0) });
         let mut space = AddressSpace::new(Guest(Rc::clone(&link)))?;
         host.set_root(space.root());
         space.make_live();
-        Some(Self {
-            link,
-            space: RefCell::new(space),
-            locked: Cell::new(false),
-        })
+        Some(Self { link, space: RefCell::new(space), locked: Cell::new(false) })
     }
 
     /// The first access to a part, which faults and has its page mapped.
@@ -107,9 +97,7 @@ impl<'j, F: Format<Input = Va>> Tables<'j, F> {
             let released = held.into_iter().map(|leaf| completed.release(leaf));
             leaves.extend(released.flatten());
             completed.finish(|leaf| leaves.push(leaf));
-            leaves
-                .iter()
-                .for_each(|leaf| host.machine.give_page(leaf.frame()));
+            leaves.iter().for_each(|leaf| host.machine.give_page(leaf.frame()));
         });
     }
 

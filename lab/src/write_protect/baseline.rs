@@ -41,9 +41,7 @@ impl<'m> Sides<'m> {
     fn fill(&self) -> Option<()> {
         let frames = self.mapper.machine().memory().frames();
         for _ in 0..frames.div_ceil(SIDES_IN_PAGE) {
-            self.pages
-                .borrow_mut()
-                .push(self.mapper.machine().take_page()?);
+            self.pages.borrow_mut().push(self.mapper.machine().take_page()?);
         }
         Some(())
     }
@@ -84,10 +82,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
             how,
             generation: Cell::new(0),
             of_root: Cell::new(0),
-            sides: how.has_bitmap().then(|| Sides {
-                mapper,
-                pages: RefCell::default(),
-            }),
+            sides: how.has_bitmap().then(|| Sides { mapper, pages: RefCell::default() }),
             format: PhantomData,
         }
     }
@@ -111,12 +106,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
     /// All vCPUs forget.
     fn flush(&self, what: What<'_>) {
         self.mapper.barrier(Barrier::Publish);
-        self.mapper.invalidate(&Invalidation {
-            root: self.root,
-            id: 0,
-            global: false,
-            what,
-        });
+        self.mapper.invalidate(&Invalidation { root: self.root, id: 0, global: false, what });
         self.mapper.barrier(Barrier::Complete);
     }
 
@@ -135,9 +125,8 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
         let mut attrs = F::decode(bits, level);
         attrs.perms |= tablewright::Perms::ANY_WRITE & tablewright::Attrs::GUEST_MEMORY.perms;
         attrs.dirty = true;
-        F::encode(&attrs, level).map_or(bits, |attrs| {
-            attrs | F::put_address(F::address(bits, level))
-        })
+        F::encode(&attrs, level)
+            .map_or(bits, |attrs| attrs | F::put_address(F::address(bits, level)))
     }
 
     fn protect_each_leaf(&self, table: Pa, level: Level) {
@@ -210,12 +199,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
                     level = below;
                 }
                 _ => {
-                    return Found {
-                        table,
-                        entry,
-                        bits,
-                        level,
-                    };
+                    return Found { table, entry, bits, level };
                 }
             }
         }
@@ -235,10 +219,7 @@ impl<F: Format<Input = Ipa>> Logger for Baseline<'_, '_, F> {
         let Some(sides) = &self.sides else { return };
         match sides.fill() {
             Some(()) => self.note(sides, self.root, F::root_level()),
-            None => self
-                .mapper
-                .machine()
-                .check(false, || "no memory beside the tables".to_owned()),
+            None => self.mapper.machine().check(false, || "no memory beside the tables".to_owned()),
         }
     }
 
@@ -290,26 +271,17 @@ impl<F: Format<Input = Ipa>> Logger for Baseline<'_, '_, F> {
                 }
             }
         }
-        let Found {
-            entry, bits, level, ..
-        } = found;
+        let Found { entry, bits, level, .. } = found;
         if F::kind(bits, level) != Kind::Leaf {
             return Handled::Lost;
         }
         // SAFETY: an entry of a table of ours.
-        let opened = unsafe {
-            self.mapper
-                .compare_exchange(entry, bits, Self::open_leaf(bits, level))
-        };
+        let opened =
+            unsafe { self.mapper.compare_exchange(entry, bits, Self::open_leaf(bits, level)) };
         if opened.is_err() {
             return Handled::Again;
         }
-        if !self
-            .mapper
-            .machine()
-            .architecture()
-            .permission_fault_drops_entry
-        {
+        if !self.mapper.machine().architecture().permission_fault_drops_entry {
             self.forget_leaf(at, level);
         }
         if let Some(bitmap) = self.bitmap {

@@ -34,8 +34,7 @@ impl<F: Format<Input = Ipa>> Engine<'_, '_, '_, F> {
         match self.guest.reopen(&request) {
             Ok(true) => {
                 if let (true, Some(bitmap)) = (request.is_logged_write(), self.bitmap) {
-                    self.guest
-                        .mark(&Marker::Bitmap(bitmap), &request.slot(), at);
+                    self.guest.mark(&Marker::Bitmap(bitmap), &request.slot(), at);
                 }
                 Handled::Done
             }

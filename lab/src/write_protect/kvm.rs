@@ -63,11 +63,7 @@ pub fn run(
     for &bytes in sizes.unwrap_or(&own) {
         for &(how, all_set) in ways {
             let manual = can.manual;
-            let mut asked = Asked {
-                bytes,
-                manual,
-                ..asked.clone()
-            };
+            let mut asked = Asked { bytes, manual, ..asked.clone() };
             asked.options.all_set = all_set;
             let mut then = |then| kvm::rounds(&asked, &mut progress, Phases::Start(then));
             let mut phases = then(sizes.is_none().then_some(true))?;
@@ -76,20 +72,12 @@ pub fn run(
                 phases.extend(reads.filter(|row| row.phase == "read"));
             }
             let leaf_bytes = asked.backing.source.bytes();
-            rows.push(Row {
-                how,
-                bytes,
-                leaf_bytes,
-                phases,
-            });
+            rows.push(Row { how, bytes, leaf_bytes, phases });
         }
     }
     drop(progress);
     let mut warnings: Vec<_> = note.into_iter().collect();
-    for warning in rows
-        .iter()
-        .flat_map(|row| summary::warnings(&row.phases, &host))
-    {
+    for warning in rows.iter().flat_map(|row| summary::warnings(&row.phases, &host)) {
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }
@@ -100,7 +88,5 @@ pub fn run(
         rows,
         warnings,
     };
-    report.print(json, |report| {
-        kvm::head(asked, &host) + &columns::table(1, 1, &report.rows)
-    })
+    report.print(json, |report| kvm::head(asked, &host) + &columns::table(1, 1, &report.rows))
 }

@@ -100,10 +100,7 @@ struct Room {
 impl Room {
     fn here() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
-            free: free(),
-        }
+        Self { cpus: u16::try_from(cpus).unwrap_or(u16::MAX), free: free() }
     }
 }
 
@@ -123,16 +120,8 @@ fn fitting(bytes: Option<u64>, vcpus: Option<u16>, backing: Backing, room: &Room
 }
 
 /// The sizes of `--sizes`.
-const SIZES: [u64; 8] = [
-    1 << 30,
-    4 << 30,
-    16 << 30,
-    64 << 30,
-    256 << 30,
-    1 << 40,
-    4 << 40,
-    16 << 40,
-];
+const SIZES: [u64; 8] =
+    [1 << 30, 4 << 30, 16 << 30, 64 << 30, 256 << 30, 1 << 40, 4 << 40, 16 << 40];
 /// Most of `-b`, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the user
 /// to wait for them.
 const MOST_PAGES: u64 = 1 << 23;
@@ -184,20 +173,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     }
     let tables = arguments.tables.as_deref();
     let rounds = arguments.kvm.rounds.filter(|_| tables.is_none());
-    KvmOptions {
-        rounds,
-        ..arguments.kvm.clone()
-    }
-    .unused()?;
+    KvmOptions { rounds, ..arguments.kvm.clone() }.unused()?;
     if arguments.source.is_some() {
         return Err(Error::Usage("-s: only with --on kvm".to_owned()));
     }
     let format = arguments.format();
-    let usual = if format.is_x86() {
-        "x86-12-vcpus"
-    } else {
-        "kunpeng-920"
-    };
+    let usual = if format.is_x86() { "x86-12-vcpus" } else { "kunpeng-920" };
     let name = arguments.machine.as_deref().unwrap_or(usual);
     let (profile, left_out) = Experiment::WriteProtect.load(name)?;
     if let Some(writable) = tables {
@@ -229,9 +210,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     report.print(arguments.json, |Report { rows, .. }| {
         let vcpus = report::counted(vcpus.into(), "vCPU", "vCPUs");
-        let tables = [1, 2]
-            .map(|number| columns::table(number, 1, rows))
-            .join("\n");
+        let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
         let parts = match scale {
             1 => String::new(),
             _ => format!(
@@ -444,15 +423,7 @@ fn whole(one: &Ran, two: &Ran, scale: u64) -> Ran {
 
 impl Row {
     fn new(job: Job, ran: Ran, [write, read]: [Option<(f64, u64)>; 2], retries: u64) -> Self {
-        let mut row = Self {
-            job,
-            ran,
-            write,
-            read,
-            retries,
-            published: [None; 2],
-            fitted: false,
-        };
+        let mut row = Self { job, ran, write, read, retries, published: [None; 2], fitted: false };
         let (job, profile) = (&row.job, &row.job.profile);
         let is_case = (job.bytes, job.vcpus) == (BYTES, VCPUS) && write.is_some();
         let figures = crate::published::of("write-protect", profile).into_iter();
@@ -472,10 +443,7 @@ impl Row {
 
     /// How much more the machine takes for the start, and for the writes.
     fn errors(&self) -> [Option<f64>; 2] {
-        let took = [
-            nanoseconds(self.ran.start),
-            self.write.map_or(0.0, |(time, _)| time),
-        ];
+        let took = [nanoseconds(self.ran.start), self.write.map_or(0.0, |(time, _)| time)];
         [0, 1].map(|at| self.published[at].map(|it| error_percent(took[at], it)))
     }
 }
@@ -487,36 +455,16 @@ mod tests {
     #[test]
     fn what_is_not_asked_for_fits_the_computer() {
         let usual = |cpus, free: u64| {
-            fitting(
-                None,
-                None,
-                Backing::ANONYMOUS,
-                &Room {
-                    cpus,
-                    free: free << 20,
-                },
-            )
+            fitting(None, None, Backing::ANONYMOUS, &Room { cpus, free: free << 20 })
         };
         assert_eq!(usual(64, 1 << 20), (BYTES, VCPUS));
         assert_eq!(usual(2, 1 << 20), (512 << 20, 2));
         assert_eq!(usual(2, 600), (300 << 20, 2));
         assert_eq!(usual(7, 0), (14 << 20, 7));
-        let room = Room {
-            cpus: 3,
-            free: 1 << 40,
-        };
+        let room = Room { cpus: 3, free: 1 << 40 };
         // Each has as many pages.
-        assert_eq!(
-            fitting(Some(1 << 30), None, Backing::ANONYMOUS, &room),
-            (1 << 30, 2)
-        );
-        assert_eq!(
-            fitting(None, Some(5), Backing::HUGETLB_1GB, &room),
-            (5 << 30, 5)
-        );
-        assert_eq!(
-            fitting(Some(1), Some(40), Backing::ANONYMOUS, &room),
-            (1, 40)
-        );
+        assert_eq!(fitting(Some(1 << 30), None, Backing::ANONYMOUS, &room), (1 << 30, 2));
+        assert_eq!(fitting(None, Some(5), Backing::HUGETLB_1GB, &room), (5 << 30, 5));
+        assert_eq!(fitting(Some(1), Some(40), Backing::ANONYMOUS, &room), (1, 40));
     }
 }

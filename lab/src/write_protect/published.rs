@@ -92,17 +92,11 @@ pub fn rows(
                     ", and {calls:.0} us of calls for {SLOTS} slots, measured on another computer"
                 );
                 let start = |ran: &super::job::Ran| nanoseconds(ran.start + self::calls());
-                (
-                    starts.iter().map(start).collect(),
-                    figure.is_fitted(&profile),
-                )
+                (starts.iter().map(start).collect(), figure.is_fitted(&profile))
             }
             (Some(_), _) => {
                 let write = |ran: &super::job::Ran| nanoseconds(ran.then) * PART as f64;
-                (
-                    writes.iter().map(write).collect(),
-                    figure.is_fitted(&profile),
-                )
+                (writes.iter().map(write).collect(), figure.is_fitted(&profile))
             }
             (None, Some((case, metric))) => {
                 let of_case = migrated.iter().filter(|(of, _)| *of == case);
@@ -118,11 +112,7 @@ pub fn rows(
         if fitted {
             note += FITTED_BEFORE;
         }
-        let ours = [
-            times.first().copied(),
-            times.get(1).copied(),
-            times.last().copied(),
-        ];
+        let ours = [times.first().copied(), times.get(1).copied(), times.last().copied()];
         Reproduced {
             fitted,
             fitted_before: fitted,
@@ -139,9 +129,7 @@ mod tests {
 
     #[test]
     fn a_start_has_the_calls_for_its_slots_in_every_way_and_writes_have_none() {
-        let case = published::built_in(NAME)
-            .into_iter()
-            .filter(|row| metric(row).is_some());
+        let case = published::built_in(NAME).into_iter().filter(|row| metric(row).is_some());
         let rows = rows(case.collect(), &fakes::write_protect, &|_| {
             unreachable!("no migration was asked for")
         })
@@ -151,11 +139,7 @@ mod tests {
         let start = nanoseconds(Time::ps((3 << 30) / 32) + Time::us(94));
         let of = |row: &Reproduced| [row.before, row.after, row.tablewright].map(Option::unwrap);
         assert_eq!(of(&rows[0]), [start; 3]);
-        assert!(
-            rows[0].note.contains("94 us of calls for 8 slots"),
-            "{}",
-            rows[0].note
-        );
+        assert!(rows[0].note.contains("94 us of calls for 8 slots"), "{}", rows[0].note);
         let write = ps((3 << 30) / PART * 90) * PART as f64;
         assert_eq!(of(&rows[1]), [write; 3]);
         assert!(!rows[1].note.contains("calls"));

@@ -79,10 +79,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let ram = Span::new(Ipa::new(0), job.bytes).map_err(|error| error.to_string())?;
     let slot = Slot::memory(ram, 0);
     guest.insert(slot).map_err(|error| error.to_string())?;
-    let attrs = Attrs {
-        software: HOST_WRITES,
-        ..Attrs::GUEST_MEMORY
-    };
+    let attrs = Attrs { software: HOST_WRITES, ..Attrs::GUEST_MEMORY };
     let mapping = Mapping::new(attrs).largest(job.leaf).without_runs();
     let populate = || {
         let mapped = guest.space().map_range(ram, Pa::new(PHYSICAL), mapping);
@@ -100,12 +97,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let bitmap = bitmap.as_ref();
     match job.how {
         How::Tablewright => {
-            let logger = Engine {
-                mapper,
-                guest: &guest,
-                slot,
-                bitmap,
-            };
+            let logger = Engine { mapper, guest: &guest, slot, bitmap };
             Test::new(job, mapper, bitmap, &populate, &logger).run()
         }
         how => {
@@ -244,15 +236,12 @@ impl<'t, L: Logger> Test<'t, L> {
         let own = part(cpu.id() as u64)..part(cpu.id() as u64 + 1);
         for page in own.clone().take(KNOWN as usize) {
             // All of it is mapped.
-            let _known = self
-                .machine
-                .guest_access(Request::write(page << PAGE_SHIFT));
+            let _known = self.machine.guest_access(Request::write(page << PAGE_SHIFT));
         }
         self.tell(cpu);
         for log in 1..=self.job.before + 1 {
             while self.started.get() < log {
-                self.machine
-                    .guest_computes_with(&|| self.logger.requested());
+                self.machine.guest_computes_with(&|| self.logger.requested());
             }
             let own = own.clone();
             match self.job.then {

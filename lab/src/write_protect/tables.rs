@@ -60,11 +60,7 @@ pub fn run(
     (writable, rounds): (&[u16], u32),
     json: bool,
 ) -> Result<(), Error> {
-    let writable = if writable.is_empty() {
-        &WRITABLE
-    } else {
-        writable
-    };
+    let writable = if writable.is_empty() { &WRITABLE } else { writable };
     let rows = match format {
         Stage2::Ept => rows::<Ept<4>>,
         Stage2::Npt => rows::<Npt<4>>,
@@ -78,11 +74,7 @@ pub fn run(
     let report = Report {
         experiment: "write-protect --tables",
         parameters: json!({"format": format, "machine": machine, "rounds": rounds}),
-        warnings: rows
-            .iter()
-            .filter_map(noisy)
-            .chain(build_warning())
-            .collect(),
+        warnings: rows.iter().filter_map(noisy).chain(build_warning()).collect(),
         rows,
     };
     report.print(json, |report| {
@@ -167,9 +159,7 @@ fn machine<F: Format<Input = Ipa>>(
             }
         }
         let (end, none) = (cpu.now(), std::iter::empty());
-        machine.check(is_protected::<F>(table), || {
-            "an entry is writable".to_owned()
-        });
+        machine.check(is_protected::<F>(table), || "an entry is writable".to_owned());
         side.set(&Host, none);
         let marking = cpu.now();
         side.mark(&mapper, 7);
@@ -229,9 +219,7 @@ fn native<F: Format<Input = Ipa>>(
 ) -> Native {
     let new = || Entry::new(0);
     let memory: Vec<Entry> = std::iter::repeat_with(new).take(tables * ENTRIES).collect();
-    let beside: Vec<Entry> = std::iter::repeat_with(new)
-        .take(tables * Side::SIZE)
-        .collect();
+    let beside: Vec<Entry> = std::iter::repeat_with(new).take(tables * Side::SIZE).collect();
     let each = || memory.chunks(ENTRIES).zip(beside.chunks(Side::SIZE));
     let of = |by_bitmap: bool| {
         for (table, beside) in each() {

@@ -114,11 +114,7 @@ struct Protected<F> {
 
 impl<F: Format> Protected<F> {
     fn new() -> Self {
-        Self {
-            pattern: 0,
-            flip: 0,
-            format: std::marker::PhantomData,
-        }
+        Self { pattern: 0, flip: 0, format: std::marker::PhantomData }
     }
 
     #[inline(always)]
@@ -141,9 +137,7 @@ impl<F: Format> Protected<F> {
 pub fn protect_leaf<F: Format>(bits: u64, level: Level) -> u64 {
     let attrs = Change::new().write_protect().apply(F::decode(bits, level));
     // What can be written can be read, in every format.
-    F::encode(&attrs, level).map_or(bits, |attrs| {
-        attrs | F::put_address(F::address(bits, level))
-    })
+    F::encode(&attrs, level).map_or(bits, |attrs| attrs | F::put_address(F::address(bits, level)))
 }
 
 /// All entries of a table lose the permission to write: each is looked at.

@@ -37,17 +37,9 @@ fn the_first_run_answers_three_questions() {
 fn memory_maps_that_are_none() {
     for (name, contents, says) in [
         ("empty", "", "empty"),
-        (
-            "words",
-            "0-fff : System RAM\nhello\n",
-            "line 2: expected 'START-END : NAME'",
-        ),
+        ("words", "0-fff : System RAM\nhello\n", "line 2: expected 'START-END : NAME'"),
         ("no-ram", "0-fff : Reserved\n", "no 'System RAM' in 1 line"),
-        (
-            "backwards",
-            "1000-fff : System RAM\n",
-            "line 1: ends before it starts",
-        ),
+        ("backwards", "1000-fff : System RAM\n", "line 1: ends before it starts"),
         (
             "overlap",
             "0-1fff : System RAM\n1000-2fff : System RAM\n",
@@ -58,27 +50,11 @@ fn memory_maps_that_are_none() {
             "0-fff : System RAM\n  0-1fff : Kernel code\n",
             "line 2: 0x0-0x1fff reaches outside",
         ),
-        (
-            "indented",
-            "    0-fff : System RAM\n",
-            "line 1: indented by 4 spaces",
-        ),
-        (
-            "far",
-            "10000000000000-10000000000fff : System RAM\n",
-            "reaches beyond",
-        ),
-        (
-            "last",
-            "0-ffffffffffffffff : System RAM\n",
-            "reaches beyond",
-        ),
+        ("indented", "    0-fff : System RAM\n", "line 1: indented by 4 spaces"),
+        ("far", "10000000000000-10000000000fff : System RAM\n", "reaches beyond"),
+        ("last", "0-ffffffffffffffff : System RAM\n", "reaches beyond"),
         ("tiny", "10-20 : System RAM\n", "no RAM fills a whole page"),
-        (
-            "hidden",
-            "00000000-00000000 : System RAM\n",
-            "use sudo, or --ram SIZE",
-        ),
+        ("hidden", "00000000-00000000 : System RAM\n", "use sudo, or --ram SIZE"),
         ("long", &"f".repeat(100_000), "line 1: expected"),
         ("escape", "\u{1b}[2J : x\n", "line 1: expected"),
     ] {
@@ -88,10 +64,7 @@ fn memory_maps_that_are_none() {
     }
     let binary = Scratch::new("binary", [0xff; 64]);
     assert_refused(&["map-mem", "--iomem", binary.path()], "line 1: expected");
-    assert_refused(
-        "map-mem --iomem /no/such/file",
-        "/no/such/file: No such file",
-    );
+    assert_refused("map-mem --iomem /no/such/file", "/no/such/file: No such file");
     assert_refused("map-mem --iomem /", "/: Is a directory");
     assert_refused("map-mem --iomem /dev/zero", "larger than 16 MiB");
     assert_refused("map-mem --iomem a\nb", "a\\nb: No such file");
@@ -118,10 +91,7 @@ fn mapped(arguments: &[&str]) -> serde_json::Value {
     }
     let figure = |name: &str| row[name].as_f64().expect("a figure");
     let ratio = figure("ns_per_entry") / figure("bare_ns_per_entry");
-    assert!(
-        (figure("ratio_to_bare") - ratio).abs() < 1e-6 * ratio,
-        "{row}"
-    );
+    assert!((figure("ratio_to_bare") - ratio).abs() < 1e-6 * ratio, "{row}");
     row
 }
 
@@ -139,21 +109,10 @@ fn every_format_maps_its_memory_and_is_checked() {
         ("arm64", "64K", "48", (1, 2), (8_192, 2 + 1)),
         ("arm64", "64K", "52", (1, 2), (8_192, 2 + 1)),
     ] {
-        let shape = [
-            "--ram",
-            "512M",
-            "--format",
-            format,
-            "--granule",
-            granule,
-            "--address-bits",
-            bits,
-        ];
+        let shape =
+            ["--ram", "512M", "--format", format, "--granule", granule, "--address-bits", bits];
         let found = |row: serde_json::Value| {
-            (
-                row["entries"].as_u64().unwrap(),
-                row["tables"].as_u64().unwrap(),
-            )
+            (row["entries"].as_u64().unwrap(), row["tables"].as_u64().unwrap())
         };
         assert_eq!(found(mapped(&shape)), largest, "{shape:?}");
         let row = mapped(&[&shape[..], &["--pages-only"]].concat());
@@ -180,11 +139,7 @@ fn a_memory_map_with_a_kernel_in_it_is_mapped() {
             "bare: zero and fill",
             "tablewright 0.",
         ] {
-            assert!(
-                stdout(&output).contains(words),
-                "{words}: {}",
-                stdout(&output)
-            );
+            assert!(stdout(&output).contains(words), "{words}: {}", stdout(&output));
         }
     }
 }
@@ -193,11 +148,7 @@ fn a_memory_map_with_a_kernel_in_it_is_mapped() {
 fn this_computers_own_memory_is_mapped_or_there_is_a_way_out() {
     let output = tablewright("map-mem --rounds 1");
     if output.status.success() {
-        assert!(
-            stdout(&output).contains("(/proc/iomem)"),
-            "{}",
-            stdout(&output)
-        );
+        assert!(stdout(&output).contains("(/proc/iomem)"), "{}", stdout(&output));
     } else {
         assert_refused("map-mem --rounds 1", "--ram SIZE");
     }
@@ -251,14 +202,12 @@ fn a_comparison_as_json_has_every_sample_and_the_right_ratios() {
 
     let rows = json["rows"].as_array().expect("rows");
     let of = |memory: &'static str, operation: &'static str| {
-        rows.iter()
-            .filter(move |row| row["memory"] == memory && row["operation"] == operation)
+        rows.iter().filter(move |row| row["memory"] == memory && row["operation"] == operation)
     };
     for memory in ["warm", "cold"] {
         for operation in ["map", "protect", "unmap"] {
-            let bare = of(memory, operation)
-                .find(|row| row["crate"] == "bare")
-                .expect("a bare loop");
+            let bare =
+                of(memory, operation).find(|row| row["crate"] == "bare").expect("a bare loop");
             assert!(bare["ratio_to_best_other"].is_null());
             for row in of(memory, operation) {
                 assert_eq!(row["threads"], 1);
@@ -269,10 +218,7 @@ fn a_comparison_as_json_has_every_sample_and_the_right_ratios() {
                 assert!((ratio - expected).abs() < 1e-9 * expected, "{row}");
             }
             for name in ["tablewright", "aarch64-paging", "page-table-generic"] {
-                assert!(
-                    of(memory, operation).any(|row| row["crate"] == name),
-                    "{name}"
-                );
+                assert!(of(memory, operation).any(|row| row["crate"] == name), "{name}");
             }
         }
         assert!(of(memory, "exchange").count() > 0);
@@ -298,11 +244,7 @@ fn a_comparison_by_pages_as_json_has_a_row_for_each_subject_and_the_right_ratios
     assert!(output.status.success(), "{}", stderr(&output));
     let json: serde_json::Value = serde_json::from_str(stdout(&output)).expect("JSON");
     assert_eq!(json["experiment"], "compare");
-    assert_eq!(
-        json["parameters"]["pages"],
-        serde_json::json!([1, 512]),
-        "upwards"
-    );
+    assert_eq!(json["parameters"]["pages"], serde_json::json!([1, 512]), "upwards");
     let tables = if cfg!(debug_assertions) { 16 } else { 512 };
     assert_eq!(json["parameters"]["range_bytes"], tables << 21);
     assert!(json["warnings"].is_array());
@@ -392,31 +334,19 @@ fn a_comparison_for_people_names_what_was_measured() {
     let output = tablewright("compare --size 2M --rounds 1 --memory warm --only aarch64-paging");
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
-    for words in [
-        "2 MiB mapped with 512 entries",
-        "warm",
-        "bare",
-        "aarch64-paging 0.12.3",
-    ] {
+    for words in ["2 MiB mapped with 512 entries", "warm", "bare", "aarch64-paging 0.12.3"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(!text.contains("page-table-generic"), "{text}");
     assert!(!text.contains("aim of"), "{text}");
     let ours = tablewright("compare --size 2M --rounds 1 --memory warm");
-    assert!(
-        stdout(&ours).contains("aim of tablewright"),
-        "{}",
-        stdout(&ours)
-    );
+    assert!(stdout(&ours).contains("aim of tablewright"), "{}", stdout(&ours));
 }
 
 /// The terminals that are narrowest have 80 columns.
 #[test]
 fn tables_for_people_fit_a_terminal() {
-    for arguments in [
-        "compare --size 2M --rounds 1",
-        "map-mem --ram 1T --rounds 1",
-    ] {
+    for arguments in ["compare --size 2M --rounds 1", "map-mem --ram 1T --rounds 1"] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let output = tablewright(&arguments);
         assert!(output.status.success(), "{}", stderr(&output));
@@ -506,11 +436,7 @@ fn a_comparison_is_drawn() {
             "map",
             "protect",
             "unmap",
-            if more.is_empty() {
-                "Table memory warm"
-            } else {
-                "Table memory cold"
-            },
+            if more.is_empty() { "Table memory warm" } else { "Table memory cold" },
         ] {
             assert!(has(start), "{start}: {texts:?}");
         }
@@ -541,26 +467,18 @@ fn a_picture_that_has_nowhere_to_go_is_refused_before_anything_is_measured() {
 #[test]
 fn a_failed_comparison_leaves_the_old_picture() {
     let file = Scratch::new("kept.svg", "old");
-    assert_refused(
-        &format!("compare --size 100T --plot {}", file.path()),
-        "to spare",
-    );
+    assert_refused(&format!("compare --size 100T --plot {}", file.path()), "to spare");
     assert_eq!(fs::read(file.path()).expect("the file"), b"old");
 }
 
 #[test]
 fn a_closed_pipe_is_not_an_error() {
     // `head` may be gone before the first byte or after; neither may show.
-    for arguments in [
-        "completions bash",
-        "--help",
-        "compare --size 2M --rounds 1 --memory warm --json",
-    ] {
+    for arguments in
+        ["completions bash", "--help", "compare --size 2M --rounds 1 --memory warm --json"]
+    {
         let output = Command::new("sh")
-            .args([
-                "-c",
-                &format!("{{ \"$0\" {arguments}; echo \"status $?\" >&2; }} | true"),
-            ])
+            .args(["-c", &format!("{{ \"$0\" {arguments}; echo \"status $?\" >&2; }} | true")])
             .arg(env!("CARGO_BIN_EXE_tablewright"))
             .output()
             .expect("a shell");

@@ -67,10 +67,7 @@ pub fn assert_refused(arguments: &(impl Line + ?Sized), says: &str) {
     assert_eq!(stdout(&output), "", "{arguments:?}");
     assert_eq!(message.matches('\n').count(), 1, "{arguments:?}: {message}");
     assert!(message.starts_with("error: "), "{arguments:?}: {message}");
-    assert!(
-        !message.starts_with("error: error"),
-        "{arguments:?}: {message}"
-    );
+    assert!(!message.starts_with("error: error"), "{arguments:?}: {message}");
     assert!(message.contains(says), "{arguments:?}: {message}");
 }
 

@@ -27,8 +27,7 @@ fn plain_shows_what_it_is_about() {
     let disable = |how: &str| {
         let rows = report["rows"].as_array().expect("rows");
         let row = rows.iter().find(|row| row["how"] == how);
-        row.and_then(|row| row["disable_s"].as_f64())
-            .expect("a time")
+        row.and_then(|row| row["disable_s"].as_f64()).expect("a time")
     };
     assert!(disable("before") > 10.0 * disable("tablewright"));
 }
@@ -38,11 +37,7 @@ fn plain_shows_what_it_is_about() {
 fn what_is_not_there_to_be_done_takes_no_time() {
     let output = tablewright("dirty-log -b 1M -i 1");
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(
-        !stdout(&output).contains(" 0.000 ns"),
-        "{}",
-        stdout(&output)
-    );
+    assert!(!stdout(&output).contains(" 0.000 ns"), "{}", stdout(&output));
 }
 
 /// Every run checks what it finds in the log; these are all the ways to make one.
@@ -61,11 +56,7 @@ fn every_page_that_is_written_is_in_the_log() {
             let times = |key: &str| row[key].as_array().expect("times").len() as u64;
             assert_eq!(Some(times("dirty_s")), iterations, "{row}");
             assert_eq!(times("get_s"), times("dirty_s"));
-            let clears = if arguments.contains("-g") {
-                0
-            } else {
-                times("dirty_s")
-            };
+            let clears = if arguments.contains("-g") { 0 } else { times("dirty_s") };
             assert_eq!(times("clear_s"), clears);
         }
     }
@@ -91,39 +82,25 @@ fn no_vcpu_waits_for_what_is_recovered_in_place() {
     // Nothing is frozen there, either, and it is flushed when the thread gives way, and at the end.
     let in_place = of("in-place");
     assert!(stall("in-place") < 10.0, "{in_place}");
-    assert!(
-        (1.0..=3.0).contains(&number(in_place, "flushes")),
-        "{in_place}"
-    );
+    assert!((1.0..=3.0).contains(&number(in_place, "flushes")), "{in_place}");
     assert!(number(in_place, "disable_s") < number(of("after"), "disable_s") * 1.02);
     assert_eq!(zaps(in_place).0, 0);
     // One for each table, and one for 64 of them.
     assert_eq!(zaps(of("after")).0, 96);
     assert_eq!(number(of("after"), "flushes"), 96.0);
-    assert_eq!(
-        (number(ours, "flushes"), number(ours, "retries")),
-        (2.0, 0.0)
-    );
+    assert_eq!((number(ours, "flushes"), number(ours, "retries")), (2.0, 0.0));
     assert_eq!(zaps(ours).0, 0);
 }
 
 /// A table of a part stands for a tree, or for several tables.
 #[test]
 fn a_part_takes_as_long_as_all_of_it() {
-    let of = |scale| {
-        json(&format!(
-            "-s anonymous_hugetlb_2mb -v 2 -b 32M -e --scale {scale}"
-        ))
-    };
+    let of = |scale| json(&format!("-s anonymous_hugetlb_2mb -v 2 -b 32M -e --scale {scale}"));
     let (all, part) = (of("1"), of("4"));
     for how in ["before", "after", "tablewright"] {
         let time = |report| number(row(report, how), "disable_s");
         // What the engine flushes at once is less with a part.
-        let (most, least) = if how == "tablewright" {
-            (1.6, 0.9)
-        } else {
-            (1.1, 0.9)
-        };
+        let (most, least) = if how == "tablewright" { (1.6, 0.9) } else { (1.1, 0.9) };
         let ratio = time(&part) / time(&all);
         assert!((least..most).contains(&ratio), "{how}: {ratio}");
         assert_eq!(zaps(row(&all, how)).0, zaps(row(&part, how)).0);
@@ -158,10 +135,7 @@ fn the_published_case() {
     let error = |how| number(of(how), "error_percent");
     // Fitted, and predicted.
     assert!(error("before").abs() < 2.0, "{}", error("before"));
-    assert_eq!(
-        (&of("before")["fitted"], &of("after")["fitted"]),
-        (&true.into(), &false.into())
-    );
+    assert_eq!((&of("before")["fitted"], &of("after")["fitted"]), (&true.into(), &false.into()));
     assert!(error("after").abs() < 20.0, "{}", error("after"));
     // The shape: half a second to four seconds for most of them.
     let slow: u64 = of("before")["zaps"].as_array().expect("buckets")[9..]
@@ -177,17 +151,11 @@ fn the_published_case() {
         let bucket = buckets.iter().find(|bucket| bucket["from_ms"] == from);
         bucket.map_or(0, |bucket| bucket["count"].as_u64().expect("a count"))
     };
-    let right: u64 = published
-        .iter()
-        .map(|(from, zaps)| count(*from).min(*zaps))
-        .sum();
+    let right: u64 = published.iter().map(|(from, zaps)| count(*from).min(*zaps)).sum();
     assert!(right >= 375, "{right} of 416");
     assert!(count(512) < count(256) && count(512) < count(1024));
     let ours = of("tablewright");
-    assert!(
-        number(ours, "disable_s") < 33.65,
-        "a tenth of what was published"
-    );
+    assert!(number(ours, "disable_s") < 33.65, "a tenth of what was published");
     assert!(number(ours, "stall_longest_us") <= 1000.0, "{ours}");
     assert_eq!(number(ours, "flushes"), 7.0);
 }
@@ -228,10 +196,7 @@ fn hardware_logs_what_is_written() {
 fn a_log_that_begins_with_everything_costs_its_first_pass_nothing() {
     let guest = ["-s", "anonymous_hugetlb_2mb", "-v", "2", "-b", "8M", "-e"];
     let of = |more: &[&str]| json(&[&guest, more].concat());
-    let (usual, all) = (
-        of(&["--how", "tablewright"]),
-        of(&["--how", "tablewright", "--all-set"]),
-    );
+    let (usual, all) = (of(&["--how", "tablewright"]), of(&["--how", "tablewright", "--all-set"]));
     let (usual, all) = (row(&usual, "tablewright"), row(&all, "tablewright"));
     let dirty = |row: &Value, pass: usize| row["dirty_s"][pass].as_f64().expect("seconds");
     assert!(number(all, "enable_s") < number(usual, "enable_s") / 100.0);
@@ -245,9 +210,7 @@ fn vcpus_overlap_and_are_guests_of_a_guest() {
     let guest = ["-v", "4", "-b", "4M", "--how", "tablewright"];
     let of = |more: &[&str]| {
         let report = json(&[&guest, more].concat());
-        row(&report, "tablewright")["dirty_s"][1]
-            .as_f64()
-            .expect("seconds")
+        row(&report, "tablewright")["dirty_s"][1].as_f64().expect("seconds")
     };
     let (own, all, nested) = (of(&[]), of(&["-o"]), of(&["-n"]));
     // Each accesses all of it, and faults where another was not first.

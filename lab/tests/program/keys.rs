@@ -6,20 +6,10 @@ use serde_json::Value;
 /// Keys that have no unit, or have it beside them.
 const BARE: [&str; 2] = ["spread", "scale"];
 /// The units, as a key ends with them.
-const UNITS: [&str; 7] = [
-    "_ns",
-    "_us",
-    "_ms",
-    "_s",
-    "_percent",
-    "_per_second",
-    "_bytes",
-];
+const UNITS: [&str; 7] = ["_ns", "_us", "_ms", "_s", "_percent", "_per_second", "_bytes"];
 
 fn has_unit(key: &str) -> bool {
-    UNITS
-        .iter()
-        .any(|unit| key.ends_with(unit) || key == &unit[1..])
+    UNITS.iter().any(|unit| key.ends_with(unit) || key == &unit[1..])
         || key.starts_with("ns_per_")
         || key.contains("_ns_per_")
         || key.starts_with("ratio_to_")

@@ -6,11 +6,7 @@ use serde_json::Value;
 
 /// Whether there is a KVM that this user may use. If not, all that can be asked for is refused.
 fn has_kvm() -> bool {
-    let there = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_ok();
+    let there = std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
     if !there {
         eprintln!("skipped: no /dev/kvm for this user");
         assert_refused("dirty-log --on kvm", "kvm");
@@ -33,13 +29,7 @@ fn the_log_has_what_the_guest_wrote_by_each_way() {
     if !has_kvm() {
         return;
     }
-    for way in [
-        &["-g"][..],
-        &[],
-        &["--all-set"],
-        &["--ring", "4096"],
-        &["--stalls"],
-    ] {
+    for way in [&["-g"][..], &[], &["--all-set"], &["--ring", "4096"], &["--stalls"]] {
         for backing in ["anonymous", "anonymous_thp", "shmem"] {
             let line = [&["dirty-log", "-b", "16M", "-v", "2", "-s", backing], way].concat();
             let report = json(&line);
@@ -101,14 +91,8 @@ fn the_first_line_says_what_kind_of_host_it_is() {
     let output = tablewright("dirty-log --on kvm -b 4M --rounds 1");
     let text = stdout(&output);
     let first = text.lines().next().expect("a line");
-    assert!(
-        first.contains("paging") || first.contains("PAGING"),
-        "{first}"
-    );
-    assert!(
-        text.lines().all(|line| line.chars().count() <= 80),
-        "{text}"
-    );
+    assert!(first.contains("paging") || first.contains("PAGING"), "{first}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
 #[test]
@@ -122,68 +106,34 @@ fn a_profile_is_fitted_to_runs_and_predicts_another() {
         assert!(output.status.success(), "{}", stderr(&output));
         Scratch::new(name, &output.stdout)
     };
-    let (small, large) = (
-        scratch("a.json", "anonymous"),
-        scratch("b.json", "anonymous_thp"),
-    );
+    let (small, large) = (scratch("a.json", "anonymous"), scratch("b.json", "anonymous_thp"));
     let profile = Scratch::new("here.toml", "");
-    let line = [
-        "fit",
-        "--from",
-        small.path(),
-        large.path(),
-        "-o",
-        profile.path(),
-        "--json",
-    ];
+    let line = ["fit", "--from", small.path(), large.path(), "-o", profile.path(), "--json"];
     let output = tablewright(&line);
     assert!(output.status.success(), "{}", stderr(&output));
     let fit: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let costs = fit["costs"].as_array().expect("costs");
-    let exception = costs
-        .iter()
-        .find(|cost| cost["cost"] == "exception")
-        .expect("it is free");
+    let exception = costs.iter().find(|cost| cost["cost"] == "exception").expect("it is free");
     // A fault takes more than a memory access and less than a disk access.
     let nanoseconds = exception["fitted_ns"].as_f64().expect("determined");
     assert!((100.0..1e7).contains(&nanoseconds), "{nanoseconds}");
-    let dirty = |row: &&Value| {
-        row["phase"]
-            .as_str()
-            .is_some_and(|it| it.starts_with("dirty"))
-    };
+    let dirty = |row: &&Value| row["phase"].as_str().is_some_and(|it| it.starts_with("dirty"));
     let rows = fit["rows"].as_array().expect("rows").iter().filter(dirty);
-    let mut errors: Vec<f64> = rows
-        .map(|row| row["error_percent"].as_f64().expect("an error").abs())
-        .collect();
+    let mut errors: Vec<f64> =
+        rows.map(|row| row["error_percent"].as_f64().expect("an error").abs()).collect();
     errors.sort_by(f64::total_cmp);
     // Other programs may disturb one of them.
     assert!(errors[errors.len() / 2] < 60.0, "{errors:?}");
-    let report = json(&format!(
-        "dirty-log -b 8M -v 2 --predict {}",
-        profile.path()
-    ));
-    let predicted = report["rows"][0]["predicted"]
-        .as_array()
-        .expect("predictions");
-    assert!(
-        predicted.iter().any(|row| row["phase"] == "populate"),
-        "{report}"
-    );
+    let report = json(&format!("dirty-log -b 8M -v 2 --predict {}", profile.path()));
+    let predicted = report["rows"][0]["predicted"].as_array().expect("predictions");
+    assert!(predicted.iter().any(|row| row["phase"] == "populate"), "{report}");
 
     // What no run is.
     let none = Scratch::new("none.json", "{}");
     assert_refused(&["fit", "--from", none.path()], "no run of dirty-log");
     assert_refused("fit --from /no/such.json", "/no/such.json");
     assert_refused("fit", "--machine");
-    let lacks = [
-        "dirty-log",
-        "--on",
-        "kvm",
-        "--ring",
-        "--predict",
-        profile.path(),
-    ];
+    let lacks = ["dirty-log", "--on", "kvm", "--ring", "--predict", profile.path()];
     assert_refused(&lacks, "no --ring");
 }
 
@@ -237,16 +187,14 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
     };
     // In its start, in what it does natively, and among its guests: somewhere else each time. A
     // failure names the delay.
-    let mut random = SystemTime::UNIX_EPOCH
-        .elapsed()
-        .map_or(1, |time| u64::from(time.subsec_nanos()));
+    let mut random =
+        SystemTime::UNIX_EPOCH.elapsed().map_or(1, |time| u64::from(time.subsec_nanos()));
     for (signal, most) in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL]
         .into_iter()
         .flat_map(|signal| [10, 3_000].map(|most| (signal, most)))
     {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let delay = (random >> 33) % (most * 1000);
         let mut doctor = Command::new(env!("CARGO_BIN_EXE_tablewright"))
             .args(["doctor", "--json", "--report", "results"])
@@ -292,10 +240,7 @@ fn refused_after(
 ) -> Option<String> {
     use std::os::unix::process::CommandExt as _;
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tablewright"));
-    command
-        .args(arguments)
-        .current_dir("/")
-        .stdin(std::process::Stdio::null());
+    command.args(arguments).current_dir("/").stdin(std::process::Stdio::null());
     // SAFETY: what is done between the two calls is system calls alone.
     let command = unsafe { command.pre_exec(first) };
     let output = match command.output() {
@@ -350,10 +295,7 @@ fn a_user_without_the_right_to_it_is_told_so() {
         let Some(message) = refused_after(without_rights, arguments) else {
             return;
         };
-        assert!(
-            message.starts_with("error: /dev/kvm: no permission: join the group"),
-            "{message}"
-        );
+        assert!(message.starts_with("error: /dev/kvm: no permission: join the group"), "{message}");
     }
 }
 
@@ -377,13 +319,7 @@ fn over(
                 libc::MS_REC | libc::MS_PRIVATE,
                 none.cast(),
             ) == 0
-            && libc::mount(
-                source.as_ptr(),
-                target.as_ptr(),
-                kind.as_ptr(),
-                flags,
-                none.cast(),
-            ) == 0
+            && libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, none.cast()) == 0
     };
     match done {
         true => Ok(()),

@@ -20,10 +20,7 @@ fn the_tests_of_the_program_hold() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.contains("0 verdicts that do not hold"), "{text}");
-    assert!(
-        text.contains("ROT.inv+dmbst") && text.contains("forbidden"),
-        "{text}"
-    );
+    assert!(text.contains("ROT.inv+dmbst") && text.contains("forbidden"), "{text}");
     let list = tablewright("litmus --list");
     assert!(stdout(&list).contains("map.litmus:"));
 }
@@ -48,15 +45,7 @@ fn files_and_directories_of_ones_own() {
     let allowed = format!("{UNMAP}    expect allowed\n");
     fs::write(directory.join("a.litmus"), allowed).unwrap();
     fs::write(directory.join("b.txt"), "no test").unwrap();
-    let arguments = [
-        "litmus",
-        path,
-        "--json",
-        "--profile",
-        "base",
-        "--seeds",
-        "50",
-    ];
+    let arguments = ["litmus", path, "--json", "--profile", "base", "--seeds", "50"];
     let output = tablewright(&arguments);
     assert_eq!(output.status.code(), Some(0));
     let report: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();

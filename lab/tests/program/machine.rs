@@ -23,18 +23,9 @@ fn files_that_are_no_profiles_or_tables_say_where_and_why() {
              1 }\n\
                 architecture = { format = \"arm64\" }\n";
     for (lines, says) in [
-        (
-            "costs = { entry = -1 }",
-            ": line 5: costs.entry: -1 is not a cost",
-        ),
-        (
-            "costs = { entry = nan }",
-            ": line 5: costs.entry: NaN is not a cost",
-        ),
-        (
-            "costs = { enrty = 1 }",
-            ": line 5: costs.enrty: unknown field",
-        ),
+        ("costs = { entry = -1 }", ": line 5: costs.entry: -1 is not a cost"),
+        ("costs = { entry = nan }", ": line 5: costs.entry: NaN is not a cost"),
+        ("costs = { enrty = 1 }", ": line 5: costs.enrty: unknown field"),
         ("[[provenance]]", ": line 5: provenance[0]: missing field"),
         ("name = \"b\"", ": line 5: "),
         ("\u{0}", ": line 5: "),
@@ -58,39 +49,17 @@ fn files_that_are_no_profiles_or_tables_say_where_and_why() {
         ("\"a, 1G\",fly,c,1,1,ms,\n", "configuration 'fly'"),
         ("\"a, 1G\",with fly,c,1,1,ms,\n", "no step is called 'fly'"),
         ("a,with lazy-unmap,c,1,1,ms,\n", "does not end with its RAM"),
-        (
-            "\"a, 1G\",with lazy-unmap,c,1,1,pages,\n",
-            "no unit of time",
-        ),
-        (
-            "\"a, 1G\",with lazy-unmap,c,1,0,ms,\n",
-            "not a time to compare with",
-        ),
+        ("\"a, 1G\",with lazy-unmap,c,1,1,pages,\n", "no unit of time"),
+        ("\"a, 1G\",with lazy-unmap,c,1,0,ms,\n", "not a time to compare with"),
         // More than virtual time has, and less than it tells from nothing.
-        (
-            "\"a, 1G\",with lazy-unmap,c,1,1e30,ms,\n",
-            "1 ns to 100 days",
-        ),
-        (
-            "\"a, 1G\",with lazy-unmap,c,1,1e-9,ms,\n",
-            "1 ns to 100 days",
-        ),
-        (
-            "\"a, 1G\",with lazy-unmap,c,1,NaN,ms,\n",
-            "not a time to compare with",
-        ),
+        ("\"a, 1G\",with lazy-unmap,c,1,1e30,ms,\n", "1 ns to 100 days"),
+        ("\"a, 1G\",with lazy-unmap,c,1,1e-9,ms,\n", "1 ns to 100 days"),
+        ("\"a, 1G\",with lazy-unmap,c,1,NaN,ms,\n", "not a time to compare with"),
     ] {
         let file = Scratch::new("rows.csv", format!("{header}{line}"));
         let name = if line.starts_with('"') { "a, 1G" } else { "a" };
-        let arguments = [
-            "fit",
-            "--machine",
-            "apple-m2-vm-16g",
-            "--table",
-            file.path(),
-            "--rows",
-            name,
-        ];
+        let arguments =
+            ["fit", "--machine", "apple-m2-vm-16g", "--table", file.path(), "--rows", name];
         assert_refused(&arguments, says);
     }
 }
@@ -108,10 +77,7 @@ fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
     assert_eq!(report["experiment"], "map-mem");
     assert_eq!(report["parameters"]["machine"], "ampere-altra-vm-64g");
     let rows = rows(&report);
-    let steps: Vec<_> = rows
-        .iter()
-        .map(|row| row["step"].as_str().unwrap())
-        .collect();
+    let steps: Vec<_> = rows.iter().map(|row| row["step"].as_str().unwrap()).collect();
     assert_eq!(
         steps,
         [
@@ -130,11 +96,7 @@ fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
         assert!(time(&pair[1]) < time(&pair[0]), "{pair:?}");
     }
     for row in &rows[6..] {
-        for count in [
-            "windows_moved",
-            "invalidations_issued",
-            "waits_for_completion",
-        ] {
+        for count in ["windows_moved", "invalidations_issued", "waits_for_completion"] {
             assert_eq!(row[count], 0, "{row}");
         }
     }
@@ -142,10 +104,7 @@ fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
     let moved = rows[0]["windows_moved"].as_u64().unwrap();
     assert!((512 * 33..512 * 33 + 100).contains(&moved), "{moved}");
     // 1 GiB is not what was published.
-    assert!(
-        rows.iter()
-            .all(|row| row["published_ms"].is_null() && row["fitted"] == false)
-    );
+    assert!(rows.iter().all(|row| row["published_ms"].is_null() && row["fitted"] == false));
 }
 
 /// Requires lines of at most 80 columns.
@@ -158,10 +117,7 @@ fn fits_a_terminal(output: &Output) {
 
 #[test]
 fn tables_of_the_machine_fit_a_terminal() {
-    for line in [
-        "map-mem --on machine --machine neutral --ram 1G",
-        "reproduce --only tlb-flush",
-    ] {
+    for line in ["map-mem --on machine --machine neutral --ram 1G", "reproduce --only tlb-flush"] {
         fits_a_terminal(&tablewright(&line.split(' ').collect::<Vec<_>>()));
     }
 }
@@ -177,18 +133,12 @@ fn a_memory_map_and_a_profile_that_a_fit_finds_again() {
     let report = fitted_again("apple-m2-vm-16g", &["-o", profile.path()]);
     assert_eq!(rows(&report).len(), 5);
     let text = fs::read_to_string(profile.path()).expect("the profile");
-    assert!(
-        text.contains("[[fitted_on]]\nsystem = \"Apple M2 VM, 16G\""),
-        "{text}"
-    );
+    assert!(text.contains("[[fitted_on]]\nsystem = \"Apple M2 VM, 16G\""), "{text}");
     let steps = ["--steps", "batch-barriers,lazy-unmap", "--json"];
     let report = json(&[&ON[..], &[profile.path(), "--iomem", map.path()], &steps].concat());
     assert_eq!(report["parameters"]["ranges"], 4);
     assert_eq!(rows(&report).len(), 2);
-    assert_eq!(
-        rows(&report)[1]["techniques"],
-        serde_json::json!(["lazy-unmap", "batch-barriers"])
-    );
+    assert_eq!(rows(&report)[1]["techniques"], serde_json::json!(["lazy-unmap", "batch-barriers"]));
 }
 
 /// Fits a built-in profile again, which must find the costs that it has.
@@ -236,12 +186,7 @@ fn one_column_predicts_the_others() {
 #[ignore = "boots machines of 512 GiB: a minute without optimisation: `.ci/run all` runs it with"]
 fn every_published_row_is_reproduced_or_listed() {
     let directory = std::env::temp_dir().join(format!("tablewright-report-{}", std::process::id()));
-    let arguments = [
-        "reproduce",
-        "--json",
-        "--report",
-        directory.to_str().expect("UTF-8"),
-    ];
+    let arguments = ["reproduce", "--json", "--report", directory.to_str().expect("UTF-8")];
     let report = json(&arguments);
     let page = fs::read_to_string(directory.join("index.html"));
     let _ = fs::remove_dir_all(&directory);
@@ -257,19 +202,12 @@ fn every_published_row_is_reproduced_or_listed() {
             // They have tests of their own.
             _ => continue,
         }
-        let figure = |name: &str| {
-            row[name]
-                .as_f64()
-                .unwrap_or_else(|| panic!("{name}: {row}"))
-        };
+        let figure = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
         assert!(figure("tablewright") < figure("after"), "{row}");
         let error = (figure("after") / figure("published_after") - 1.0) * 100.0;
         assert!((error - figure("error_percent")).abs() < 1e-9);
         let note = row["note"].as_str().expect("a note");
-        assert!(
-            error.abs() < 12.0 || note.contains("not explained"),
-            "{row}"
-        );
+        assert!(error.abs() < 12.0 || note.contains("not explained"), "{row}");
     }
     said_in_the_book(&report);
 }
@@ -285,10 +223,7 @@ fn said_in_the_book(report: &Value) {
     };
     let lines: Vec<String> = rows(report).iter().filter_map(line_of).collect();
     let missing_rows = missing("reproduce.md", &lines);
-    assert!(
-        missing_rows.is_empty(),
-        "docs/reproduce.md:\n{missing_rows}"
-    );
+    assert!(missing_rows.is_empty(), "docs/reproduce.md:\n{missing_rows}");
 
     let tally = |name: &str| {
         let tally = &report["summary"][name];
@@ -301,10 +236,7 @@ fn said_in_the_book(report: &Value) {
     };
     let tallies = ["not_fitted", "each_bin", "with_fitted_before"].map(tally);
     let missing_tallies = missing("reproduce.md", &tallies);
-    assert!(
-        missing_tallies.is_empty(),
-        "docs/reproduce.md:\n{missing_tallies}"
-    );
+    assert!(missing_tallies.is_empty(), "docs/reproduce.md:\n{missing_tallies}");
 
     // The errors of each column of the linear map, from the first row that nothing was fitted on.
     let columns = rows(report)
@@ -316,25 +248,16 @@ fn said_in_the_book(report: &Value) {
                 Some(true) => "fitted".to_owned(),
                 _ => signed(row["error_percent"].as_f64().expect("an error")),
             };
-            format!(
-                "| {} |",
-                column.iter().map(error).collect::<Vec<_>>().join(" | ")
-            )
+            format!("| {} |", column.iter().map(error).collect::<Vec<_>>().join(" | "))
         })
         .collect();
     let missing_columns = missing("fit.md", &columns);
-    assert!(
-        missing_columns.is_empty(),
-        "docs/fit.md:\n{missing_columns}"
-    );
+    assert!(missing_columns.is_empty(), "docs/fit.md:\n{missing_columns}");
 
     for row in rows(report) {
         let error = row["error_percent"].as_f64().unwrap_or(0.0);
         let note = row["note"].as_str().expect("a note");
-        assert!(
-            error.abs() <= 15.0 || note.contains("not explained"),
-            "{row}"
-        );
+        assert!(error.abs() <= 15.0 || note.contains("not explained"), "{row}");
     }
 }
 
@@ -346,11 +269,7 @@ fn signed(error: f64) -> String {
 /// A row as the book has it; none where it has no figure.
 fn line_of(row: &Value) -> Option<String> {
     let digits = |value: f64| {
-        let before = if value == 0.0 {
-            0
-        } else {
-            value.abs().log10().floor() as i32
-        };
+        let before = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 };
         format!("{value:.*}", (3 - before).max(0) as usize)
     };
     let after = row["after"].as_f64()?;

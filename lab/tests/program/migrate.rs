@@ -3,17 +3,8 @@
 use crate::common::{self, Line, Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
-const SMALL: [&str; 9] = [
-    "migrate",
-    "--memory",
-    "8M",
-    "--bandwidth",
-    "256M",
-    "--downtime-limit",
-    "2",
-    "--timeout",
-    "1",
-];
+const SMALL: [&str; 9] =
+    ["migrate", "--memory", "8M", "--bandwidth", "256M", "--downtime-limit", "2", "--timeout", "1"];
 
 fn json(arguments: &(impl Line + ?Sized)) -> Value {
     common::json(&SMALL, arguments)
@@ -53,10 +44,7 @@ fn a_recording_that_is_none_is_refused_and_nothing_is_written() {
         ("foreign.twr", &b"# not one"[..], "not a recording"),
     ] {
         let file = Scratch::new(name, bytes);
-        assert_refused(
-            &format!("migrate --recording {} --plot {plot}", file.path()),
-            says,
-        );
+        assert_refused(&format!("migrate --recording {} --plot {plot}", file.path()), says);
         assert!(!std::path::Path::new(plot).exists());
     }
     let file = Scratch::new("small.twr", &whole);
@@ -87,22 +75,14 @@ fn the_figures_are_those_of_qemu() {
     let kinds = ["manual", "all-set", "protect-all", "ring"];
     assert_eq!(names, kinds.map(Some));
     for row in rows {
-        for name in [
-            "total_time_ms",
-            "downtime_ms",
-            "expected_downtime_ms",
-            "setup_time_ms",
-        ] {
+        for name in ["total_time_ms", "downtime_ms", "expected_downtime_ms", "setup_time_ms"] {
             assert!(row[name].as_f64().expect(name) >= 0.0);
         }
         let ram = &row["ram"];
         let number = |name: &str| ram[name].as_f64().expect("a number");
         assert_eq!(number("total_bytes"), f64::from(8 << 20));
         assert_eq!(number("remaining_bytes"), 0.0);
-        assert_eq!(
-            number("normal_bytes"),
-            number("normal_pages") * number("page_bytes")
-        );
+        assert_eq!(number("normal_bytes"), number("normal_pages") * number("page_bytes"));
         assert!(number("megabits_per_second") < 256.0 * 1.048_576 * 8.0);
         assert!((10_000.0..=20_100.0).contains(&number("dirty_pages_per_second")));
         assert!(number("dirty_sync_count") >= 2.0);
@@ -115,9 +95,7 @@ fn the_same_arguments_give_the_same_bytes_and_a_picture() {
     let picture = Scratch::new("rounds.svg", "");
     let line = [
         &SMALL[..],
-        &[
-            "--writes", "zipf", "--rate", "50000", "--seed", "7", "--plot",
-        ],
+        &["--writes", "zipf", "--rate", "50000", "--seed", "7", "--plot"],
         &[picture.path()],
     ]
     .concat();
@@ -125,11 +103,7 @@ fn the_same_arguments_give_the_same_bytes_and_a_picture() {
     assert!(once.status.success(), "{}", stderr(&once));
     let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
     assert_eq!(stdout(&once), stdout(&again));
-    assert!(
-        stdout(&once)
-            .lines()
-            .all(|line| line.chars().count() <= 100)
-    );
+    assert!(stdout(&once).lines().all(|line| line.chars().count() <= 100));
     let svg = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(svg.starts_with("<svg") && svg.contains("protect-all"));
 }
@@ -200,10 +174,7 @@ fn a_migration_on_the_computer_at_hand_has_its_rates() {
     let output = tablewright(&[&FAST[..], &both, &["--logging", "manual"]].concat());
     let text = stdout(&output);
     assert!(text.starts_with("here: AMD, SOFTWARE PAGING"), "{text}");
-    assert!(
-        text.lines().all(|line| line.chars().count() <= 91),
-        "{text}"
-    );
+    assert!(text.lines().all(|line| line.chars().count() <= 91), "{text}");
 
     let none = Scratch::new("none.json", "{}");
     assert_refused(&["migrate", "--from", none.path()], "no run of dirty-log");
@@ -230,49 +201,17 @@ fn numbers_that_no_run_has_are_refused_by_file_and_field() {
     };
     let cpu = "\"cpu_ns\":39321600.0";
     for (was, is, says) in [
-        (
-            "\"bytes\":67108864",
-            "\"bytes\":0",
-            "parameters.bytes: 4096 to",
-        ),
-        (
-            "\"bytes\":67108864",
-            "\"bytes\":5000",
-            "parameters.bytes: 5000 is no multiple",
-        ),
-        (
-            "\"vcpus\":1",
-            "\"vcpus\":4611686018427387904",
-            "parameters.vcpus: 1 to",
-        ),
+        ("\"bytes\":67108864", "\"bytes\":0", "parameters.bytes: 4096 to"),
+        ("\"bytes\":67108864", "\"bytes\":5000", "parameters.bytes: 5000 is no multiple"),
+        ("\"vcpus\":1", "\"vcpus\":4611686018427387904", "parameters.vcpus: 1 to"),
         ("\"vcpus\":1", "\"vcpus\":-1", "parameters.vcpus: 1 to"),
-        (
-            "\"iterations\":1",
-            "\"iterations\":4611686018427387904",
-            "parameters.iterations: 1 to",
-        ),
-        (
-            "\"write_percent\":100",
-            "\"write_percent\":101",
-            "parameters.write_percent: 0 to 100",
-        ),
+        ("\"iterations\":1", "\"iterations\":4611686018427387904", "parameters.iterations: 1 to"),
+        ("\"write_percent\":100", "\"write_percent\":101", "parameters.write_percent: 0 to 100"),
         (cpu, "\"cpu_ns\":-5", "phase 'dirty 1': cpu_ns: more than 0"),
         (cpu, "\"cpu_ns\":0", "phase 'dirty 1': cpu_ns: more than 0"),
-        (
-            cpu,
-            "\"cpu_ns\":1e300",
-            "phase 'dirty 1': cpu_ns: more than 0",
-        ),
-        (
-            "\"threads\":1",
-            "\"threads\":0",
-            "phase 'dirty 1': threads: 1 to",
-        ),
-        (
-            "\"pages\":16384",
-            "\"pages\":4611686018427387904",
-            "phase 'dirty 1': pages: 0 to",
-        ),
+        (cpu, "\"cpu_ns\":1e300", "phase 'dirty 1': cpu_ns: more than 0"),
+        ("\"threads\":1", "\"threads\":0", "phase 'dirty 1': threads: 1 to"),
+        ("\"pages\":16384", "\"pages\":4611686018427387904", "phase 'dirty 1': pages: 0 to"),
         (
             "\"all_set\":false",
             "\"all_set\":true",

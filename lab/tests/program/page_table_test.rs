@@ -24,16 +24,8 @@ fn a_machine_of_x86_runs_it() {
     let marks = "hardware_access = false\nhardware_dirty = false\n";
     let run = |costs: &str| {
         let profile = Scratch::new("x86-faults.toml", x86(&format!("{marks}{costs}")));
-        let line = [
-            "--machine",
-            profile.path(),
-            "-s",
-            "anonymous_hugetlb_2mb",
-            "-b",
-            "4M",
-            "-v",
-            "4",
-        ];
+        let line =
+            ["--machine", profile.path(), "-s", "anonymous_hugetlb_2mb", "-b", "4M", "-v", "4"];
         json(&line)
     };
     let usual = run("[costs]\ninterrupt = 1500\n");
@@ -48,10 +40,7 @@ fn a_machine_of_x86_runs_it() {
     let update = |report| number(row(report, "before"), "update_s");
     let flushes = number(row(&usual, "before"), "invalidations_issued");
     let told = update(&usual) - update(&none);
-    assert!(
-        told > 0.2 * flushes * 3.0 * 1.5e-6,
-        "{told} s for {flushes}"
-    );
+    assert!(told > 0.2 * flushes * 3.0 * 1.5e-6, "{told} s for {flushes}");
 }
 
 /// Faults that hold the lock together do not wait for it, and clean and invalidate once for a page.
@@ -81,10 +70,7 @@ fn a_page_that_replaces_zeros_is_asked_for_by_each_writer() {
     // Those of writers when pages are created, and of all when they are updated; and a page of
     // zeros is taken back.
     let asked = pages * (vcpus / 2.0 + vcpus);
-    assert!(
-        flushes >= asked && flushes <= asked + 2.0 * pages + 1.0,
-        "{flushes}"
-    );
+    assert!(flushes >= asked && flushes <= asked + 2.0 * pages + 1.0, "{flushes}");
     // Zeros are cleaned when they are mapped and when they are taken back, and the page in their
     // place once.
     assert_eq!(number(row, "cleaned_bytes"), 3.0 * f64::from(1 << 20));
@@ -135,11 +121,7 @@ fn what_is_cleaned_is_what_the_change_says() {
     let cleaned = |how| number(row(&report, how), "cleaned_bytes") / f64::from(8 << 20);
     // One pass by each vCPU to create; half a pass, page by page, to update; and one by each to
     // rebuild.
-    assert!(
-        cleaned("before") > 8.0 + 4.0 + 8.0 - 0.5,
-        "{}",
-        cleaned("before")
-    );
+    assert!(cleaned("before") > 8.0 + 4.0 + 8.0 - 0.5, "{}", cleaned("before"));
     assert!((cleaned("cmo-in-handler") - 2.5).abs() < 0.01);
     assert!((cleaned("install-first") - 1.5).abs() < 0.01);
     assert_eq!(cleaned("all"), cleaned("install-first-clean"));
@@ -184,13 +166,7 @@ fn the_engine_is_not_slower_than_any_change_that_keeps_the_cleaning() {
         let report = json(&["-s", backing, "-b", bytes, "-v", vcpus]);
         for phase in ["create_s", "update_s", "rebuild_s"] {
             let ours = number(row(&report, "tablewright"), phase);
-            for how in [
-                "before",
-                "cmo-in-handler",
-                "install-first-clean",
-                "memcache",
-                "all",
-            ] {
+            for how in ["before", "cmo-in-handler", "install-first-clean", "memcache", "all"] {
                 let theirs = number(row(&report, how), phase);
                 assert!(
                     ours <= theirs * 1.02,
@@ -210,10 +186,6 @@ fn the_same_arguments_give_the_same_bytes() {
 fn threads_of_this_computer_run_it() {
     let report = json("--on native -v 2 -b 16M -s anonymous_thp");
     let row = row(&report, "tablewright");
-    assert!(
-        ["create_s", "update_s", "rebuild_s"]
-            .iter()
-            .all(|phase| number(row, phase) > 0.0)
-    );
+    assert!(["create_s", "update_s", "rebuild_s"].iter().all(|phase| number(row, phase) > 0.0));
     assert!(number(row, "faults") >= 16.0);
 }

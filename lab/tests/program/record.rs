@@ -24,9 +24,7 @@ impl Directory {
 
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).unwrap();
-        entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect()
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 }
 
@@ -102,32 +100,14 @@ fn what_makes_no_sense_is_refused() {
         (&["record", "--pid", "x"], "not a whole number"),
         (&["record", "--pid", "1", "sleep"], "cannot be used with"),
         (&["record", "--interval", "0", "sleep", "1"], "1 to 3600000"),
-        (
-            &["record", "--duration", "0", "sleep", "1"],
-            "more than zero",
-        ),
-        (
-            &["record", "--duration", "-1", "sleep", "1"],
-            "more than zero",
-        ),
-        (
-            &["record", "--duration", "nan", "sleep", "1"],
-            "more than zero",
-        ),
-        (
-            &["record", "--intervals", "0", "sleep", "1"],
-            "0 is not 1 or more",
-        ),
+        (&["record", "--duration", "0", "sleep", "1"], "more than zero"),
+        (&["record", "--duration", "-1", "sleep", "1"], "more than zero"),
+        (&["record", "--duration", "nan", "sleep", "1"], "more than zero"),
+        (&["record", "--intervals", "0", "sleep", "1"], "0 is not 1 or more"),
         (&["record", "--method", "guess", "sleep", "1"], "soft-dirty"),
-        (
-            &["record", "--output", "/no/such/place", "sleep", "1"],
-            "--output /no/such/place",
-        ),
+        (&["record", "--output", "/no/such/place", "sleep", "1"], "--output /no/such/place"),
         (&["record", "--show", "/no/such/file"], "/no/such/file"),
-        (
-            &["record", "--show", "x", "--pid", "1"],
-            "cannot be used with",
-        ),
+        (&["record", "--show", "x", "--pid", "1"], "cannot be used with"),
     ] {
         assert_refused(arguments, says);
     }
@@ -136,10 +116,7 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn files_that_are_no_recordings_are_refused_with_the_place() {
     let foreign = Scratch::new("foreign.twr", "#!/bin/sh\n");
-    assert_refused(
-        &format!("record --show {}", foreign.path()),
-        "byte 0: not a recording",
-    );
+    assert_refused(&format!("record --show {}", foreign.path()), "byte 0: not a recording");
     let cut = Scratch::new("cut.twr", b"TWRECORD\x01\x04sc");
     assert_refused(
         &format!("record --show {}", cut.path()),
@@ -162,10 +139,7 @@ fn processes_that_cannot_be_recorded_leave_no_file() {
         assert_refused(&[&["record", "-o", &file], arguments].concat(), says);
         assert_eq!(directory.names(), [""; 0]);
     };
-    refused(
-        &["--pid", "2147483647"],
-        "process 2147483647: there is no such process",
-    );
+    refused(&["--pid", "2147483647"], "process 2147483647: there is no such process");
     refused(&["/no/such/program"], "/no/such/program: cannot be started");
     refused(&["/"], "cannot be started");
     let status = fs::read_to_string("/proc/2/status").unwrap_or_default();
@@ -185,13 +159,7 @@ fn a_process_of_another_user_is_refused() {
         return eprintln!("skipped: no copy of the program");
     }
     let output = Command::new(&program)
-        .args([
-            "record",
-            "-o",
-            "/dev/shm/tablewright-missing.twr",
-            "--pid",
-            &sleeper.id(),
-        ])
+        .args(["record", "-o", "/dev/shm/tablewright-missing.twr", "--pid", &sleeper.id()])
         .stdin(Stdio::null())
         .uid(65534)
         .gid(65534)
@@ -213,23 +181,13 @@ fn a_process_of_another_user_is_refused() {
 fn a_command_is_recorded_until_it_ends() {
     let directory = Directory::new("command");
     let file = directory.file("a.twr");
-    let Some(report) = recorded(&[
-        "-o",
-        &file,
-        "--interval",
-        "20",
-        "--",
-        "sh",
-        "-c",
-        "exec sleep 0.5",
-    ]) else {
+    let Some(report) =
+        recorded(&["-o", &file, "--interval", "20", "--", "sh", "-c", "exec sleep 0.5"])
+    else {
         return;
     };
     assert_eq!(report["experiment"], "record");
-    assert_eq!(
-        report["parameters"]["summary"]["ended"],
-        "the process ended"
-    );
+    assert_eq!(report["parameters"]["summary"]["ended"], "the process ended");
     assert_eq!(report["parameters"]["interval_ns"], 20_000_000);
     assert!(report["rows"].as_array().unwrap().len() > 5, "{report}");
     assert_eq!(directory.names(), ["a.twr"]);
@@ -274,11 +232,7 @@ fn a_command_cannot_speak_to_the_terminal() {
         return;
     }
     let shown = tablewright(&["record", "--show", &file]);
-    assert!(
-        stdout(&shown).contains("sleep 2 # [31m"),
-        "{}",
-        stdout(&shown)
-    );
+    assert!(stdout(&shown).contains("sleep 2 # [31m"), "{}", stdout(&shown));
     assert!(!stdout(&shown).contains('\x1b'));
     assert!(stdout(&shown).len() < 4000);
 }
@@ -289,16 +243,9 @@ fn so_many_intervals_or_so_much_time_and_the_process_goes_on() {
     let directory = Directory::new("enough");
     let file = directory.file("a.twr");
     let pid = sleeper.id();
-    let Some(report) = recorded(&[
-        "-o",
-        &file,
-        "--interval",
-        "10",
-        "--intervals",
-        "7",
-        "--pid",
-        &pid,
-    ]) else {
+    let Some(report) =
+        recorded(&["-o", &file, "--interval", "10", "--intervals", "7", "--pid", &pid])
+    else {
         return;
     };
     assert_eq!(report["rows"].as_array().unwrap().len(), 7);
@@ -319,15 +266,7 @@ fn signals_end_a_recording_and_keep_it() {
         }
         let mut recorder = Process::start(
             Command::new(env!("CARGO_BIN_EXE_tablewright"))
-                .args([
-                    "record",
-                    "-o",
-                    &file,
-                    "--interval",
-                    "50",
-                    "--pid",
-                    &sleeper.id(),
-                ])
+                .args(["record", "-o", &file, "--interval", "50", "--pid", &sleeper.id()])
                 .stdout(Stdio::null()),
         );
         // From the time at which it catches them.
@@ -340,10 +279,7 @@ fn signals_end_a_recording_and_keep_it() {
         assert_eq!(recorder.wait(Duration::from_secs(10)), Some(0));
         let shown = tablewright(&["record", "--json", "--show", &file]);
         let shown: serde_json::Value = serde_json::from_str(stdout(&shown)).unwrap();
-        assert_eq!(
-            shown["parameters"]["summary"]["ended"],
-            "by a signal to the recorder"
-        );
+        assert_eq!(shown["parameters"]["summary"]["ended"], "by a signal to the recorder");
         assert!(!shown["rows"].as_array().unwrap().is_empty());
         assert_eq!(sleeper.status("TracerPid:"), "0");
         assert!(sleeper.status("State:").starts_with('S'));
@@ -363,15 +299,7 @@ fn the_death_of_a_recorder_leaves_its_process_running() {
     for round in 0..5 {
         let mut recorder = Process::start(
             Command::new(env!("CARGO_BIN_EXE_tablewright"))
-                .args([
-                    "record",
-                    "-o",
-                    &file,
-                    "--interval",
-                    "1",
-                    "--pid",
-                    &busy.id(),
-                ])
+                .args(["record", "-o", &file, "--interval", "1", "--pid", &busy.id()])
                 .stdout(Stdio::null()),
         );
         std::thread::sleep(Duration::from_millis(300 + 37 * round));
@@ -379,11 +307,7 @@ fn the_death_of_a_recorder_leaves_its_process_running() {
         recorder.wait(Duration::from_secs(10));
         let clock = Instant::now();
         while busy.status("TracerPid:") != "0" || !busy.status("State:").starts_with('R') {
-            assert!(
-                clock.elapsed() < Duration::from_secs(5),
-                "{}",
-                busy.status("State:")
-            );
+            assert!(clock.elapsed() < Duration::from_secs(5), "{}", busy.status("State:"));
             std::thread::sleep(Duration::from_millis(5));
         }
     }

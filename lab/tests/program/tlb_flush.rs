@@ -27,9 +27,7 @@ fn the_published_case_is_fitted_before_and_after() {
 
 #[test]
 fn with_too_few_physical_cpus_interrupts_wait_for_time_slices() {
-    let busy = [
-        "-v", "64", "-t", "64", "--work", "20000", "-r", "1", "-c", "4",
-    ];
+    let busy = ["-v", "64", "-t", "64", "--work", "20000", "-r", "1", "-c", "4"];
     let few = rows(&[&busy[..], &["--cpus", "6"]].concat());
     let all = rows(&busy);
     let of = |rows: &[Value], how: &str, key| {
@@ -100,19 +98,14 @@ fn no_vcpu_is_told_twice_and_none_is_left_out() {
             // At most all 15 others at each of the 640 flushes, and more than none.
             _ => assert!((100.0..=640.0 * 15.0).contains(&told), "{how}: {told}"),
         }
-        assert_eq!(
-            number(&row, "hypercalls") > 0.0,
-            ["space", "list", "ex"].contains(&how)
-        );
+        assert_eq!(number(&row, "hypercalls") > 0.0, ["space", "list", "ex"].contains(&how));
     }
 }
 
 #[test]
 fn lists_are_as_long_as_the_specification_has_them() {
     let bytes = |pages, ranges| {
-        let rows = rows(&format!(
-            "--how list -r 1 -c 2 -p {pages} --ranges {ranges}"
-        ));
+        let rows = rows(&format!("--how list -r 1 -c 2 -p {pages} --ranges {ranges}"));
         number(&rows[0], "list_bytes") / number(&rows[0], "hypercalls")
     };
     // 3 words and one for each 4096 pages; or the whole space.
@@ -208,17 +201,11 @@ fn a_file_that_holds_no_measurements_is_refused() {
     bad("{}", "line 1");
     bad("nothing", "line 1");
     let good = measured("hypercall", 2, 2, "");
-    bad(
-        &format!("{good}\n{}", measured("letter", 2, 2, "")),
-        "line 2",
-    );
+    bad(&format!("{good}\n{}", measured("letter", 2, 2, "")), "line 2");
     bad(&measured("hypercall", 2, 4, ""), "no more processors");
     bad(&measured("hypercall", 0, 0, ""), "line 1");
     bad(&measured("hypercall", 60_000, 2, ""), "at most");
     assert_refused("tlb-flush --from /nowhere/at/all", "/nowhere/at/all");
     let file = Scratch::new("good-measured", &good);
-    assert_refused(
-        &format!("tlb-flush --from {} --rounds 2", file.path()),
-        "--from",
-    );
+    assert_refused(&format!("tlb-flush --from {} --rounds 2", file.path()), "--from");
 }

@@ -17,9 +17,7 @@ fn rows<'v>(report: &'v Value, how: &str) -> Vec<&'v Value> {
 #[test]
 fn the_start_does_not_depend_on_how_much_memory_there_is() {
     for format in ["ept", "npt", "arm64"] {
-        let report = json(&format!(
-            "--format {format} --how tablewright --sizes 1G,64G,16T"
-        ));
+        let report = json(&format!("--format {format} --how tablewright --sizes 1G,64G,16T"));
         let rows = rows(&report, "tablewright");
         let start = |row: usize| number(rows[row], "start_ns");
         let written = |row: usize| number(rows[row], "entries_written_by_start");
@@ -45,10 +43,7 @@ fn every_page_is_written_by_one_fault_and_logged() {
         for row in report["rows"].as_array().expect("rows") {
             let faults = number(row, "faults_of_writes") - number(row, "retries");
             // A vCPU that faults where another is opening a table faults again.
-            assert!(
-                (faults - pages).abs() <= 64.0,
-                "{format}: {faults} faults: {row}"
-            );
+            assert!((faults - pages).abs() <= 64.0, "{format}: {faults} faults: {row}");
             let reads = number(row, "faults_of_reads");
             let is_protected = format == "arm64" && row["how"] == "tablewright";
             assert_eq!(reads > 0.0, is_protected, "{row}");
@@ -106,14 +101,9 @@ fn a_part_stands_for_the_whole() {
         let hows = whole.as_array().expect("rows").len();
         assert!(hows >= 2 && parts.as_array().expect("rows").len() == hows);
         for (whole, part) in (0..hows).map(|index| (&whole[index], &parts[index])) {
-            for key in [
-                "how",
-                "bytes",
-                "start_ns",
-                "entries_written_by_start",
-                "kicks",
-                "bitmap_bytes",
-            ] {
+            for key in
+                ["how", "bytes", "start_ns", "entries_written_by_start", "kicks", "bitmap_bytes"]
+            {
                 assert_eq!(whole[key], part[key], "{key}");
             }
             for key in ["write_ns", "read_ns", "faults_of_writes"] {

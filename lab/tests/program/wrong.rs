@@ -494,11 +494,7 @@ fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
     let entries = fs::read_dir(directory).expect("a directory");
     let file = |entry: std::io::Result<fs::DirEntry>| {
         let path = entry.expect("an entry").path();
-        let contents = if path.is_dir() {
-            Vec::new()
-        } else {
-            fs::read(&path).expect("a file")
-        };
+        let contents = if path.is_dir() { Vec::new() } else { fs::read(&path).expect("a file") };
         (path.display().to_string(), contents)
     };
     entries.map(file).collect()

@@ -137,10 +137,7 @@ impl<F: Judged> Boot<F> {
     }
 
     fn is_slot(&self, entry: NonNull<Entry>) -> Option<usize> {
-        let offset = entry
-            .addr()
-            .get()
-            .wrapping_sub(self.entries.as_ptr().addr());
+        let offset = entry.addr().get().wrapping_sub(self.entries.as_ptr().addr());
         (offset < SLOTS * size_of::<Entry>()).then_some(offset / size_of::<Entry>())
     }
 
@@ -166,22 +163,12 @@ impl<F: Judged> Boot<F> {
     fn shown(&self, number: usize) -> Pa {
         let slot = &mut self.slots.borrow_mut()[number];
         let frame = slot.remembered.unwrap_or_else(|| {
-            assert!(
-                slot.visible & 1 != 0,
-                "slot {number} is not mapped, or not yet published"
-            );
+            assert!(slot.visible & 1 != 0, "slot {number} is not mapped, or not yet published");
             F::address(slot.visible, Level::PAGE)
         });
         slot.remembered = Some(frame);
-        assert_eq!(
-            slot.opened,
-            Some(frame),
-            "slot {number} shows another frame"
-        );
-        assert!(
-            self.memory.read(frame, 0).is_some(),
-            "slot {number} leads nowhere"
-        );
+        assert_eq!(slot.opened, Some(frame), "slot {number} shows another frame");
+        assert!(self.memory.read(frame, 0).is_some(), "slot {number} leads nowhere");
         frame
     }
 
@@ -274,9 +261,9 @@ unsafe impl<F: Judged> Platform for Boot<F> {
             let at = SLOT_BASE + ((number as u64) << F::PAGE_SHIFT);
             let named = match what.what {
                 What::Everything => what.id == 0,
-                What::Ranges(ranges) => ranges
-                    .iter()
-                    .any(|range| (range.first..=range.last).contains(&at)),
+                What::Ranges(ranges) => {
+                    ranges.iter().any(|range| (range.first..=range.last).contains(&at))
+                }
             };
             // What a walker still sees, it may remember again.
             slot.issued |= named && slot.visible & 1 == 0;
@@ -361,12 +348,7 @@ pub struct Loaded<'b, F> {
 
 impl<'b, F: Judged> Loaded<'b, F> {
     pub fn new(boot: &'b Boot<F>, root: Option<Pa>, base: u64) -> Self {
-        Self {
-            boot,
-            root: Cell::new(root),
-            base,
-            used: Cell::new(0),
-        }
+        Self { boot, root: Cell::new(root), base, used: Cell::new(0) }
     }
 
     /// It is not loaded any more.

@@ -40,20 +40,11 @@ fn pages<F: Judged>(first: u64, count: u64) -> Span<Pa> {
 }
 
 fn goal<F: Judged>(root: Pa, memory: MemoryMap<'_>) -> Goal<'_> {
-    Goal {
-        root,
-        base: Va::new(F::BASE),
-        memory,
-        attrs: Attrs::KERNEL_DATA,
-    }
+    Goal { root, base: Va::new(F::BASE), memory, attrs: Attrs::KERNEL_DATA }
 }
 
 const fn ram(ram: &[Span<Pa>]) -> MemoryMap<'_> {
-    MemoryMap {
-        ram,
-        reserved: &[],
-        special: &[],
-    }
+    MemoryMap { ram, reserved: &[], special: &[] }
 }
 
 /// What the engine builds on memory that can be reached: its leaves, and how many tables.
@@ -62,9 +53,7 @@ fn by_the_engine<F: Judged>(memory: &MemoryMap<'_>, frames: usize) -> (Vec<(u64,
     let half = if F::HALVES { Half::Upper } else { Half::Lower };
     let mut space = AddressSpace::<F, _>::new_in(&hosted, half).unwrap();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    LinearMap::new(Va::new(F::BASE), mapping)
-        .build(&mut space, memory)
-        .unwrap();
+    LinearMap::new(Va::new(F::BASE), mapping).build(&mut space, memory).unwrap();
     found::<F>(&hosted, space.root())
 }
 
@@ -88,20 +77,10 @@ fn some_memory<F: Judged>(check: impl FnOnce(&MemoryMap<'_>)) {
         pages::<F>(2 * table + 16, 2 * table),
         pages::<F>(table * table, 5),
     ];
-    let reserved = [
-        pages::<F>(0, 4),
-        pages::<F>(100, 9),
-        pages::<F>(table + 1, table + 30),
-    ];
-    let special = [
-        (pages::<F>(40, 50), Attrs::KERNEL_TEXT),
-        (pages::<F>(90, 20), Attrs::KERNEL_RODATA),
-    ];
-    check(&MemoryMap {
-        ram: &ram,
-        reserved: &reserved,
-        special: &special,
-    });
+    let reserved = [pages::<F>(0, 4), pages::<F>(100, 9), pages::<F>(table + 1, table + 30)];
+    let special =
+        [(pages::<F>(40, 50), Attrs::KERNEL_TEXT), (pages::<F>(90, 20), Attrs::KERNEL_RODATA)];
+    check(&MemoryMap { ram: &ram, reserved: &reserved, special: &special });
 }
 
 /// The addresses that are to be mapped, page by page.
@@ -109,12 +88,7 @@ fn expected<F: Judged>(memory: &MemoryMap<'_>) -> Vec<u64> {
     let size = 1 << F::PAGE_SHIFT;
     let ram = memory.ram.iter();
     ram.flat_map(|ram| (ram.start().get()..=ram.last().get()).step_by(size))
-        .filter(|&at| {
-            !memory
-                .reserved
-                .iter()
-                .any(|span| span.contains(Pa::new(at)))
-        })
+        .filter(|&at| !memory.reserved.iter().any(|span| span.contains(Pa::new(at))))
         .map(|at| F::BASE + at)
         .collect()
 }
@@ -139,10 +113,7 @@ fn the_tables_are_those_of_the_engine<F: Judged>() {
 /// What a map of `n` whole last-level tables below one table takes, by arithmetic.
 fn arithmetic<F: Judged>(techniques: Techniques, n: u64) -> Counts {
     let has = |technique| techniques.has(technique);
-    let (zeroing, keep) = (
-        u64::from(!has(Technique::NoAllocRemap)),
-        has(Technique::NoAllocRemap),
-    );
+    let (zeroing, keep) = (u64::from(!has(Technique::NoAllocRemap)), has(Technique::NoAllocRemap));
     let runs = |level: u8, entries: u64| match F::contiguous(Level::new(level)) {
         0 => 1,
         _ if has(Technique::NoContRemap) => 1,
@@ -154,21 +125,13 @@ fn arithmetic<F: Judged>(techniques: Techniques, n: u64) -> Counts {
     let tables = n + above;
     let at_once = 1 + runs(1, n) + (above - 1);
     let last_level = n * runs(0, per_table) + zeroing * tables;
-    let cleared = if has(Technique::LazyUnmap) {
-        last_level.div_ceil(16)
-    } else {
-        last_level
-    };
+    let cleared = if has(Technique::LazyUnmap) { last_level.div_ceil(16) } else { last_level };
     let entry_barriers = match (has(Technique::BatchBarriers), has(Technique::LazyUnmap)) {
         (false, _) => n * per_table,
         (true, true) => n,
         (true, false) => 0,
     };
-    let zero_barriers = if keep || has(Technique::LazyUnmap) {
-        tables
-    } else {
-        0
-    };
+    let zero_barriers = if keep || has(Technique::LazyUnmap) { tables } else { 0 };
     let moves = at_once + last_level;
     Counts {
         tables,
@@ -192,11 +155,7 @@ fn what_it_takes_is_what_the_techniques_say<F: Judged>() {
             let list = [pages::<F>(0, n * table)];
             let counts = run(&boot, techniques, &goal::<F>(boot.root(), ram(&list)));
             let names = techniques.names();
-            assert_eq!(
-                counts,
-                arithmetic::<F>(techniques, n),
-                "{names:?}, {n} tables"
-            );
+            assert_eq!(counts, arithmetic::<F>(techniques, n), "{names:?}, {n} tables");
         }
     }
 }
@@ -216,12 +175,7 @@ fn a_last_level_table_takes_what_was_published() {
         let boot = Boot::<Arm64K4>::new(64);
         let list = [span(0, tables << 21)];
         let counts = run(&boot, techniques, &goal::<Arm64K4>(boot.root(), ram(&list)));
-        [
-            counts.moves,
-            counts.invalidations,
-            counts.completions * 16,
-            counts.entry_barriers,
-        ]
+        [counts.moves, counts.invalidations, counts.completions * 16, counts.entry_barriers]
     };
     let mut techniques = Techniques::default();
     for (number, (name, expected)) in published.into_iter().enumerate() {
@@ -256,13 +210,10 @@ fn larger_pages_have_longer_tables_and_other_runs() {
 /// translates 16 GiB.
 #[test]
 fn runs_are_those_of_the_last_two_levels() {
-    let techniques: Techniques = [
-        Technique::NoAllocRemap,
-        Technique::LazyUnmap,
-        Technique::BatchBarriers,
-    ]
-    .into_iter()
-    .collect();
+    let techniques: Techniques =
+        [Technique::NoAllocRemap, Technique::LazyUnmap, Technique::BatchBarriers]
+            .into_iter()
+            .collect();
     let boot = Boot::<Arm64K4>::new(17 * 513 + 2);
     let list = [span(0, 17 << 30)];
     let counts = run(&boot, techniques, &goal::<Arm64K4>(boot.root(), ram(&list)));
@@ -275,11 +226,7 @@ fn addresses_go_on_where_they_move_to_other_bits() {
     let list = [pages::<Arm64K4Wide>((1 << 38) - 20, 40)];
     let boot = Boot::<Arm64K4Wide>::new(16);
     let root = boot.root();
-    run(
-        &boot,
-        Techniques::default(),
-        &goal::<Arm64K4Wide>(root, ram(&list)),
-    );
+    run(&boot, Techniques::default(), &goal::<Arm64K4Wide>(root, ram(&list)));
     assert!(boot.found(root) == by_the_engine::<Arm64K4Wide>(&ram(&list), 16));
 }
 
@@ -291,10 +238,7 @@ fn memory_that_is_added_late_moves_and_invalidates_nothing<F: Judged>() {
     let after = [before[0], added, table_memory];
     let reserved = [pages::<F>(2 * table + 10, 1)];
     let (before, after) = (ram(&before), ram(&after));
-    let after = MemoryMap {
-        reserved: &reserved,
-        ..after
-    };
+    let after = MemoryMap { reserved: &reserved, ..after };
     let engines = by_the_engine::<F>(&after, 64);
     for techniques in all() {
         let boot = Boot::<F>::new(64);
@@ -313,18 +257,11 @@ fn memory_that_is_added_late_moves_and_invalidates_nothing<F: Judged>() {
         boot.assert_clean();
         assert!(boot.found(root) == engines, "{:?}", techniques.names());
         let counts = counted.counts();
-        assert_eq!(
-            (counts.moves, counts.invalidations, counts.completions),
-            (0, 0, 0)
-        );
+        assert_eq!((counts.moves, counts.invalidations, counts.completions), (0, 0, 0));
         assert_eq!(counts.entries, 2 * table - 1);
         assert!(window.used.get() > 0);
         // The hole makes two regions, which share the middle one of three tables.
-        let barriers = if techniques.has(Technique::BatchBarriers) {
-            4
-        } else {
-            counts.entries
-        };
+        let barriers = if techniques.has(Technique::BatchBarriers) { 4 } else { counts.entries };
         assert_eq!(counts.entry_barriers, barriers, "{:?}", techniques.names());
     }
 }
@@ -332,19 +269,12 @@ fn memory_that_is_added_late_moves_and_invalidates_nothing<F: Judged>() {
 fn the_engine_maps_the_same_and_waits_as_often_for_any_size<F: Judged>() {
     let frames = 2000;
     let table_memory = pages::<F>(Hosted::BASE.get() >> F::PAGE_SHIFT, frames);
-    let reserved = [
-        pages::<F>(1, 2),
-        pages::<F>((Hosted::BASE.get() >> F::PAGE_SHIFT) + 1500, 3),
-    ];
+    let reserved = [pages::<F>(1, 2), pages::<F>((Hosted::BASE.get() >> F::PAGE_SHIFT) + 1500, 3)];
     let table = 1 << F::INDEX_BITS;
     let mut counts = Vec::new();
     for tables in [2, 40] {
         let ram = [pages::<F>(0, tables * table), table_memory];
-        let memory = MemoryMap {
-            ram: &ram,
-            reserved: &reserved,
-            special: &[],
-        };
+        let memory = MemoryMap { ram: &ram, reserved: &reserved, special: &[] };
         let boot = Boot::<F>::new(frames as usize);
         boot.links_need_barrier.set(false);
         let root = boot.root();
@@ -376,10 +306,7 @@ fn the_engine_maps_the_same_and_waits_as_often_for_any_size<F: Judged>() {
         assert_eq!(boot.memory.counts().bad_frees, 0);
         let took = counted.counts();
         assert_eq!(took.tables - took.freed, engines.1 - 1);
-        assert!(
-            map.used.get() >= engines.1 - 2,
-            "reached through the coarse map"
-        );
+        assert!(map.used.get() >= engines.1 - 2, "reached through the coarse map");
         counts.push(took);
     }
     // The slots at the end, and the coarse map.
@@ -397,18 +324,8 @@ fn no_more_than<F: Judged>(boot: &Boot<F>, root: Pa, memory: &MemoryMap<'_>) {
     tablewright_walker::leaves(F::REGIME, root.get(), half, &mut read, |leaf| {
         let mapped = span(leaf.pa, leaf.size);
         assert_eq!(leaf.va, leaf.pa);
-        assert!(
-            memory
-                .reserved
-                .iter()
-                .all(|span| span.intersect(mapped).is_none())
-        );
-        assert!(
-            memory
-                .ram
-                .iter()
-                .any(|ram| ram.intersect(mapped) == Some(mapped))
-        );
+        assert!(memory.reserved.iter().all(|span| span.intersect(mapped).is_none()));
+        assert!(memory.ram.iter().any(|ram| ram.intersect(mapped) == Some(mapped)));
         leaves += 1;
         ControlFlow::Continue(())
     })
@@ -458,10 +375,7 @@ fn without_memory_for_a_table_the_windows_are_closed() {
             boot.assert_clean();
             // What was mapped stays, and no table is lost.
             assert_eq!(boot.memory.counts().tables, boot.found(root).1);
-            assert_eq!(
-                boot.found(root).0.len() as u64,
-                limit.saturating_sub(2) * 512
-            );
+            assert_eq!(boot.found(root).0.len() as u64, limit.saturating_sub(2) * 512);
         }
     }
 }
@@ -494,10 +408,7 @@ fn what_cannot_be_mapped_is_refused_before_anything_is_written() {
     fn refused<F: Judged>(base: u64, memory: MemoryMap<'_>) -> LinearError<Va> {
         let boot = Boot::<F>::new(8);
         let root = boot.root();
-        let goal = Goal {
-            base: Va::new(base),
-            ..goal::<F>(root, memory)
-        };
+        let goal = Goal { base: Va::new(base), ..goal::<F>(root, memory) };
         let fixmap = boot.fixmap();
         let counted = Counted::new(&boot, &fixmap);
         // SAFETY: as in `run`.
@@ -507,19 +418,10 @@ fn what_cannot_be_mapped_is_refused_before_anything_is_written() {
     }
     let base = Arm64K4::BASE;
     let odd = [span(0x1000, 0x1_0000)];
-    assert_eq!(
-        refused::<Arm64K64>(Arm64K64::BASE, ram(&odd)),
-        EditError::Misaligned.into()
-    );
-    assert_eq!(
-        refused::<Arm64K4>(base + 0x800, ram(&odd)),
-        LinearError::TooHigh(odd[0].last())
-    );
+    assert_eq!(refused::<Arm64K64>(Arm64K64::BASE, ram(&odd)), EditError::Misaligned.into());
+    assert_eq!(refused::<Arm64K4>(base + 0x800, ram(&odd)), LinearError::TooHigh(odd[0].last()));
     let far = [span(1 << 48, 0x1000)];
-    assert_eq!(
-        refused::<Arm64K4>(base, ram(&far)),
-        LinearError::TooHigh(far[0].last())
-    );
+    assert_eq!(refused::<Arm64K4>(base, ram(&far)), LinearError::TooHigh(far[0].last()));
     assert_eq!(
         refused::<Arm64K4Wide>(0, ram(&[span(1 << 52, 0x1000)])),
         EditError::InputOutOfRange.into()
@@ -530,28 +432,13 @@ fn what_cannot_be_mapped_is_refused_before_anything_is_written() {
         EditError::InputOutOfRange.into()
     );
     assert_eq!(
-        refused::<X86_64<4>>(
-            0xff00_0000_0000_0000,
-            ram(&[span(0x00ff_8000_0000_0000, 0x1000)])
-        ),
+        refused::<X86_64<4>>(0xff00_0000_0000_0000, ram(&[span(0x00ff_8000_0000_0000, 0x1000)])),
         EditError::OutputOutOfRange.into()
     );
     let disorder = [span(0x2000, 0x1000), span(0, 0x1000)];
-    assert_eq!(
-        refused::<Arm64K4>(base, ram(&disorder)),
-        LinearError::Order(disorder[1])
-    );
-    let strange = [(
-        odd[0],
-        Attrs {
-            software: 8,
-            ..Attrs::KERNEL_DATA
-        },
-    )];
-    let special = MemoryMap {
-        special: &strange,
-        ..ram(&odd)
-    };
+    assert_eq!(refused::<Arm64K4>(base, ram(&disorder)), LinearError::Order(disorder[1]));
+    let strange = [(odd[0], Attrs { software: 8, ..Attrs::KERNEL_DATA })];
+    let special = MemoryMap { special: &strange, ..ram(&odd) };
     assert!(matches!(
         refused::<Arm64K4>(base, special),
         LinearError::Edit(EditError::Inexpressible(_))
@@ -567,10 +454,7 @@ fn what_is_mapped_already_is_not_mapped_again() {
     run(&boot, Techniques::default(), &goal);
     let before = boot.found(root);
     let wider = [span(0x3000, 0x8000)];
-    let goal = Goal {
-        memory: ram(&wider),
-        ..goal
-    };
+    let goal = Goal { memory: ram(&wider), ..goal };
     let fixmap = boot.fixmap();
     // SAFETY: as in `run`.
     let refused = unsafe { build::<Arm64K4, _, _>(Techniques::default(), &boot, &fixmap, &goal) };
@@ -581,20 +465,11 @@ fn what_is_mapped_already_is_not_mapped_again() {
 }
 
 /// Some range.
-const PAGE: Stale = Stale {
-    first: 0,
-    last: 0xfff,
-    level: None,
-    tables: false,
-};
+const PAGE: Stale = Stale { first: 0, last: 0xfff, level: None, tables: false };
 
 #[test]
 fn everything_is_passed_on_and_counted() {
-    let spy = Spy {
-        hosted: Hosted::new(4, 12),
-        accesses: NoHooks,
-        called: RefCell::default(),
-    };
+    let spy = Spy { hosted: Hosted::new(4, 12), accesses: NoHooks, called: RefCell::default() };
     let boot = Boot::<Arm64K4>::new(4);
     let fixmap = boot.fixmap();
     let counted = Counted::new(&spy, &fixmap);
@@ -605,10 +480,7 @@ fn everything_is_passed_on_and_counted() {
     // SAFETY: entries of the table.
     unsafe {
         accesses.fill(table, 512, 7, 1);
-        assert_eq!(
-            (accesses.load(table), accesses.read(table.add(511))),
-            (7, 518)
-        );
+        assert_eq!((accesses.load(table), accesses.read(table.add(511))), (7, 518));
         counted.barrier(Barrier::Publish);
         accesses.fill(table, 512, 0, 0);
         counted.barrier(Barrier::Publish);
@@ -628,21 +500,13 @@ fn everything_is_passed_on_and_counted() {
     }
     let root = Pa::new(0);
     for what in [What::Everything, What::Ranges(&[PAGE; 2])] {
-        counted.invalidate(&Invalidation {
-            root,
-            id: 0,
-            global: false,
-            what,
-        });
+        counted.invalidate(&Invalidation { root, id: 0, global: false, what });
     }
     counted.barrier(Barrier::Complete);
     counted.prefetch(frame);
     counted.table_done(frame, table);
     assert_eq!(counted.caps(), spy.hosted.caps());
-    assert!(std::ptr::eq(
-        counted.link_of(frame).unwrap(),
-        spy.hosted.link_of(frame).unwrap()
-    ));
+    assert!(std::ptr::eq(counted.link_of(frame).unwrap(), spy.hosted.link_of(frame).unwrap()));
     let root = counted.alloc_root(Level::PAGE, 2).unwrap();
     // SAFETY: the frames are not in use.
     unsafe {

@@ -45,11 +45,7 @@ impl Hardware {
             self.disturb_guest(cpu, other, va);
             return;
         }
-        let request = Request {
-            va,
-            want: Want::Read,
-            user: self.dice.once_in(2),
-        };
+        let request = Request { va, want: Want::Read, user: self.dice.once_in(2) };
         match self.dice.below(8) {
             0..=2 => {
                 let _ = self.walk_at_once(other, request);
@@ -128,9 +124,7 @@ impl Hardware {
         request: Request,
     ) -> Option<Result<Translated, Fault>> {
         let root = self.cores[cpu].roots[self.half(request.va)].get()?;
-        let mut look = match self.cores[cpu]
-            .tlb
-            .find(cpu, request.va, root.id, &self.invalidations)
+        let mut look = match self.cores[cpu].tlb.find(cpu, request.va, root.id, &self.invalidations)
         {
             Some(entry) => self.use_entry(cpu, request, entry),
             None => self.start(cpu, request, root),

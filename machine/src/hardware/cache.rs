@@ -53,10 +53,7 @@ impl Caches {
             off: architecture.guest_caches_off,
             forced: matches!(
                 architecture.regime,
-                Regime::Arm64Stage2 {
-                    forced_write_back: true,
-                    ..
-                }
+                Regime::Arm64Stage2 { forced_write_back: true, .. }
             ),
             idc: architecture.idc,
             dic: architecture.dic,

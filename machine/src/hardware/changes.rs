@@ -58,11 +58,7 @@ impl Hardware {
         let was = self.decode(depth, first, Denied::default(), before);
         let is = self.decode(depth, first, Denied::default(), new);
         if let Descriptor::Reserved(why) = is {
-            self.violate(
-                Rule::Reserved,
-                cpu,
-                format!("{new:#x} is stored for {first:#x}: {why}"),
-            );
+            self.violate(Rule::Reserved, cpu, format!("{new:#x} is stored for {first:#x}: {why}"));
         }
         let last = (1u64 << self.shift(depth)) - 1;
         let places = || std::iter::once((space, first)).chain(more.iter().copied());
@@ -82,9 +78,7 @@ impl Hardware {
                 self.make_detached(table, pa, place, depth - 1, number, &mut below);
                 let above = self.cuts_above(self.memory.address(frame));
                 let mut obligations = self.obligations.borrow_mut();
-                above
-                    .iter()
-                    .for_each(|&cut| obligations.repeat(cut, number));
+                above.iter().for_each(|&cut| obligations.repeat(cut, number));
                 for (space, first) in places() {
                     obligations.cut_off(cpu, space, (first, first + last), depth);
                 }
@@ -96,15 +90,7 @@ impl Hardware {
             // What it takes away from all below it has changed.
             self.look_below(table, depth - 1, &mut below);
         }
-        let change = Change {
-            number,
-            depth,
-            before,
-            new,
-            was,
-            is,
-            below,
-        };
+        let change = Change { number, depth, before, new, was, is, below };
         for (space, first) in places() {
             self.owe(cpu, space, first, &change);
         }
@@ -136,30 +122,14 @@ impl Hardware {
         let number = self.obligations.borrow_mut().number();
         let mut below = Below::of_an_entry(self.shift(depth));
         self.part(table, depth - 1, (number, cut), &mut below);
-        let change = Change {
-            number,
-            depth,
-            before,
-            new,
-            was,
-            is,
-            below,
-        };
+        let change = Change { number, depth, before, new, was, is, below };
         self.owe(cpu, meta.space.get(), first, &change);
         self.obligations.borrow_mut().excuse(number);
     }
 
     /// What a change of an entry owes in one of the places that its table has.
     fn owe(&self, cpu: usize, space: u16, first: u64, change: &Change) {
-        let Change {
-            number,
-            depth,
-            before,
-            new,
-            was,
-            is,
-            below,
-        } = change;
+        let Change { number, depth, before, new, was, is, below } = change;
         let (number, depth) = (*number, *depth);
         let span = (first, first + ((1u64 << self.shift(depth)) - 1));
         let run = leaf_of(was).is_some_and(|leaf| leaf.contiguous);
@@ -213,11 +183,7 @@ impl Hardware {
             depth,
             table: table.is_some(),
             detached: table.is_some() && table != table_of(is),
-            leaves: if table.is_some() {
-                below.leaves
-            } else {
-                1 << depth
-            },
+            leaves: if table.is_some() { below.leaves } else { 1 << depth },
             unit: below.unit,
             scattered: false,
             contiguous,
@@ -271,13 +237,9 @@ impl Hardware {
             (Descriptor::Leaf(was), Descriptor::Leaf(is)) => {
                 was.access == is.access && was.accessed == is.accessed && was.dirty == is.dirty
             }
-            (
-                Descriptor::Table { pa, denied },
-                Descriptor::Table {
-                    pa: other,
-                    denied: more,
-                },
-            ) => pa == other && denied == more,
+            (Descriptor::Table { pa, denied }, Descriptor::Table { pa: other, denied: more }) => {
+                pa == other && denied == more
+            }
             _ => false,
         }
     }
@@ -327,9 +289,7 @@ impl Hardware {
                 Descriptor::Leaf(leaf) => Descriptor::Leaf(Leaf {
                     // Not that of the descriptor, which is the first of those that were one
                     // obligation.
-                    pa: obligation
-                        .pa
-                        .wrapping_add(span.0.wrapping_sub(obligation.span.0)),
+                    pa: obligation.pa.wrapping_add(span.0.wrapping_sub(obligation.span.0)),
                     ..leaf
                 }),
                 other => other,
@@ -398,10 +358,7 @@ impl Hardware {
                 false => self.memory.read(table + index * 8),
             };
             let va = first + index * size;
-            let part = Leaf {
-                pa: leaf.pa + index * size,
-                ..*leaf
-            };
+            let part = Leaf { pa: leaf.pa + index * size, ..*leaf };
             match self.decode(below, va, Denied::default(), entry) {
                 Descriptor::Leaf(small) => {
                     small.pa == part.pa
@@ -427,13 +384,7 @@ impl Hardware {
 fn allows_no_more(was: &Descriptor, is: &Descriptor, above: Denied) -> bool {
     match (was, is) {
         (Descriptor::Leaf(was), Descriptor::Leaf(is)) => is_harmless(was, is),
-        (
-            Descriptor::Table { pa: was, denied },
-            Descriptor::Table {
-                pa: is,
-                denied: more,
-            },
-        ) => {
+        (Descriptor::Table { pa: was, denied }, Descriptor::Table { pa: is, denied: more }) => {
             let denied = denied.union(above);
             was == is && denied.union(*more) == denied
         }

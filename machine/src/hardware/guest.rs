@@ -143,11 +143,7 @@ impl Hardware {
     /// The guest on a CPU loads a root for its stage 1, or turns it off.
     pub(crate) fn load_guest(&self, cpu: usize, root: Option<(u64, u16)>) {
         self.cores[cpu].guest.root.set(root);
-        self.trace(cpu, || Event::Root {
-            root,
-            half: "lower",
-            guest: true,
-        });
+        self.trace(cpu, || Event::Root { root, half: "lower", guest: true });
         self.synchronise(cpu);
     }
 
@@ -178,10 +174,7 @@ impl Hardware {
         let Some(root) = self.cores[cpu].roots[0].get() else {
             return GuestLook::Fault(Fault::Address);
         };
-        match self
-            .find_combined(cpu, request.va, root.id)
-            .filter(|_| !skip)
-        {
+        match self.find_combined(cpu, request.va, root.id).filter(|_| !skip) {
             Some(found) => self.use_combined(cpu, request, root, &found),
             None => self.guest_start(cpu, request, root),
         }
@@ -203,9 +196,7 @@ impl Hardware {
 
     fn is_spared(&self, cpu: usize, entry: &Cached) -> bool {
         entry.stamp == self.invalidations.now()
-            || self
-                .invalidations
-                .spared_since(cpu, entry.stamp, |tlbi| entry.is_covered(tlbi))
+            || self.invalidations.spared_since(cpu, entry.stamp, |tlbi| entry.is_covered(tlbi))
     }
 
     fn drop_combined(&self, cpu: usize, dropped: &Combined) {
@@ -269,13 +260,7 @@ impl Hardware {
         };
         let skip = self.dice.is_on() && self.dice.once_in(8);
         if let Some(known) = self.find_known(cpu, request.va, root.id).filter(|_| !skip) {
-            let Known {
-                table,
-                level,
-                denied,
-                page,
-                ..
-            } = known;
+            let Known { table, level, denied, page, .. } = known;
             let step = Walk::resume(regime, table, level, denied, request.va);
             let ipa = table + step.index() as u64 * 8;
             walk.walk = Some(step);
@@ -321,11 +306,7 @@ impl Hardware {
             let (first, last) = known.span();
             known.page.id == vmid && known.tag.asid == asid && first <= va && va <= last
         };
-        tables
-            .iter()
-            .filter(covers)
-            .min_by_key(|known| known.bits)
-            .copied()
+        tables.iter().filter(covers).min_by_key(|known| known.bits).copied()
     }
 
     fn is_known(&self, cpu: usize, known: &Known) -> bool {
@@ -342,11 +323,7 @@ impl Hardware {
             Regime::Npt { .. } => true,
             _ => false,
         };
-        if writes {
-            Request::write(ipa)
-        } else {
-            Request::read(ipa)
-        }
+        if writes { Request::write(ipa) } else { Request::read(ipa) }
     }
 
     /// Goes on to an address that the guest takes for physical.
@@ -357,10 +334,9 @@ impl Hardware {
         match self.second(cpu, request, skip) {
             Look::Found(translated) => self.reached(cpu, walk, translated),
             Look::Fault(fault) => self.second_faults(cpu, &walk, fault),
-            Look::Walking(walking) => GuestLook::Walking(GuestWalk {
-                second: Second::Walking(walking),
-                ..walk
-            }),
+            Look::Walking(walking) => {
+                GuestLook::Walking(GuestWalk { second: Second::Walking(walking), ..walk })
+            }
         }
     }
 
@@ -368,10 +344,7 @@ impl Hardware {
         match walk.goal {
             Goal::Descriptor => self.table_request(walk.ipa),
             Goal::Flags(_) => Request::write(walk.ipa),
-            Goal::Data(_) => Request {
-                va: walk.ipa,
-                ..walk.request
-            },
+            Goal::Data(_) => Request { va: walk.ipa, ..walk.request },
         }
     }
 
@@ -381,10 +354,7 @@ impl Hardware {
             return Look::Fault(Fault::Address);
         };
         let tlb = &self.cores[cpu].tlb;
-        match tlb
-            .find(cpu, request.va, root.id, &self.invalidations)
-            .filter(|_| !skip)
-        {
+        match tlb.find(cpu, request.va, root.id, &self.invalidations).filter(|_| !skip) {
             Some(entry) => self.use_entry(cpu, request, entry),
             None => self.start(cpu, request, root),
         }
@@ -418,10 +388,9 @@ impl Hardware {
             self.know(cpu, &walk, &step, translated.entry);
         }
         match walk.goal {
-            Goal::Descriptor | Goal::Flags(_) => GuestLook::Walking(GuestWalk {
-                second: Second::Done(translated),
-                ..walk
-            }),
+            Goal::Descriptor | Goal::Flags(_) => {
+                GuestLook::Walking(GuestWalk { second: Second::Done(translated), ..walk })
+            }
             Goal::Data(first) => {
                 let entry = self.combine(cpu, &walk, first, &translated.entry);
                 GuestLook::Found(self.translated(walk.request, entry))
@@ -443,10 +412,7 @@ impl Hardware {
             bits: bits as u8,
             level: step.level(),
             denied: step.denied(),
-            tag: Tag {
-                depth: (step.level() - regime.last_level()).unsigned_abs() + 1,
-                ..walk.tag
-            },
+            tag: Tag { depth: (step.level() - regime.last_level()).unsigned_abs() + 1, ..walk.tag },
             table: step.table(),
             page,
             stamp: walk.stamp,
@@ -473,10 +439,9 @@ impl Hardware {
             Second::Done(there) => there,
             Second::Walking(walking) => {
                 return match self.step(cpu, walking) {
-                    Look::Walking(walking) => GuestLook::Walking(GuestWalk {
-                        second: Second::Walking(walking),
-                        ..walk
-                    }),
+                    Look::Walking(walking) => {
+                        GuestLook::Walking(GuestWalk { second: Second::Walking(walking), ..walk })
+                    }
                     Look::Fault(fault) => self.second_faults(cpu, &walk, fault),
                     Look::Found(translated) => self.reached(cpu, walk, translated),
                 };
@@ -484,11 +449,7 @@ impl Hardware {
         };
         let (pa, va) = (there.pa(), walk.request.va);
         let descriptor = self.memory.read(pa);
-        self.trace(cpu, || Event::Walk {
-            va,
-            pa,
-            value: descriptor,
-        });
+        self.trace(cpu, || Event::Walk { va, pa, value: descriptor });
         let gone = self.memory.frame_at(pa).is_none_or(|frame| {
             let meta = self.memory.meta(frame);
             meta.state.get() != State::Data || meta.generation.get() != there.generation
@@ -512,10 +473,7 @@ impl Hardware {
         match step.step(descriptor) {
             Ok(None) => {
                 let ipa = step.table() + step.index() as u64 * 8;
-                let walk = GuestWalk {
-                    walk: Some(step),
-                    ..walk
-                };
+                let walk = GuestWalk { walk: Some(step), ..walk };
                 self.reach(cpu, walk, ipa, Goal::Descriptor)
             }
             Ok(Some(leaf)) => self.guest_arrives(cpu, walk, &step, pa, leaf),
@@ -603,20 +561,12 @@ impl Hardware {
             bits,
             global: first.global,
             rights,
-            guest: Some(Tag {
-                depth: first.depth,
-                ..walk.tag
-            }),
+            guest: Some(Tag { depth: first.depth, ..walk.tag }),
             pa: second.pa(ipa),
             stamp: walk.stamp,
             ..*second
         };
-        let new = Combined {
-            entry,
-            ipa,
-            rights: [first.rights, second.rights],
-            raw: first.raw,
-        };
+        let new = Combined { entry, ipa, rights: [first.rights, second.rights], raw: first.raw };
         if let Some(other) = self.find_combined(cpu, walk.request.va, second.id)
             && (other.raw, other.entry.guest) == (new.raw, new.entry.guest)
         {
@@ -626,12 +576,8 @@ impl Hardware {
             let guest = &self.cores[cpu].guest;
             let mut tlb = guest.tlb.borrow_mut();
             tlb.retain(|held| {
-                (
-                    held.entry.first,
-                    held.entry.bits,
-                    held.entry.id,
-                    held.entry.guest,
-                ) != (entry.first, entry.bits, entry.id, entry.guest)
+                (held.entry.first, held.entry.bits, held.entry.id, held.entry.guest)
+                    != (entry.first, entry.bits, entry.id, entry.guest)
             });
             let room = self.architecture.tlb_sets * self.architecture.tlb_ways;
             replace(&mut tlb, new, room.clamp(1, MOST_COMBINED), &guest.next);
@@ -656,8 +602,7 @@ impl Hardware {
             let at = known.page.pa(known.table);
             first <= at && at < end && self.is_known(cpu, known) && !self.still_says(&known.page)
         });
-        held.map(|held| held.entry)
-            .or(known.map(|known| known.page))
+        held.map(|held| held.entry).or(known.map(|known| known.page))
     }
 
     /// Something that the hardware is free to do at any time happens to a guest. `near` is an
@@ -665,11 +610,7 @@ impl Hardware {
     pub(super) fn disturb_guest(&self, cpu: usize, other: usize, near: u64) {
         let guest = &self.cores[other].guest;
         let user = self.dice.once_in(2);
-        let read = |va| Request {
-            va,
-            want: Want::Read,
-            user,
-        };
+        let read = |va| Request { va, want: Want::Read, user };
         let va = self.guests.recall();
         match self.dice.below(8) {
             // Whatever makes the guest's walker come there.
@@ -742,10 +683,7 @@ impl Hardware {
 
 impl Combined {
     fn at(self, stamp: u64) -> Self {
-        let entry = Cached {
-            stamp,
-            ..self.entry
-        };
+        let entry = Cached { stamp, ..self.entry };
         Self { entry, ..self }
     }
 
@@ -801,11 +739,7 @@ const NOWHERE: Cached = Cached {
 
 /// The part of stage 2 in a combined entry.
 fn of_second(combined: &Combined) -> Cached {
-    Cached {
-        first: combined.ipa,
-        guest: None,
-        ..combined.entry
-    }
+    Cached { first: combined.ipa, guest: None, ..combined.entry }
 }
 
 fn second_fault(ipa: u64, want: Want, on_walk: bool, fault: Fault) -> Fault {
@@ -816,13 +750,7 @@ fn second_fault(ipa: u64, want: Want, on_walk: bool, fault: Fault) -> Fault {
         Fault::Address => (Cause::Translation, 0),
         Fault::Second { .. } | Fault::LogFull => return fault,
     };
-    Fault::Second {
-        ipa,
-        want,
-        on_walk,
-        cause,
-        depth,
-    }
+    Fault::Second { ipa, want, on_walk, cause, depth }
 }
 
 fn replace<T>(held: &mut Vec<T>, new: T, room: usize, next: &Cell<usize>) {

@@ -76,11 +76,7 @@ impl Image {
             let bits = hardware.shift(known.depth) + hardware.index_bits;
             Some(known.id) == self.id() && known.first == va >> bits << bits
         };
-        self.cache
-            .iter()
-            .filter(covers)
-            .map(|known| known.depth)
-            .collect()
+        self.cache.iter().filter(covers).map(|known| known.depth).collect()
     }
 
     /// Takes in what the TLB and the walk cache held `before`, where this image has the same tag or
@@ -138,10 +134,8 @@ impl Image {
     }
 
     fn sort(&mut self) {
-        self.tlb
-            .sort_unstable_by_key(|e| (e.first, e.bits, e.id, e.raw, e.pa, e.rights));
-        self.cache
-            .sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
+        self.tlb.sort_unstable_by_key(|e| (e.first, e.bits, e.id, e.raw, e.pa, e.rights));
+        self.cache.sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
         self.combined.sort_unstable_by_key(Combined::order);
         self.firsts.sort_unstable();
     }
@@ -173,22 +167,14 @@ impl Hardware {
         let mut buffer = core.buffer.borrow().clone();
         let mut groups: Vec<u32> = buffer.iter().map(|stored| stored.group).collect();
         groups.dedup();
-        let number = |group: u32| {
-            groups
-                .iter()
-                .position(|&g| g == group)
-                .unwrap_or(groups.len()) as u32
-        };
+        let number =
+            |group: u32| groups.iter().position(|&g| g == group).unwrap_or(groups.len()) as u32;
         for stored in &mut buffer {
             stored.group = number(stored.group);
         }
         let mut image = Image {
             roots: [core.roots[0].get(), core.roots[1].get()],
-            tlb: core
-                .tlb
-                .iter(cpu, &self.invalidations)
-                .map(Cached::normalised)
-                .collect(),
+            tlb: core.tlb.iter(cpu, &self.invalidations).map(Cached::normalised).collect(),
             cache: core
                 .cache
                 .iter()
@@ -249,12 +235,7 @@ impl Hardware {
     pub(crate) fn buffer_store(&self, cpu: usize, pa: u64, value: u64) {
         let core = &self.cores[cpu];
         let group = core.group.get();
-        core.buffer.borrow_mut().push(Buffered {
-            pa,
-            value,
-            before: 0,
-            group,
-        });
+        core.buffer.borrow_mut().push(Buffered { pa, value, before: 0, group });
     }
 
     /// A walk that was under way when it was saved goes on from here, unless it was overtaken
@@ -274,10 +255,7 @@ impl Hardware {
 
     /// A walk is like any other with the same tables before it.
     pub(crate) fn normalised(walking: Walking) -> Walking {
-        Walking {
-            stamp: 0,
-            ..walking
-        }
+        Walking { stamp: 0, ..walking }
     }
 
     /// Starts a walk at the root, or where the walk cache knows the table with so many levels below
@@ -302,13 +280,7 @@ impl Hardware {
                 )
             }
         };
-        Some(Look::Walking(Walking {
-            request,
-            walk,
-            stamp,
-            id: root.id,
-            space: root.space,
-        }))
+        Some(Look::Walking(Walking { request, walk, stamp, id: root.id, space: root.space }))
     }
 
     /// Whether the TLB has a translation for an access.
@@ -318,9 +290,7 @@ impl Hardware {
             return true;
         }
         root.is_some_and(|root| {
-            let found = self.cores[cpu]
-                .tlb
-                .find(cpu, request.va, root.id, &self.invalidations);
+            let found = self.cores[cpu].tlb.find(cpu, request.va, root.id, &self.invalidations);
             found.is_some()
         })
     }
@@ -370,23 +340,13 @@ impl Hardware {
     pub(crate) fn complete_here(&self, cpu: usize) {
         let broadcast: Vec<_> = {
             let pending = self.cores[cpu].pending.borrow();
-            pending
-                .iter()
-                .filter(|(tlbi, _)| tlbi.broadcast)
-                .copied()
-                .collect()
+            pending.iter().filter(|(tlbi, _)| tlbi.broadcast).copied().collect()
         };
-        let local = |&(tlbi, _): &(Tlbi, bool)| Tlbi {
-            broadcast: false,
-            ..tlbi
-        };
+        let local = |&(tlbi, _): &(Tlbi, bool)| Tlbi { broadcast: false, ..tlbi };
         for tlbi in broadcast.iter().map(local) {
             self.invalidations.take_effect(&tlbi, cpu);
         }
-        self.cores[cpu]
-            .pending
-            .borrow_mut()
-            .retain(|(tlbi, _)| !tlbi.broadcast);
+        self.cores[cpu].pending.borrow_mut().retain(|(tlbi, _)| !tlbi.broadcast);
         self.complete(cpu);
         *self.cores[cpu].pending.borrow_mut() = broadcast;
     }
@@ -410,12 +370,7 @@ impl Cached {
             true => (0, self.at & !127),
             false => (self.raw, self.at),
         };
-        Self {
-            raw,
-            at,
-            stamp: 0,
-            ..self
-        }
+        Self { raw, at, stamp: 0, ..self }
     }
 }
 

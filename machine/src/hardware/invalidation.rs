@@ -161,11 +161,7 @@ impl Hardware {
                     let uses = |&c: &u16| {
                         let c = usize::from(c);
                         let leaf = || self.uses_leaf(c, o.space, o.global);
-                        if o.table {
-                            self.uses(c, o.space, true)
-                        } else {
-                            leaf()
-                        }
+                        if o.table { self.uses(c, o.space, true) } else { leaf() }
                     };
                     let mut using = holders().filter(uses);
                     return o.is_claimed_by(cpu) && using.all(|c| told.contains(&(c, true)));
@@ -193,9 +189,7 @@ impl Hardware {
             );
         }
         for obligation in discharged {
-            let Obligation {
-                space, span, depth, ..
-            } = obligation;
+            let Obligation { space, span, depth, .. } = obligation;
             let mut at = self.run_around(span.0, depth).0;
             while at <= span.1 {
                 let run = self.run_around(at, depth);
@@ -221,10 +215,8 @@ impl Hardware {
     /// to be whole.
     pub(super) fn check_run(&self, cpu: usize, space: u16, (first, last): (u64, u64), depth: u8) {
         let size = 1usize << self.shift(depth);
-        let found: Vec<_> = (first..=last)
-            .step_by(size)
-            .map(|at| self.leaf_at(space, at))
-            .collect();
+        let found: Vec<_> =
+            (first..=last).step_by(size).map(|at| self.leaf_at(space, at)).collect();
         let contiguous = |leaf: &&Leaf| leaf.contiguous;
         let hinted = found.iter().flatten().filter(contiguous).count();
         // Hardware may make one member dirty.

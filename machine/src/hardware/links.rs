@@ -50,28 +50,16 @@ pub(super) struct Below {
 impl Below {
     /// An entry for so many bytes is changed: what was below it is not found there any more.
     pub fn of_an_entry(bits: u32) -> Self {
-        Self {
-            leaves: 0,
-            global: 0,
-            unit: bits as u8,
-            kept: true,
-        }
+        Self { leaves: 0, global: 0, unit: bits as u8, kept: true }
     }
 
     /// No CPU loads a root any more: what it shares with others stays.
     pub fn of_a_root(bits: u32) -> Self {
-        Self {
-            kept: false,
-            ..Self::of_an_entry(bits)
-        }
+        Self { kept: false, ..Self::of_an_entry(bits) }
     }
 
     fn add_leaf(&mut self, global: bool, depth: u8, bits: u32) {
-        let depths = if global {
-            &mut self.global
-        } else {
-            &mut self.leaves
-        };
+        let depths = if global { &mut self.global } else { &mut self.leaves };
         *depths |= 1 << depth;
         self.unit = self.unit.min(bits as u8);
     }
@@ -166,9 +154,7 @@ impl Hardware {
         if all.iter().fold(0, |any, &entry| any | entry) == 0 {
             return;
         }
-        let unwritten = all
-            .iter()
-            .fold(0, |n, &entry| n + usize::from(entry == POISON));
+        let unwritten = all.iter().fold(0, |n, &entry| n + usize::from(entry == POISON));
         if unwritten > 0 {
             self.violate(
                 Rule::LinkedEarly,
@@ -201,11 +187,7 @@ impl Hardware {
                     self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1))
                 }
                 Descriptor::Reserved(why) => {
-                    self.violate(
-                        Rule::Reserved,
-                        cpu,
-                        format!("{entry:#x} at {first:#x}: {why}"),
-                    );
+                    self.violate(Rule::Reserved, cpu, format!("{entry:#x} at {first:#x}: {why}"));
                 }
                 Descriptor::Invalid => {}
             }
@@ -216,11 +198,7 @@ impl Hardware {
     pub(super) fn canonical(&self, va: u64) -> u64 {
         let bits = self.architecture.regime.input_bits();
         let signed = matches!(self.architecture.regime, Regime::X86_64 { .. });
-        if signed && va >> (bits - 1) & 1 != 0 {
-            va | u64::MAX << bits
-        } else {
-            va
-        }
+        if signed && va >> (bits - 1) & 1 != 0 { va | u64::MAX << bits } else { va }
     }
 
     /// A table that is reachable is linked once more.
@@ -318,9 +296,7 @@ impl Hardware {
     fn parents(&self, table: u64, meta: &Meta) -> Vec<u64> {
         let entries = self.aliases.entries.borrow();
         let others = entries.get(&table).into_iter().flatten();
-        std::iter::once(meta.parent.get())
-            .chain(others.copied())
-            .collect()
+        std::iter::once(meta.parent.get()).chain(others.copied()).collect()
     }
 
     /// What a table below others that have lost links owes with them: numbers of obligations.
@@ -401,11 +377,7 @@ impl Hardware {
         };
         add(meta.parent.get());
         let entries = self.aliases.entries.borrow();
-        entries
-            .get(&table)
-            .into_iter()
-            .flatten()
-            .for_each(|&parent| add(parent));
+        entries.get(&table).into_iter().flatten().for_each(|&parent| add(parent));
     }
 
     /// An entry, or a register, leads to a table no more, which may be remembered. If no other
@@ -484,9 +456,7 @@ impl Hardware {
     }
 
     fn is_global(&self, leaf: u64) -> bool {
-        let super::Bits {
-            global, not_global, ..
-        } = self.bits;
+        let super::Bits { global, not_global, .. } = self.bits;
         leaf & global != 0 || not_global != 0 && leaf & not_global == 0
     }
 
@@ -574,9 +544,7 @@ impl Hardware {
             let forbidden = self.forbidden.borrow();
             let next = forbidden.partition_point(|&(_, last)| last < pa);
             let low = next.checked_sub(1).map_or(0, |at| forbidden[at].1 + 1);
-            let high = forbidden
-                .get(next)
-                .map_or(u64::MAX, |&(first, _)| first.wrapping_sub(1));
+            let high = forbidden.get(next).map_or(u64::MAX, |&(first, _)| first.wrapping_sub(1));
             let hit = forbidden.get(next).filter(|&&(first, _)| first <= end);
             if hit.is_none() {
                 self.allowed.set((low, high));
@@ -595,16 +563,9 @@ impl Hardware {
     /// The leaves of a table of pages that becomes reachable.
     pub(super) fn check_pages(&self, cpu: usize, entries: &[u64]) {
         let x86 = self.architecture.is_x86();
-        let reserved = !x86
-            && entries
-                .iter()
-                .fold(false, |any, entry| any | (entry & 3 == 1));
+        let reserved = !x86 && entries.iter().fold(false, |any, entry| any | (entry & 3 == 1));
         if reserved {
-            self.violate(
-                Rule::Reserved,
-                cpu,
-                "a block descriptor in a table of pages".to_owned(),
-            );
+            self.violate(Rule::Reserved, cpu, "a block descriptor in a table of pages".to_owned());
         }
         if self.forbidden.borrow().is_empty() {
             return;

@@ -42,10 +42,7 @@ impl Hardware {
             return false;
         }
         self.memory.write(page + u64::from(index) * 8, at & !0xfff);
-        log.set(Modifications {
-            page: Some(page),
-            index: index.wrapping_sub(1),
-        });
+        log.set(Modifications { page: Some(page), index: index.wrapping_sub(1) });
         true
     }
 

@@ -204,10 +204,7 @@ impl Replay {
 
     /// How much there was of each.
     pub fn replayed(&self) -> Replayed {
-        Replayed {
-            owed: self.hardware.obligations.borrow().latest(),
-            ..self.replayed
-        }
+        Replayed { owed: self.hardware.obligations.borrow().latest(), ..self.replayed }
     }
 
     /// The number of the change up to which this CPU has seen that no walk is left of which `of`
@@ -218,12 +215,7 @@ impl Replay {
 
     fn find(&mut self, rule: Rule, cpu: usize, what: String) {
         if self.findings.len() < MOST {
-            self.findings.push(Finding {
-                rule,
-                what,
-                cpu,
-                step: self.step,
-            });
+            self.findings.push(Finding { rule, what, cpu, step: self.step });
         }
     }
 
@@ -468,11 +460,7 @@ impl Replay {
             let what = format!(
                 "identifier {id} is loaded for the root at {root:#x}, and CPU {} {} that at {:#x} under it",
                 other.cpu,
-                if self.is_loaded(other) {
-                    "has loaded"
-                } else {
-                    "may remember"
-                },
+                if self.is_loaded(other) { "has loaded" } else { "may remember" },
                 other.root
             );
             self.find(Rule::IdentifierReused, cpu, what);
@@ -689,19 +677,12 @@ fn decode(instruction: u32) -> Decoded {
         let (domain, about) = (field(10, 2), field(8, 2));
         return match about {
             1 => Decoded::Other,
-            _ => Decoded::Dsb {
-                reaches_all: domain != 1,
-                loads: about != 2,
-            },
+            _ => Decoded::Dsb { reaches_all: domain != 1, loads: about != 2 },
         };
     }
     // SYS with op0 1 and CRn 8, or 9 for those that do not wait for some devices.
     match instruction & 0xfff8_e000 {
-        0xd508_8000 => Decoded::Tlbi(Op {
-            op1: field(16, 3),
-            crm: field(8, 4),
-            op2: field(5, 3),
-        }),
+        0xd508_8000 => Decoded::Tlbi(Op { op1: field(16, 3), crm: field(8, 4), op2: field(5, 3) }),
         _ => Decoded::Other,
     }
 }
@@ -711,11 +692,7 @@ impl Op {
     /// of these, and covers nothing. `None`: its operand is needed, and not known; or there is no
     /// such TLBI.
     fn tlbi(self, operand: Option<u64>, vmid: u16) -> Option<Tlbi> {
-        let broadcast = Tlbi {
-            id: Some(vmid),
-            broadcast: true,
-            ..Tlbi::ALL
-        };
+        let broadcast = Tlbi { id: Some(vmid), broadcast: true, ..Tlbi::ALL };
         // By intermediate physical address, which have an order of their own.
         if self.op1 == 4 && (self.crm == 0 || self.crm == 4) {
             let (is_range, leaves_only, is_local) = match (self.crm, self.op2) {
@@ -729,11 +706,7 @@ impl Op {
                 (4, 6) => (true, true, true),
                 _ => return None,
             };
-            let (range, depth) = if is_range {
-                range(operand?)?
-            } else {
-                page(operand?)
-            };
+            let (range, depth) = if is_range { range(operand?)? } else { page(operand?) };
             return Some(Tlbi {
                 stages: Stages::Second,
                 range: Some(range),
@@ -752,33 +725,18 @@ impl Op {
             7 => (false, true),
             _ => return None,
         };
-        let all = Tlbi {
-            broadcast: !is_local,
-            ..broadcast
-        };
-        let first = Tlbi {
-            stages: Stages::First,
-            ..all
-        };
+        let all = Tlbi { broadcast: !is_local, ..broadcast };
+        let first = Tlbi { stages: Stages::First, ..all };
         match (self.op1, self.op2, is_range) {
             (0, 0, false) => Some(first),
-            (0, 2, false) => Some(Tlbi {
-                asid: Some((operand? >> 48) as u16),
-                ..first
-            }),
+            (0, 2, false) => Some(Tlbi { asid: Some((operand? >> 48) as u16), ..first }),
             // By an address of the guest's own: less than all of what is combined with a page,
             // whatever it is.
-            (0, 1 | 3 | 5 | 7, _) => Some(Tlbi {
-                range: Some((0, 0)),
-                ..first
-            }),
+            (0, 1 | 3 | 5 | 7, _) => Some(Tlbi { range: Some((0, 0)), ..first }),
             (4, 6, false) => Some(all),
             (4, 4, false) => Some(Tlbi { id: None, ..all }),
             // Of EL2's own map: of the guest's not an address.
-            (4, 0, false) | (4, 1 | 5, _) => Some(Tlbi {
-                range: Some((0, 0)),
-                ..first
-            }),
+            (4, 0, false) | (4, 1 | 5, _) => Some(Tlbi { range: Some((0, 0)), ..first }),
             _ => None,
         }
     }

@@ -52,18 +52,11 @@ impl Bits {
                 not_global: 1 << 11,
             },
             // D8.3.1: AF, and S2AP[1].
-            Regime::Arm64Stage2 { .. } => Self {
-                valid: 1,
-                accessed: 1 << 10,
-                dirty: 1 << 7,
-                clean_if_set: false,
-                ..x86
-            },
+            Regime::Arm64Stage2 { .. } => {
+                Self { valid: 1, accessed: 1 << 10, dirty: 1 << 7, clean_if_set: false, ..x86 }
+            }
             // SDM vol. 3A 5.8, 5.10.2.4.
-            Regime::X86_64 { .. } => Self {
-                global: 1 << 8,
-                ..x86
-            },
+            Regime::X86_64 { .. } => Self { global: 1 << 8, ..x86 },
             Regime::Npt { .. } => x86,
             // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is
             // set.
@@ -98,27 +91,15 @@ pub struct Request {
 impl Request {
     /// A load by the kernel.
     pub const fn read(va: u64) -> Self {
-        Self {
-            va,
-            want: Want::Read,
-            user: false,
-        }
+        Self { va, want: Want::Read, user: false }
     }
     /// A store by the kernel.
     pub const fn write(va: u64) -> Self {
-        Self {
-            va,
-            want: Want::Write,
-            user: false,
-        }
+        Self { va, want: Want::Write, user: false }
     }
     /// An instruction fetch by the kernel.
     pub const fn execute(va: u64) -> Self {
-        Self {
-            va,
-            want: Want::Execute,
-            user: false,
-        }
+        Self { va, want: Want::Execute, user: false }
     }
     /// The same by an application.
     #[must_use]

@@ -14,11 +14,7 @@ impl Hardware {
     #[inline(always)]
     pub(crate) fn spot(&self, entry: *const u64) -> Option<Spot<'_>> {
         let (pa, meta) = self.memory.find(entry)?;
-        Some(Spot {
-            pa,
-            meta,
-            state: meta.state.get(),
-        })
+        Some(Spot { pa, meta, state: meta.state.get() })
     }
 
     /// A store by software to an entry of a private table.
@@ -214,12 +210,7 @@ impl Hardware {
         if !self.is_valid(entry) {
             return 0;
         }
-        let Bits {
-            accessed,
-            dirty,
-            clean_if_set,
-            ..
-        } = self.bits;
+        let Bits { accessed, dirty, clean_if_set, .. } = self.bits;
         let accessed = entry & accessed != 0;
         let dirty = (entry & dirty != 0) != clean_if_set;
         (u64::from(accessed) * ACCESSED) | (u64::from(dirty) * DIRTY)
@@ -299,12 +290,7 @@ impl Hardware {
     /// What a load by this CPU returns: its own stores first.
     pub(crate) fn visible_to(&self, cpu: usize, pa: u64) -> u64 {
         if self.buffering.get()
-            && let Some(own) = self.cores[cpu]
-                .buffer
-                .borrow()
-                .iter()
-                .rev()
-                .find(|b| b.pa == pa)
+            && let Some(own) = self.cores[cpu].buffer.borrow().iter().rev().find(|b| b.pa == pa)
         {
             return own.value;
         }

@@ -29,9 +29,7 @@ impl Hardware {
             return Look::Fault(Fault::Address);
         };
         let skip = self.dice.is_on() && self.dice.once_in(8);
-        let found = self.cores[cpu]
-            .tlb
-            .find(cpu, request.va, root.id, &self.invalidations);
+        let found = self.cores[cpu].tlb.find(cpu, request.va, root.id, &self.invalidations);
         match found.filter(|_| !skip) {
             Some(entry) => self.use_entry(cpu, request, entry),
             None => self.start(cpu, request, root),
@@ -88,11 +86,7 @@ impl Hardware {
             .memory
             .frame_at(entry.pa(request.va))
             .map_or(0, |frame| self.memory.meta(frame).generation.get());
-        Translated {
-            request,
-            entry,
-            generation,
-        }
+        Translated { request, entry, generation }
     }
 
     /// What a TLB says is what memory says, or the change is one that is still to be invalidated.
@@ -124,12 +118,7 @@ impl Hardware {
             Descriptor::Leaf(leaf) if leaf.contiguous => self.run_around(entry.first, entry.depth),
             _ => entry.span(),
         };
-        let owed = self
-            .obligations
-            .borrow()
-            .about(entry.space, span)
-            .next()
-            .is_some();
+        let owed = self.obligations.borrow().about(entry.space, span).next().is_some();
         // The table that the entry stood in may be long gone, with the obligation for it.
         if !harmless && !owed && !self.is_pending(request.va) {
             self.violate(
@@ -198,13 +187,9 @@ impl Hardware {
             depth += 1;
         }
         match Walk::new(regime, root.table, request.va) {
-            Ok(walk) => Look::Walking(Walking {
-                request,
-                walk,
-                stamp,
-                id: root.id,
-                space: root.space,
-            }),
+            Ok(walk) => {
+                Look::Walking(Walking { request, walk, stamp, id: root.id, space: root.space })
+            }
             Err(_) => Look::Fault(Fault::Address),
         }
     }
@@ -224,16 +209,9 @@ impl Hardware {
         let depth = self.depth(walk.level());
         let at = table + index as u64 * 8;
         let descriptor = self.memory.read(at);
-        self.trace(cpu, || Event::Walk {
-            va,
-            pa: at,
-            value: descriptor,
-        });
+        self.trace(cpu, || Event::Walk { va, pa: at, value: descriptor });
         let good = self.memory.frame_at(table).is_some_and(|frame| {
-            matches!(
-                self.memory.meta(frame).state.get(),
-                State::Live | State::Detached
-            )
+            matches!(self.memory.meta(frame).state.get(), State::Live | State::Detached)
         });
         if !good || descriptor == POISON {
             self.astray(cpu, va, table, depth, descriptor);
@@ -270,15 +248,7 @@ impl Hardware {
         let va = walking.request.va;
         let depth = self.depth(walking.walk.level());
         let spare = |depth, table| {
-            self.invalidations.spare(
-                cpu,
-                walking.stamp,
-                walking.id,
-                false,
-                (va, va),
-                depth,
-                table,
-            )
+            self.invalidations.spare(cpu, walking.stamp, walking.id, false, (va, va), depth, table)
         };
         // It holds tables, and will hold a leaf of a level that it does not know yet.
         !(spare(depth + 1, true) && (0..=depth).all(|leaf| spare(leaf, false)))
@@ -379,10 +349,9 @@ impl Hardware {
         let mut leaf = *leaf;
         let mut clean = false;
         match leaf.dirty {
-            tablewright_walker::DirtyState::Arm64 {
-                dbm: true,
-                read_only: true,
-            } if self.architecture.hardware_dirty => {
+            tablewright_walker::DirtyState::Arm64 { dbm: true, read_only: true }
+                if self.architecture.hardware_dirty =>
+            {
                 // Writable, and its first write is to be recorded.
                 let (regime, level) = place();
                 let writable = with_dirty(regime, level, leaf.raw).unwrap_or(leaf.raw);
@@ -480,9 +449,7 @@ impl Hardware {
             stamp: walking.stamp,
         };
         let core = &self.cores[cpu];
-        if let Some(other) = core
-            .tlb
-            .find(cpu, walking.request.va, walking.id, &self.invalidations)
+        if let Some(other) = core.tlb.find(cpu, walking.request.va, walking.id, &self.invalidations)
         {
             self.check_conflict(cpu, walking.request.va, &other, &entry);
         }
@@ -535,8 +502,7 @@ impl Hardware {
         let Some(frame) = self.memory.frame_at(pa) else {
             // It has no contents, but what was said of its caches holds.
             if self.caches.is_known(pa) {
-                self.caches
-                    .access(self, cpu, &access.entry, access.request, pa);
+                self.caches.access(self, cpu, &access.entry, access.request, pa);
             }
             return 0;
         };
@@ -553,8 +519,7 @@ impl Hardware {
             );
             return 0;
         }
-        self.caches
-            .access(self, cpu, &access.entry, access.request, pa);
+        self.caches.access(self, cpu, &access.entry, access.request, pa);
         if let Some(value) = stored {
             self.memory.write(pa & !7, value);
         }

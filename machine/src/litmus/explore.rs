@@ -151,12 +151,7 @@ pub fn explore(test: &Test, profile: Profile, limit: usize) -> Result<Explored, 
         hardware.load_root(cpu, layout.spaces[thread.space]);
         hardware.load_guest(cpu, layout.first_root().map(|root| (root, 0)));
     }
-    let explorer = Explorer {
-        test,
-        profile,
-        hardware,
-        layout,
-    };
+    let explorer = Explorer { test, profile, hardware, layout };
     explorer.run(limit)
 }
 
@@ -177,15 +172,8 @@ struct Visit {
 impl Explorer<'_> {
     fn run(&self, limit: usize) -> Result<Explored, ExploreError> {
         let mut seen = HashSet::new();
-        let mut outcomes: Vec<Reached> = self
-            .test
-            .asks
-            .iter()
-            .map(|_| Reached {
-                witness: None,
-                always: true,
-            })
-            .collect();
+        let mut outcomes: Vec<Reached> =
+            self.test.asks.iter().map(|_| Reached { witness: None, always: true }).collect();
         let mut ends = 0;
         let mut path = Vec::new();
         let first = self.first();
@@ -212,29 +200,17 @@ impl Explorer<'_> {
         if ends == 0 {
             return Err(ExploreError::NoEnd);
         }
-        Ok(Explored {
-            states: seen.len(),
-            ends,
-            outcomes,
-        })
+        Ok(Explored { states: seen.len(), ends, outcomes })
     }
 
     fn first(&self) -> State {
         let words = &self.layout.words;
         let cpus = self.test.threads();
         let mut state = State {
-            phases: self
-                .test
-                .code
-                .iter()
-                .map(|t| vec![Phase::Idle; t.code.len()])
-                .collect(),
+            phases: self.test.code.iter().map(|t| vec![Phase::Idle; t.code.len()]).collect(),
             cores: (0..cpus).map(|cpu| self.hardware.save(cpu)).collect(),
             stores: vec![Vec::new(); cpus],
-            words: words
-                .iter()
-                .map(|&pa| self.hardware.memory.read(pa))
-                .collect(),
+            words: words.iter().map(|&pa| self.hardware.memory.read(pa)).collect(),
             writers: vec![0; words.len()],
         };
         self.normalise(&mut state);
@@ -243,21 +219,14 @@ impl Explorer<'_> {
 
     fn visit(&self, state: State) -> Visit {
         let steps = self.steps(&state);
-        Visit {
-            state,
-            steps,
-            next: 0,
-        }
+        Visit { state, steps, next: 0 }
     }
 
     fn is_end(&self, state: &State) -> bool {
         let done = |phase: &Phase| matches!(phase, Phase::Done(_));
         state.phases.iter().enumerate().all(|(thread, phases)| {
             let code = &self.test.code[thread].code;
-            phases
-                .iter()
-                .zip(code)
-                .all(|(phase, i)| done(phase) || is_derived(&i.op))
+            phases.iter().zip(code).all(|(phase, i)| done(phase) || is_derived(&i.op))
         })
     }
 
@@ -271,9 +240,8 @@ impl Explorer<'_> {
             if !self.holds(&end.state, &ask.outcome) {
                 reached.always = false;
             } else if reached.witness.is_none() {
-                let taken = path
-                    .iter()
-                    .filter_map(|visit| visit.steps.get(visit.next.checked_sub(1)?));
+                let taken =
+                    path.iter().filter_map(|visit| visit.steps.get(visit.next.checked_sub(1)?));
                 reached.witness = Some(taken.map(|&step| self.name(step)).collect());
             }
         }

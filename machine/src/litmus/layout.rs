@@ -48,25 +48,16 @@ pub(crate) struct Layout {
 
 /// Memory that is large enough for a test.
 pub(crate) fn memory(test: &Test) -> Memory {
-    let blocks = (0..test.data.len())
-        .filter(|&page| in_block(test, page))
-        .count();
+    let blocks = (0..test.data.len()).filter(|&page| in_block(test, page)).count();
     let aligned = (blocks + usize::from(blocks > 0)) * ENTRIES as usize;
-    let runs = (0..test.data.len())
-        .filter(|&page| in_run(test, page))
-        .count();
+    let runs = (0..test.data.len()).filter(|&page| in_run(test, page)).count();
     // Memory begins aligned.
     Memory::new(FRAMES + aligned + runs * 2 * RUN as usize, 12, 1 << 30)
 }
 
 /// The architecture of a test, with caches that are large enough for it.
 pub(crate) fn architecture(test: &Test, profile: Profile) -> Architecture {
-    Architecture {
-        tlb_sets: 1,
-        tlb_ways: 32,
-        walk_cache: 64,
-        ..test.architecture(profile)
-    }
+    Architecture { tlb_sets: 1, tlb_ways: 32, walk_cache: 64, ..test.architecture(profile) }
 }
 
 /// All values that stand in a test.
@@ -74,18 +65,12 @@ fn values(test: &Test) -> impl Iterator<Item = &Value> {
     let code = test.code.iter().flat_map(|thread| &thread.code);
     let stored = code.flat_map(|instruction| match &instruction.op {
         Op::Store { value, .. } => vec![value],
-        Op::Atomic {
-            value,
-            change: Change::CompareSwap(expected),
-            ..
-        } => vec![value, expected],
+        Op::Atomic { value, change: Change::CompareSwap(expected), .. } => vec![value, expected],
         Op::Atomic { value, .. } => vec![value],
         _ => Vec::new(),
     });
     let first = test.maps.iter().map(|map| &map.value);
-    first
-        .chain(test.inits.iter().map(|(_, value)| value))
-        .chain(stored)
+    first.chain(test.inits.iter().map(|(_, value)| value)).chain(stored)
 }
 
 fn in_block(test: &Test, page: usize) -> bool {
@@ -171,15 +156,8 @@ impl Layout {
         }
         for map in &test.maps {
             let depth = u8::from(matches!(map.value, Value::Leaf { block: true, .. }));
-            let entry = Location::Entry {
-                space: map.space,
-                address: map.address,
-                depth,
-            };
-            let (at, value) = (
-                layout.locate(test, &entry),
-                layout.evaluate(test, &map.value),
-            );
+            let entry = Location::Entry { space: map.space, address: map.address, depth };
+            let (at, value) = (layout.locate(test, &entry), layout.evaluate(test, &map.value));
             memory.write(at, value);
             if map.value.is_contiguous() {
                 let first = test.addresses[map.address].va;
@@ -285,10 +263,7 @@ impl Layout {
                 let bits = shift(table.depth + 1);
                 test.addresses[*address].va >> bits << bits
             };
-            let first = self
-                .slots(test)
-                .find(|(t, _)| *t == number)
-                .map(|(_, a)| above(&a));
+            let first = self.slots(test).find(|(t, _)| *t == number).map(|(_, a)| above(&a));
             hardware.expose(pa, table.depth, first.unwrap_or(0), self.spaces[0]);
         }
         for (&(space, depth, number), &pa) in &self.linked {
@@ -356,11 +331,8 @@ impl Layout {
         self.written.dedup();
         self.changing = self.written.clone();
         if test.hardware_access || test.x86 {
-            let tables = self
-                .linked
-                .iter()
-                .filter(|((_, depth, _), _)| *depth < 2)
-                .map(|(_, &table)| table);
+            let tables =
+                self.linked.iter().filter(|((_, depth, _), _)| *depth < 2).map(|(_, &table)| table);
             let tables: Vec<u64> = tables.chain(self.tables.iter().copied()).collect();
             let in_table = |word: &&u64| tables.contains(&(**word & !0xfff));
             self.changing.extend(self.words.iter().filter(in_table));
@@ -378,11 +350,7 @@ impl Layout {
     pub fn locate(&self, test: &Test, location: &Location) -> u64 {
         match *location {
             Location::Data(page) => self.data[page],
-            Location::Entry {
-                space,
-                address,
-                depth,
-            } => {
+            Location::Entry { space, address, depth } => {
                 let va = test.addresses[address].va;
                 // The parser has seen that the address is mapped in this space.
                 let table = self.table_at(space, va, depth).unwrap_or_default();
@@ -423,16 +391,10 @@ impl Layout {
 
     /// What an invalidation tells the hardware.
     pub fn tlbi(&self, test: &Test, scope: Scope, broadcast: bool) -> Tlbi {
-        let all = Tlbi {
-            broadcast,
-            ..Tlbi::default()
-        };
+        let all = Tlbi { broadcast, ..Tlbi::default() };
         match scope {
             Scope::All => all,
-            Scope::Space(space) => Tlbi {
-                id: Some(test.spaces[space].id),
-                ..all
-            },
+            Scope::Space(space) => Tlbi { id: Some(test.spaces[space].id), ..all },
             Scope::Second { at, space } => {
                 let space = Some(space);
                 Tlbi {
@@ -443,15 +405,9 @@ impl Layout {
             Scope::Combined { at, space } => {
                 let scope = match at {
                     None => Scope::Space(space),
-                    Some(at) => Scope::Address {
-                        at,
-                        space: Some(space),
-                    },
+                    Some(at) => Scope::Address { at, space: Some(space) },
                 };
-                Tlbi {
-                    stages: Stages::First,
-                    ..self.tlbi(test, scope, broadcast)
-                }
+                Tlbi { stages: Stages::First, ..self.tlbi(test, scope, broadcast) }
             }
             Scope::Address { at, space } => {
                 let first = test.addresses[at.address].va;
@@ -468,9 +424,5 @@ impl Layout {
 }
 
 fn table_bits(test: &Test) -> u64 {
-    if test.x86 {
-        VALID | X86_WRITE | X86_USER | X86_ACCESSED
-    } else {
-        3
-    }
+    if test.x86 { VALID | X86_WRITE | X86_USER | X86_ACCESSED } else { 3 }
 }

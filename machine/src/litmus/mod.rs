@@ -32,44 +32,20 @@ pub const MOST_STATES: usize = 2_000_000;
 pub const FILES: [(&str, &str); 17] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
-    (
-        "shootdown.litmus",
-        include_str!("../../litmus/shootdown.litmus"),
-    ),
+    ("shootdown.litmus", include_str!("../../litmus/shootdown.litmus")),
     ("break.litmus", include_str!("../../litmus/break.litmus")),
-    (
-        "permission.litmus",
-        include_str!("../../litmus/permission.litmus"),
-    ),
+    ("permission.litmus", include_str!("../../litmus/permission.litmus")),
     ("flags.litmus", include_str!("../../litmus/flags.litmus")),
     ("alias.litmus", include_str!("../../litmus/alias.litmus")),
     ("space.litmus", include_str!("../../litmus/space.litmus")),
-    (
-        "catalogue.litmus",
-        include_str!("../../litmus/catalogue.litmus"),
-    ),
-    (
-        "exception.litmus",
-        include_str!("../../litmus/exception.litmus"),
-    ),
+    ("catalogue.litmus", include_str!("../../litmus/catalogue.litmus")),
+    ("exception.litmus", include_str!("../../litmus/exception.litmus")),
     ("stage2.litmus", include_str!("../../litmus/stage2.litmus")),
-    (
-        "contiguous.litmus",
-        include_str!("../../litmus/contiguous.litmus"),
-    ),
-    (
-        "contiguous-stage2.litmus",
-        include_str!("../../litmus/contiguous-stage2.litmus"),
-    ),
-    (
-        "contiguous-flags.litmus",
-        include_str!("../../litmus/contiguous-flags.litmus"),
-    ),
+    ("contiguous.litmus", include_str!("../../litmus/contiguous.litmus")),
+    ("contiguous-stage2.litmus", include_str!("../../litmus/contiguous-stage2.litmus")),
+    ("contiguous-flags.litmus", include_str!("../../litmus/contiguous-flags.litmus")),
     ("tlbi.litmus", include_str!("../../litmus/tlbi.litmus")),
-    (
-        "two-stages.litmus",
-        include_str!("../../litmus/two-stages.litmus"),
-    ),
+    ("two-stages.litmus", include_str!("../../litmus/two-stages.litmus")),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
 ];
 

@@ -59,11 +59,7 @@ const DEEPEST: usize = 64;
 pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
     let mut tests: Vec<Test> = Vec::new();
     let mut reader = Reader::default();
-    let error = |line, what| ParseError {
-        file: one_line(name),
-        line,
-        what,
-    };
+    let error = |line, what| ParseError { file: one_line(name), line, what };
     for (number, line) in text.lines().enumerate() {
         let number = number + 1;
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -79,16 +75,10 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
                 reader.finish(test).map_err(|what| error(test.line, what))?;
             }
             if rest.is_empty() || rest.contains(char::is_whitespace) {
-                return Err(error(
-                    number,
-                    "a test needs a name without spaces".to_owned(),
-                ));
+                return Err(error(number, "a test needs a name without spaces".to_owned()));
             }
             if tests.iter().any(|test| test.name == rest) {
-                return Err(error(
-                    number,
-                    format!("there is a test '{}' already", one_line(rest)),
-                ));
+                return Err(error(number, format!("there is a test '{}' already", one_line(rest))));
             }
             reader = Reader::default();
             tests.push(Test::empty(rest, &one_line(name), number));
@@ -97,9 +87,7 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
         let Some(test) = tests.last_mut() else {
             return Err(error(number, "a file starts with 'test NAME'".to_owned()));
         };
-        reader
-            .statement(test, word, rest, line)
-            .map_err(|what| error(number, what))?;
+        reader.statement(test, word, rest, line).map_err(|what| error(number, what))?;
     }
     match tests.last() {
         Some(test) => reader.finish(test).map_err(|what| error(test.line, what))?,
@@ -150,9 +138,7 @@ impl Test {
         self.data.iter().position(|data| data.name == name)
     }
     fn address(&self, name: &str) -> Option<usize> {
-        self.addresses
-            .iter()
-            .position(|address| address.name == name)
+        self.addresses.iter().position(|address| address.name == name)
     }
     fn table(&self, name: &str) -> Option<usize> {
         self.tables.iter().position(|table| table.name == name)
@@ -183,17 +169,12 @@ struct Reader {
 
 impl Reader {
     fn statement(&mut self, test: &mut Test, word: &str, rest: &str, line: &str) -> Parsed<()> {
-        let header = [
-            "arch", "space", "data", "at", "map", "stage1", "table", "init",
-        ];
+        let header = ["arch", "space", "data", "at", "map", "stage1", "table", "init"];
         if header.contains(&word) && !(test.code.is_empty() && test.asks.is_empty()) {
             return Err(format!("'{word}' comes before the first thread"));
         }
         if test.spaces.is_empty() && !["source", "about", "arch", "space"].contains(&word) {
-            test.spaces.push(Space {
-                name: "main".to_owned(),
-                id: 1,
-            });
+            test.spaces.push(Space { name: "main".to_owned(), id: 1 });
         }
         match word {
             "source" => test.source = one_line(rest),
@@ -247,11 +228,7 @@ impl Reader {
                 let Some(thread) = test.code.last_mut() else {
                     return Err("an instruction outside of a thread".to_owned());
                 };
-                limit(
-                    thread.code.len(),
-                    MOST_INSTRUCTIONS,
-                    "instructions in a thread",
-                )?;
+                limit(thread.code.len(), MOST_INSTRUCTIONS, "instructions in a thread")?;
                 thread.code.push(instruction);
             }
             _ => return Err(format!("'{}' is no statement", one_line(word))),
@@ -304,9 +281,5 @@ impl Reader {
 }
 
 fn limit(there: usize, most: usize, what: &str) -> Parsed<()> {
-    if there < most {
-        Ok(())
-    } else {
-        Err(format!("more than {most} {what}"))
-    }
+    if there < most { Ok(()) } else { Err(format!("more than {most} {what}")) }
 }

@@ -125,11 +125,7 @@ impl Test {
 
     /// The profiles that it can be run under.
     pub fn profiles(&self) -> &'static [Profile] {
-        if self.x86 {
-            &[Profile::X86]
-        } else {
-            &[Profile::Base, Profile::Ets2]
-        }
+        if self.x86 { &[Profile::X86] } else { &[Profile::Base, Profile::Ets2] }
     }
 
     /// The verdict on outcome number `ask`, if the test gives one for this profile.
@@ -157,10 +153,7 @@ impl Test {
             Profile::Ets2 => Ordering::Ets2,
             Profile::X86 => Ordering::X86,
         };
-        let stage1 = Regime::Arm64Stage1 {
-            granule: Granule::K4,
-            wide: false,
-        };
+        let stage1 = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
         let stage2 = Regime::Arm64Stage2 {
             granule: Granule::K4,
             input_bits: 48,
@@ -227,11 +220,7 @@ pub(crate) enum Location {
     /// The first word of a page.
     Data(usize),
     /// The entry that translates an address, with so many levels below it.
-    Entry {
-        space: usize,
-        address: usize,
-        depth: u8,
-    },
+    Entry { space: usize, address: usize, depth: u8 },
     /// The entry of a guest's stage 1.
     First(usize),
     /// The entry of a loose table that would.
@@ -346,12 +335,7 @@ pub(crate) struct Named {
 impl Named {
     /// One address, and everything about it.
     pub fn one(address: usize) -> Self {
-        Self {
-            address,
-            pages: 1,
-            leaves_only: false,
-            depth: None,
-        }
+        Self { address, pages: 1, leaves_only: false, depth: None }
     }
 }
 
@@ -444,9 +428,7 @@ impl Op {
         match self {
             Self::Load { acquire, .. } => (*acquire, false),
             Self::Store { release, .. } => (false, *release),
-            Self::Atomic {
-                acquire, release, ..
-            } => (*acquire, *release),
+            Self::Atomic { acquire, release, .. } => (*acquire, *release),
             _ => (false, false),
         }
     }

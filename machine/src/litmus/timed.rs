@@ -30,10 +30,7 @@ impl Simulated {
     /// Outcome number `ask` as the explorer reports it, with the seed for the way.
     pub fn reached(&self, ask: usize) -> Option<Reached> {
         let (seed, always) = self.outcomes.get(ask)?;
-        Some(Reached {
-            witness: seed.map(|seed| vec![format!("seed {seed}")]),
-            always: *always,
-        })
+        Some(Reached { witness: seed.map(|seed| vec![format!("seed {seed}")]), always: *always })
     }
 }
 
@@ -58,10 +55,7 @@ impl Simulated {
 /// # Errors
 /// [`RunError`], which would be a fault of the machine.
 pub fn simulate(test: &Test, profile: Profile, seeds: u64) -> Result<Simulated, RunError> {
-    let mut simulated = Simulated {
-        runs: 0,
-        outcomes: vec![(None, true); test.asks.len()],
-    };
+    let mut simulated = Simulated { runs: 0, outcomes: vec![(None, true); test.asks.len()] };
     let mut memory = layout::memory(test);
     for seed in 1..=seeds {
         let (holds, used) = run(test, profile, seed, memory)?;
@@ -104,18 +98,12 @@ fn run(
     setup.costs = costs();
     setup.scheduler.cpus = test.threads();
     // So many that others get in between any two steps.
-    setup.scheduler.perturbation = Perturbation {
-        seed,
-        pause_once_in: 16,
-        pause: Time::us(1),
-        ..Perturbation::default()
-    };
+    setup.scheduler.perturbation =
+        Perturbation { seed, pause_once_in: 16, pause: Time::us(1), ..Perturbation::default() };
     let machine = Machine::new(setup);
     machine.hardware.stop_judging();
     let Some(layout) = Layout::build(test, &machine.hardware) else {
-        return Err(RunError::NoStack(
-            "too little memory for the tables".to_owned(),
-        ));
+        return Err(RunError::NoStack("too little memory for the tables".to_owned()));
     };
     let nothing = |thread: &Thread| vec![End::Nothing; thread.code.len()];
     let run = Run {
@@ -135,15 +123,10 @@ fn run(
         machine.hardware.note(address.va);
     }
     let stream = Cell::new(seed);
-    let delays: Vec<u64> = test
-        .code
-        .iter()
-        .map(|_| below(&stream, 2) * below(&stream, 1_000))
-        .collect();
+    let delays: Vec<u64> =
+        test.code.iter().map(|_| below(&stream, 2) * below(&stream, 1_000)).collect();
     machine.run(|cpu| {
-        machine
-            .hardware
-            .load_root(cpu.id(), layout.spaces[test.code[cpu.id()].space]);
+        machine.hardware.load_root(cpu.id(), layout.spaces[test.code[cpu.id()].space]);
         let root = layout.first_root().map(|root| (root, 0));
         machine.hardware.load_guest(cpu.id(), root);
         cpu.spend(Time::ns(delays[cpu.id()]));
@@ -268,10 +251,7 @@ impl Run<'_> {
             Err(
                 Fault::Translation { .. }
                 | Fault::Address
-                | Fault::Second {
-                    cause: Cause::Translation,
-                    ..
-                },
+                | Fault::Second { cause: Cause::Translation, .. },
             ) if (0..self.test.data.len()).any(is_hidden) => {
                 hardware.drain(cpu);
                 machine.translate(request)
@@ -298,16 +278,8 @@ impl Run<'_> {
 
     fn request(&self, thread: usize, address: usize, write: bool) -> Request {
         let va = self.test.addresses[address].va;
-        let request = if write {
-            Request::write(va)
-        } else {
-            Request::read(va)
-        };
-        if self.user.get() >> thread & 1 != 0 {
-            request.by_user()
-        } else {
-            request
-        }
+        let request = if write { Request::write(va) } else { Request::read(va) };
+        if self.user.get() >> thread & 1 != 0 { request.by_user() } else { request }
     }
 
     fn execute(&self, cpu: Cpu<'_>, op: &Op) -> Result<Option<u64>, Fault> {
@@ -323,27 +295,15 @@ impl Run<'_> {
         }
         match op {
             Op::Load { at, .. } => return self.load(cpu, at).map(Some),
-            Op::Store {
-                value, at, release, ..
-            } => {
+            Op::Store { value, at, release, .. } => {
                 let value = self.evaluate(thread, value);
                 self.store(cpu, at, value, *release)?;
             }
-            Op::Atomic {
-                change,
-                register,
-                value,
-                at,
-                ..
-            } => {
+            Op::Atomic { change, register, value, at, .. } => {
                 let old = self.change(cpu, at, change, value)?;
                 return Ok(register.map(|_| old));
             }
-            Op::Fence(Kind::Loads)
-            | Op::Branch(_)
-            | Op::Barrier {
-                kind: Kind::Loads, ..
-            } => {}
+            Op::Fence(Kind::Loads) | Op::Branch(_) | Op::Barrier { kind: Kind::Loads, .. } => {}
             Op::Fence(kind) => {
                 cpu.order();
                 match kind {
@@ -354,14 +314,10 @@ impl Run<'_> {
                     }
                 }
             }
-            Op::Barrier {
-                kind: Kind::All,
-                shared: true,
-            } if hardware.has_pending(thread) => machine.wait_for_completion(),
-            Op::Barrier {
-                kind: Kind::Stores, ..
+            Op::Barrier { kind: Kind::All, shared: true } if hardware.has_pending(thread) => {
+                machine.wait_for_completion()
             }
-            | Op::Barrier { shared: true, .. } => {
+            Op::Barrier { kind: Kind::Stores, .. } | Op::Barrier { shared: true, .. } => {
                 cpu.spend(machine.costs().publish);
                 cpu.order();
                 hardware.publish(thread);

@@ -76,8 +76,7 @@ impl Machine {
         let result = match self.hardware.spot(entry) {
             Some(spot) => {
                 self.share(cpu, &spot, true);
-                self.hardware
-                    .compare_exchange(cpu.id(), &spot, current, new)
+                self.hardware.compare_exchange(cpu.id(), &spot, current, new)
             }
             None => {
                 // SAFETY: valid by (1.).
@@ -103,8 +102,7 @@ impl Machine {
             Some(spot) if spot.state == State::Private => {
                 // SAFETY: passed on.
                 unsafe {
-                    self.hardware
-                        .fill_private(cpu.id(), &spot, first, count, value, step);
+                    self.hardware.fill_private(cpu.id(), &spot, first, count, value, step);
                 }
             }
             _ => {
@@ -131,8 +129,7 @@ impl Machine {
                 self.share(cpu, &spot, true);
                 // SAFETY: passed on.
                 unsafe {
-                    self.hardware
-                        .store(cpu.id(), &spot, entry, bits, How::Plain);
+                    self.hardware.store(cpu.id(), &spot, entry, bits, How::Plain);
                 }
             }
             // SAFETY: valid by (1.).

@@ -117,10 +117,7 @@ impl Machine {
             }
             self.leave_guest();
             requested();
-            self.tlbi(Tlbi {
-                broadcast: false,
-                ..Tlbi::ALL
-            });
+            self.tlbi(Tlbi { broadcast: false, ..Tlbi::ALL });
             self.dsb();
             self.kicks.flushes.update(|flushes| flushes + 1);
             me.done.set(asked);

@@ -20,10 +20,7 @@ pub struct MachineLock<'m> {
 impl MachineLock<'_> {
     /// Takes it, after those that asked before.
     pub fn acquire(&self) -> MachineHeld<'_> {
-        MachineHeld {
-            machine: self.machine,
-            _held: self.lock.acquire(self.machine.cpu()),
-        }
+        MachineHeld { machine: self.machine, _held: self.lock.acquire(self.machine.cpu()) }
     }
 }
 
@@ -61,9 +58,7 @@ impl<'m> Mapper<'m> {
         let cpu = self.machine.cpu();
         cpu.order();
         let upper = half == tablewright::Half::Upper;
-        self.machine
-            .hardware
-            .attach(cpu.id(), self.space, root.get(), upper, id);
+        self.machine.hardware.attach(cpu.id(), self.space, root.get(), upper, id);
     }
 
     /// No CPU uses the space any more. What they remember of it stays until it is invalidated.
@@ -118,24 +113,12 @@ impl<'m> Mapper<'m> {
         };
         match range {
             // INVEPT, an ASID in TLB_CONTROL; TLBI VMALLS12E1IS.
-            _ if nested && (x86 || range.is_none()) => Tlbi {
-                id: Some(what.id),
-                ..Tlbi::ALL
-            },
+            _ if nested && (x86 || range.is_none()) => Tlbi { id: Some(what.id), ..Tlbi::ALL },
             // VMALLE1IS, or INVPCID type 2 on every CPU.
             None if what.global => Tlbi::ALL,
             // ASIDE1IS, or INVPCID type 1, or INVLPGB with the PCID alone.
-            None => Tlbi {
-                id: Some(what.id),
-                globals,
-                ..Tlbi::ALL
-            },
-            Some(&Stale {
-                first,
-                last,
-                level,
-                tables,
-            }) => Tlbi {
+            None => Tlbi { id: Some(what.id), globals, ..Tlbi::ALL },
+            Some(&Stale { first, last, level, tables }) => Tlbi {
                 // INVLPGB with its bit 3 and without a PCID: what is cached of tables that lead to
                 // what is global goes too.
                 id: (!x86 || !what.global).then_some(what.id),
@@ -245,18 +228,13 @@ impl<'m> Mapper<'m> {
     /// Where a window shows frames: slots of one page each from `first` on, which this space
     /// translates.
     pub fn slots(&self, first: u64) -> MachineSlots<'m> {
-        MachineSlots {
-            machine: self.machine,
-            first,
-        }
+        MachineSlots { machine: self.machine, first }
     }
 
     /// Where a [coarse map](tablewright::linear::Coarse) that this space holds shows frames: at
     /// their own addresses.
     pub fn identity(&self) -> MachineIdentity<'m> {
-        MachineIdentity {
-            machine: self.machine,
-        }
+        MachineIdentity { machine: self.machine }
     }
 
     /// The physical address that memory says an address has now, whatever CPUs remember.
@@ -479,10 +457,7 @@ unsafe impl Hooks for Mapper<'_> {
     #[inline(always)]
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.
-        unsafe {
-            self.machine
-                .store(entry.as_ptr().cast(), bits, How::Release)
-        };
+        unsafe { self.machine.store(entry.as_ptr().cast(), bits, How::Release) };
     }
 
     #[inline(always)]
@@ -499,10 +474,7 @@ unsafe impl Hooks for Mapper<'_> {
         new: u64,
     ) -> Result<(), u64> {
         // SAFETY: passed on.
-        unsafe {
-            self.machine
-                .compare_exchange(entry.as_ptr().cast(), current, new)
-        }
+        unsafe { self.machine.compare_exchange(entry.as_ptr().cast(), current, new) }
     }
 
     #[inline(always)]

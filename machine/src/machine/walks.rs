@@ -16,10 +16,7 @@ pub(crate) struct Walks {
 
 impl Walks {
     pub fn new(cpus: usize) -> Self {
-        Self {
-            now: Cell::new(1),
-            since: (0..cpus).map(|_| Cell::new(None)).collect(),
-        }
+        Self { now: Cell::new(1), since: (0..cpus).map(|_| Cell::new(None)).collect() }
     }
 }
 
@@ -62,10 +59,7 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
         if !inner {
             since.set(Some(machine.software_walks.now.get()));
         }
-        MachineWalk {
-            mapper: *self,
-            inner,
-        }
+        MachineWalk { mapper: *self, inner }
     }
 
     fn grace_period(&self) -> GracePeriod {
@@ -84,10 +78,7 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
 
     fn maintenance(&self) -> CacheMaintenance {
         let architecture = self.machine().architecture();
-        CacheMaintenance {
-            clean: !architecture.forced_write_back,
-            instructions: !architecture.dic,
-        }
+        CacheMaintenance { clean: !architecture.forced_write_back, instructions: !architecture.dic }
     }
 
     fn clean(&self, frame: Pa, size: u64) {
@@ -114,10 +105,7 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
         if machine.architecture().permission_fault_drops_entry {
             return;
         }
-        let here = |tlbi| Tlbi {
-            broadcast: false,
-            ..tlbi
-        };
+        let here = |tlbi| Tlbi { broadcast: false, ..tlbi };
         let mut combined = None;
         for tlbi in self.tlbis(what).map(here) {
             machine.tlbi(tlbi);

@@ -150,9 +150,7 @@ impl std::str::FromStr for Cost {
     type Err = UnknownCost;
 
     fn from_str(name: &str) -> Result<Self, UnknownCost> {
-        Self::all()
-            .find(|cost| cost.name() == name)
-            .ok_or_else(|| UnknownCost(name.to_owned()))
+        Self::all().find(|cost| cost.name() == name).ok_or_else(|| UnknownCost(name.to_owned()))
     }
 }
 

@@ -142,10 +142,9 @@ impl ArchitectureToml {
         let bits = |allowed: &[u32]| match self.address_bits {
             None => Ok(allowed[0]),
             Some(bits) if allowed.contains(&bits) => Ok(bits),
-            Some(bits) => Err((
-                "architecture.address_bits",
-                format!("{bits}: this format has {allowed:?}"),
-            )),
+            Some(bits) => {
+                Err(("architecture.address_bits", format!("{bits}: this format has {allowed:?}")))
+            }
         };
         let usual = match self.format {
             FormatToml::Arm64 => Architecture::arm64(Regime::Arm64Stage1 {
@@ -157,10 +156,7 @@ impl ArchitectureToml {
                 wide: bits(&[48, 52])? == 52,
             }),
             FormatToml::X86_64 => {
-                if self
-                    .granule
-                    .is_some_and(|granule| granule != GranuleToml::K4)
-                {
+                if self.granule.is_some_and(|granule| granule != GranuleToml::K4) {
                     let problem = "x86-64 has pages of 4K only".to_owned();
                     return Err(("architecture.granule", problem));
                 }

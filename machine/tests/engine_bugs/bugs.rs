@@ -129,12 +129,7 @@ pub const BUGS: &[Bug] = &[
         file: RANGE,
         find: "if «plan.invalidate» {\n                        self.flush.ranges.add(extent",
         with: "false",
-        rules: &[
-            "program",
-            "never invalidated",
-            "freed early",
-            "break-before-make",
-        ],
+        rules: &["program", "never invalidated", "freed early", "break-before-make"],
     },
     // Zaps, and what was looked up before.
     Bug {
@@ -258,13 +253,7 @@ pub const BUGS: &[Bug] = &[
         file: PROTECT_ALL,
         find: "«ranges.everything = true;»",
         with: "",
-        rules: &[
-            "program",
-            "never invalidated",
-            "break-before-make",
-            "freed early",
-            "stale use",
-        ],
+        rules: &["program", "never invalidated", "break-before-make", "freed early", "stale use"],
     },
     Bug {
         name: "a large leaf is reopened while its slot is logged",

@@ -151,12 +151,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 
 /// The text with a bug in it that can be switched on.
 fn plant(text: &str, number: usize, bug: &Bug) -> Result<String, String> {
-    let fail = |why: &str| {
-        Err(format!(
-            "{}: engine/src/{}: {why}: {}",
-            bug.name, bug.file, bug.find
-        ))
-    };
+    let fail =
+        |why: &str| Err(format!("{}: engine/src/{}: {why}: {}", bug.name, bug.file, bug.find));
     let (Some((before, rest)), true) = (bug.find.split_once('«'), bug.find.contains('»')) else {
         return fail("nothing is marked to be switched");
     };
@@ -286,9 +282,8 @@ fn hunt(programs: &Path, number: usize, hunter: Hunter, bug: &Bug) -> Result<Str
 #[test]
 #[ignore = "builds the random programs once more, which takes minutes"]
 fn each_bug_in_the_engine_is_caught_by_the_right_rule() {
-    let programs = copy_with_bugs()
-        .and_then(|copy| build(&copy))
-        .unwrap_or_else(|why| panic!("{why}"));
+    let programs =
+        copy_with_bugs().and_then(|copy| build(&copy)).unwrap_or_else(|why| panic!("{why}"));
     let only = std::env::var("ENGINE_BUGS").ok();
     let part = std::env::var("ENGINE_BUG").unwrap_or_default();
     let is_meant = |hunter: Hunter| only.as_deref().is_none_or(|only| only == hunter.name());

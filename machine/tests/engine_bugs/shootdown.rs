@@ -13,13 +13,7 @@ const IDENTIFIERS: &str = "identity.rs";
 
 /// A processor uses what it should have forgotten, or is said to have forgotten, or what was given
 /// back.
-const STALE: &[&str] = &[
-    "invalidation",
-    "stale use",
-    "freed early",
-    "walk astray",
-    "program",
-];
+const STALE: &[&str] = &["invalidation", "stale use", "freed early", "walk astray", "program"];
 /// The same, under an identifier of another.
 const REUSED: &[&str] = &["identifier reused", "program", "freed early", "stale use"];
 

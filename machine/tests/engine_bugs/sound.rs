@@ -136,14 +136,14 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an exclusive edit invalidates another identity",
         file: SPACE,
-        find: "id: «self.id»,\n            global:",
+        find: "id: «self.id», global:",
         with: "0",
         rules: FORGOTTEN,
     },
     Bug {
         name: "a shared edit invalidates another identity",
         file: SHARED,
-        find: "global,\n            ..«self.space.target()»",
+        find: "Target { global, ..«self.space.target()» }",
         with: "{ let mut it = self.space.target(); it.id = 0; it }",
         rules: FORGOTTEN,
     },
@@ -218,12 +218,7 @@ pub const BUGS: &[Bug] = &[
         file: SPLIT,
         find: "if «self.space.debt.has_runs()» {\n            if self",
         with: "false",
-        rules: &[
-            "broken run",
-            "break-before-make",
-            "invalidation",
-            "conflict",
-        ],
+        rules: &["broken run", "break-before-make", "invalidation", "conflict"],
     },
     Bug {
         name: "a dead space is shared, and not published",
@@ -280,14 +275,14 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an exclusive edit does not say that it means global translations",
         file: SPACE,
-        find: "global: «self.debt.has_globals()»,",
+        find: "global: «self.debt.has_globals()» }",
         with: "false",
         rules: FORGOTTEN,
     },
     Bug {
         name: "a shared edit does not say that it means global translations",
         file: SHARED,
-        find: "«global»,\n            ..self.space.target()",
+        find: "Target { «global», ..self.space.target() }",
         with: "global: global && !PLANTED",
         rules: FORGOTTEN,
     },
@@ -382,13 +377,7 @@ pub const BUGS: &[Bug] = &[
         file: "edit/fork.rs",
         find: "if «F::kind(entry, at) == Kind::Table» {\n                    let (child",
         with: "false",
-        rules: &[
-            "program",
-            "walk astray",
-            "freed early",
-            "panic",
-            "break-before-make",
-        ],
+        rules: &["program", "walk astray", "freed early", "panic", "break-before-make"],
     },
     // Two spaces, and a page in another frame.
     Bug {

@@ -206,17 +206,9 @@ impl Editor<'_, '_> {
             self.platform.barrier(Barrier::Publish);
         }
         if self.is(Bug::TlbiIsLocal) {
-            self.machine.tlbi(Tlbi {
-                range: Some((first, last)),
-                ..Tlbi::default()
-            });
+            self.machine.tlbi(Tlbi { range: Some((first, last)), ..Tlbi::default() });
         } else {
-            let range = Stale {
-                first,
-                last,
-                level,
-                tables,
-            };
+            let range = Stale { first, last, level, tables };
             self.platform.invalidate(&Invalidation {
                 root: self.root,
                 id: self.id,
@@ -254,15 +246,12 @@ impl Editor<'_, '_> {
         let attrs = Attrs {
             dirty: self.dice.once_in(2),
             accessed: self.dice.once_in(2),
-            ..self
-                .dice
-                .pick(&[Attrs::USER_DATA, Attrs::KERNEL_DATA, Attrs::USER_RODATA])
+            ..self.dice.pick(&[Attrs::USER_DATA, Attrs::KERNEL_DATA, Attrs::USER_RODATA])
         };
         let before = spot.begin(Some(Page::new(page.get(), attrs)));
-        let (Some(place), Ok(bits)) = (
-            self.make::<F>(va, Level::PAGE),
-            F::encode(&attrs, Level::PAGE),
-        ) else {
+        let (Some(place), Ok(bits)) =
+            (self.make::<F>(va, Level::PAGE), F::encode(&attrs, Level::PAGE))
+        else {
             spot.restore(before);
             self.machine.give_page(page);
             return;
@@ -316,11 +305,7 @@ impl Editor<'_, '_> {
             return;
         }
         let frame = F::address(bits, level);
-        let looked_at = if self.is(Bug::EmptyByFirstEntry) {
-            1
-        } else {
-            F::entries(Level::PAGE)
-        };
+        let looked_at = if self.is(Bug::EmptyByFirstEntry) { 1 } else { F::entries(Level::PAGE) };
         let first = va & !(self.at.block - 1);
         let used = (0..looked_at as u64).any(|index| {
             let va = first + index * self.at.page;
@@ -345,10 +330,9 @@ impl Editor<'_, '_> {
         let Some(spot) = self.oracle.inside(va, va).next() else {
             return;
         };
-        let (Some(page), Some(place)) = (
-            spot.page(),
-            raw::find::<F>(&self.platform, self.root, va, Level::PAGE),
-        ) else {
+        let (Some(page), Some(place)) =
+            (spot.page(), raw::find::<F>(&self.platform, self.root, va, Level::PAGE))
+        else {
             return;
         };
         let change = match self.dice.below(4) {
@@ -401,8 +385,7 @@ impl Editor<'_, '_> {
             });
             self.forget(va, end, Some(Level::PAGE), false);
             // The flags were there from the start.
-            self.oracle
-                .account_for(va, end, Self::attrs::<F>(bits & !F::CONTIGUOUS));
+            self.oracle.account_for(va, end, Self::attrs::<F>(bits & !F::CONTIGUOUS));
             self.oracle.inside(va, end).for_each(Spot::end);
             if whole {
                 self.free_empty::<F>(va);
@@ -497,14 +480,10 @@ impl Editor<'_, '_> {
         unsafe {
             let table = self.platform.table(frame, Level::PAGE);
             let first = bits | F::put_address(Pa::new(FAR));
-            self.platform
-                .fill(table, F::entries(Level::PAGE), first, self.at.page);
+            self.platform.fill(table, F::entries(Level::PAGE), first, self.at.page);
         }
-        let before: Vec<_> = self
-            .oracle
-            .inside(va, last)
-            .map(|spot| (spot, spot.begin(spot.page())))
-            .collect();
+        let before: Vec<_> =
+            self.oracle.inside(va, last).map(|spot| (spot, spot.begin(spot.page()))).collect();
         let x86 = self.machine.architecture().is_x86();
         let in_place = x86 || self.is(Bug::SplitInOneStore);
         if !in_place {
@@ -517,9 +496,7 @@ impl Editor<'_, '_> {
         } else {
             self.platform.barrier(Barrier::Publish);
         }
-        before
-            .into_iter()
-            .for_each(|(spot, before)| spot.restore(before));
+        before.into_iter().for_each(|(spot, before)| spot.restore(before));
     }
 
     // ---- Many pages ----
@@ -544,9 +521,7 @@ impl Editor<'_, '_> {
                 return;
             };
             if pages.len() < MANY as usize {
-                pages
-                    .into_iter()
-                    .for_each(|page| self.machine.give_page(page));
+                pages.into_iter().for_each(|page| self.machine.give_page(page));
                 return;
             }
             for (number, &page) in (0..).zip(&pages) {
@@ -573,17 +548,12 @@ impl Editor<'_, '_> {
         if pages.len() as u64 > ONE_BY_ONE && !self.is(Bug::FlushIsEmpty) {
             self.platform.barrier(Barrier::Publish);
             let broadcast = !self.is(Bug::AllOnlyLocal);
-            self.machine.tlbi(Tlbi {
-                broadcast,
-                ..Tlbi::ALL
-            });
+            self.machine.tlbi(Tlbi { broadcast, ..Tlbi::ALL });
             self.platform.barrier(Barrier::Complete);
         }
         self.oracle.account_for(va, last, Attrs::KERNEL_DATA);
         self.oracle.inside(va, last).for_each(Spot::end);
-        pages
-            .into_iter()
-            .for_each(|page| self.machine.give_page(page));
+        pages.into_iter().for_each(|page| self.machine.give_page(page));
         self.free_empty::<F>(va);
     }
 

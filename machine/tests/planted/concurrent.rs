@@ -264,11 +264,7 @@ impl Shared<'_, '_> {
     /// Freezes a leaf. Gives what it said in the end.
     fn freeze<F: Format<Input = Va>>(&self, place: Place) -> Option<u64> {
         let platform = &self.platform;
-        let mark = if self.is(Bug::EntryLeftToOthersEarly) {
-            0
-        } else {
-            FROZEN
-        };
+        let mark = if self.is(Bug::EntryLeftToOthersEarly) { 0 } else { FROZEN };
         let mut bits = place.load(platform);
         while F::kind(bits, Level::PAGE) == Kind::Leaf {
             if self.is(Bug::FrozenByStore) {
@@ -284,12 +280,7 @@ impl Shared<'_, '_> {
     }
 
     fn forget(&self, first: u64, size: u64, level: Option<Level>) {
-        let range = Stale {
-            first,
-            last: first + (size - 1),
-            level,
-            tables: level.is_none(),
-        };
+        let range = Stale { first, last: first + (size - 1), level, tables: level.is_none() };
         self.platform.barrier(Barrier::Publish);
         self.platform.invalidate(&Invalidation {
             root: self.root,
@@ -373,11 +364,7 @@ impl Shared<'_, '_> {
                 self.machine.give_page(F::address(bits, Level::PAGE));
             } else {
                 // The CPU that unmapped it has reclaimed it.
-                let unused = Attrs {
-                    accessed: false,
-                    dirty: false,
-                    ..Attrs::USER_DATA
-                };
+                let unused = Attrs { accessed: false, dirty: false, ..Attrs::USER_DATA };
                 self.oracle.account_for(va, last, unused);
             }
         }

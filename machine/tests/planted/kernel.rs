@@ -136,9 +136,7 @@ impl ByHand for Kernel {
         let platform = &roots[0];
         let (top, directory) = chain::<F>(platform, half::<F>(SHARED));
         let (own_top, own) = chain::<F>(platform, half::<F>(ALONE));
-        let frames: Vec<Pa> = (roots.iter())
-            .map(|of| make::<F>(of, F::root_level()))
-            .collect();
+        let frames: Vec<Pa> = (roots.iter()).map(|of| make::<F>(of, F::root_level())).collect();
         for (number, (of, &root)) in roots.iter().zip(&frames).enumerate() {
             let entry = |va| raw::entry::<F>(of, root, F::root_level(), va);
             entry(half::<F>(SHARED)).link(of, F::table(top, Perms::empty()));
@@ -276,11 +274,7 @@ impl Program<'_, '_> {
         };
         let frame = self.tables[table].get().unwrap_or_else(|| {
             let frame = make::<F>(platform, Level::PAGE);
-            let directory = if table == OWN {
-                self.own
-            } else {
-                self.directory
-            };
+            let directory = if table == OWN { self.own } else { self.directory };
             let bits = F::table(frame, Perms::empty());
             self.above::<F>(directory, AT[table]).link(platform, bits);
             self.tables[table].set(Some(frame));
@@ -322,8 +316,7 @@ impl Program<'_, '_> {
             alone: table == OWN,
         });
         self.flush(cpu, parts.collect());
-        gone.into_iter()
-            .for_each(|(page, _)| self.machine.give_page(page));
+        gone.into_iter().for_each(|(page, _)| self.machine.give_page(page));
     }
 
     /// Returns the invalidation for a table of pages that goes.
@@ -345,8 +338,7 @@ impl Program<'_, '_> {
             return;
         };
         let platform = self.platform();
-        self.above::<F>(self.directory, AT[table])
-            .exchange(platform, 0);
+        self.above::<F>(self.directory, AT[table]).exchange(platform, 0);
         for index in 0..PAGES {
             let at = index * page::<F>();
             raw::entry::<F>(platform, frame, Level::PAGE, at).load(platform);
@@ -436,11 +428,7 @@ impl Program<'_, '_> {
         Tlbi {
             stride: (large || self.is(Bug::StrideOverPages)).then_some(21),
             leaves_only: !part.tables || self.is(Bug::FinalOnly),
-            globals: if included {
-                Globals::Included
-            } else {
-                Globals::Spared
-            },
+            globals: if included { Globals::Included } else { Globals::Spared },
             ..range
         }
     }
@@ -478,8 +466,7 @@ impl Program<'_, '_> {
         for part in parts {
             let range = (part.first, part.last);
             for number in 0..ROOTS {
-                self.machine
-                    .tlbi(Tlbi::invpcid(Some(id(number)), Some(range)));
+                self.machine.tlbi(Tlbi::invpcid(Some(id(number)), Some(range)));
             }
             if part.global {
                 let loaded = id(self.loaded[cpu].get());
@@ -523,11 +510,6 @@ impl Program<'_, '_> {
 }
 
 fn leaf<F: Format>(pa: Pa, global: bool, level: Level) -> u64 {
-    let attrs = Attrs {
-        global,
-        accessed: true,
-        dirty: true,
-        ..Attrs::KERNEL_DATA
-    };
+    let attrs = Attrs { global, accessed: true, dirty: true, ..Attrs::KERNEL_DATA };
     F::encode(&attrs, level).expect("attributes of a kernel") | F::put_address(pa)
 }

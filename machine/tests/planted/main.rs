@@ -114,11 +114,7 @@ const PLANTED: &[(Bug, Program, &[Rule])] = &[
     (CodeNotRefetched, Edits, &[CacheMaintenance]),
     // Windows, and the linear map.
     (NoWaitInBreak, Windows, &[WindowStale, BreakBeforeMake]),
-    (
-        NoInvalidationInBreak,
-        Windows,
-        &[WindowStale, BreakBeforeMake],
-    ),
+    (NoInvalidationInBreak, Windows, &[WindowStale, BreakBeforeMake]),
     (ReservedMemoryMapped, Windows, &[ForbiddenMemory]),
     (WholeBlocksMapped, Windows, &[ForbiddenMemory]),
     // Identifiers.
@@ -166,11 +162,7 @@ const PLANTED: &[(Bug, Program, &[Rule])] = &[
     (OtherAddressForgotten, Kernel, &[FreedEarly]),
     (OtherRootsForgotten, Kernel, &[Invalidation]),
     // Concurrent edits.
-    (
-        NotClaimed,
-        Concurrent,
-        &[BreakBeforeMake, NoProgress, Program],
-    ),
+    (NotClaimed, Concurrent, &[BreakBeforeMake, NoProgress, Program]),
     (EntryLeftToOthersEarly, Concurrent, &[BreakBeforeMake]),
     (FrozenByStore, Concurrent, &[FlagLost, FreedEarly]),
     (PageFreedBeforeInvalidation, Concurrent, &[FreedEarly]),
@@ -201,19 +193,15 @@ const PLANTED: &[(Bug, Program, &[Rule])] = &[
 
 /// The first seed that catches the bug, and what it says.
 fn first_caught(bug: Bug, program: Program) -> Option<(u64, Run)> {
-    (1..=SEEDS)
-        .map(|seed| (seed, run(program, seed, Some(bug))))
-        .find(|(_, run)| !run.is_good())
+    (1..=SEEDS).map(|seed| (seed, run(program, seed, Some(bug)))).find(|(_, run)| !run.is_good())
 }
 
 #[test]
 fn each_planted_bug_is_caught_by_the_right_rule() {
     let mut failures = Vec::new();
     let only = std::env::var("PLANTED").ok();
-    let is_meant = |program: Program| {
-        only.as_deref()
-            .is_none_or(|only| only == program.to_string())
-    };
+    let is_meant =
+        |program: Program| only.as_deref().is_none_or(|only| only == program.to_string());
     for &(bug, program, rules) in PLANTED.iter().filter(|it| is_meant(it.1)) {
         let name = format!("{bug:?} in {program}");
         let Some((seed, caught)) = first_caught(bug, program) else {
@@ -234,10 +222,7 @@ fn each_planted_bug_is_caught_by_the_right_rule() {
         let right = run(program, seed, None);
         if !right.is_good() {
             let first = right.violations.first();
-            failures.push(format!(
-                "{program} without a bug: {first:?}, {:?}",
-                right.outcome
-            ));
+            failures.push(format!("{program} without a bug: {first:?}, {:?}", right.outcome));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
@@ -258,9 +243,7 @@ fn each_rule_is_the_first_that_some_bug_breaks() {
             }
             let found = (1..=SEEDS).any(|seed| {
                 let run = run(program, seed, Some(bug));
-                run.violations
-                    .first()
-                    .is_some_and(|first| first.rule == rule)
+                run.violations.first().is_some_and(|first| first.rule == rule)
             });
             if found {
                 fired.insert(rule);
@@ -316,11 +299,7 @@ const STORIES: &[(Program, &[u64], &str)] = &[
         &[68285, 69551, 82141, 92905],
         "a page that was unmapped while its table went left its flags to the next in its entry",
     ),
-    (
-        Guest,
-        &[70752, 86167],
-        "a leaf that was aged without a flush was taken for forgotten",
-    ),
+    (Guest, &[70752, 86167], "a leaf that was aged without a flush was taken for forgotten"),
     (
         Guest,
         &[46555],
@@ -348,10 +327,7 @@ fn a_run_does_not_depend_on_the_thread() {
     for program in Program::ALL {
         let here: Vec<Run> = (1..=20).map(|seed| run(program, seed, None)).collect();
         let there = std::thread::spawn(move || {
-            let mut runs: Vec<Run> = (1..=20)
-                .rev()
-                .map(|seed| run(program, seed, None))
-                .collect();
+            let mut runs: Vec<Run> = (1..=20).rev().map(|seed| run(program, seed, None)).collect();
             runs.reverse();
             runs
         });

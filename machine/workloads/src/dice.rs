@@ -14,19 +14,13 @@ pub struct Dice {
 
 impl Dice {
     pub fn new(seed: u64) -> Self {
-        Self {
-            stream: Cell::new(seed),
-            by_remainder: false,
-        }
+        Self { stream: Cell::new(seed), by_remainder: false }
     }
 
     /// One of the streams of a seed.
     pub fn of(seed: u64, stream: u64) -> Self {
         let seed = seed.wrapping_mul(0xd134_2543_de82_ef95) ^ stream << 32;
-        let dice = Self {
-            stream: Cell::new(seed),
-            by_remainder: true,
-        };
+        let dice = Self { stream: Cell::new(seed), by_remainder: true };
         dice.next();
         dice
     }

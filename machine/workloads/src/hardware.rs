@@ -19,12 +19,7 @@ pub const fn stage2(
     wide: bool,
     forced_write_back: bool,
 ) -> Regime {
-    Regime::Arm64Stage2 {
-        granule,
-        input_bits,
-        wide,
-        forced_write_back,
-    }
+    Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back }
 }
 
 /// Hardware with or without each of the options that there are. `marks` draws whether EPT has
@@ -45,22 +40,13 @@ pub fn architecture(
                 ..Architecture::ept()
             }
         }
-        Regime::Npt { .. } => Architecture {
-            regime,
-            ..Architecture::npt()
-        },
+        Regime::Npt { .. } => Architecture { regime, ..Architecture::npt() },
         Regime::Arm64Stage1 { .. }
         | Regime::Arm64Stage1Sized { .. }
         | Regime::Arm64El2 { .. }
         | Regime::Arm64Stage2 { .. } => {
             let hardware_access = dice.once_in(2);
-            let forced = matches!(
-                regime,
-                Regime::Arm64Stage2 {
-                    forced_write_back: true,
-                    ..
-                }
-            );
+            let forced = matches!(regime, Regime::Arm64Stage2 { forced_write_back: true, .. });
             let nested = matches!(regime, Regime::Arm64Stage2 { .. });
             Architecture {
                 ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
@@ -95,10 +81,7 @@ pub fn small(base: Architecture, dice: &Dice) -> Architecture {
 
 /// A guest whose stage 1, and with it its caches, is off; or one that is known by stage 2 alone.
 pub fn perhaps_nested(base: Architecture, dice: &Dice) -> Architecture {
-    Architecture {
-        guest: base.guest.filter(|_| dice.once_in(2)),
-        ..base
-    }
+    Architecture { guest: base.guest.filter(|_| dice.once_in(2)), ..base }
 }
 
 thread_local! {

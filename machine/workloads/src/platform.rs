@@ -64,10 +64,7 @@ impl Control {
 
     /// That of a run in which interrupts come.
     pub fn interrupted(bug: Option<Bug>) -> Self {
-        Self {
-            claims: false,
-            ..Self::new(bug)
-        }
+        Self { claims: false, ..Self::new(bug) }
     }
 
     pub fn is(&self, bug: Bug) -> bool {
@@ -102,11 +99,7 @@ pub struct Faulty<'m> {
 
 impl<'m> Faulty<'m> {
     pub fn new(machine: &'m Machine, control: &'m Control) -> Self {
-        Self {
-            mapper: machine.new_space(),
-            control,
-            linked: true,
-        }
+        Self { mapper: machine.new_space(), control, linked: true }
     }
 
     pub fn machine(&self) -> &'m Machine {
@@ -125,12 +118,8 @@ impl<'m> Faulty<'m> {
             let all = self.mapper.tlbis(what);
             all.for_each(|tlbi| machine.tlbi(change(tlbi)));
         };
-        let combined = Tlbi {
-            id: Some(what.id),
-            stages: Stages::First,
-            broadcast: true,
-            ..Tlbi::default()
-        };
+        let combined =
+            Tlbi { id: Some(what.id), stages: Stages::First, broadcast: true, ..Tlbi::default() };
         let mut tlbis = self.mapper.tlbis(what);
         let in_two_steps = tlbis.any(|tlbi| self.mapper.then(&tlbi).is_some());
         if self.is(Bug::CombinedAlone) {
@@ -145,10 +134,7 @@ impl<'m> Faulty<'m> {
             first(|tlbi| tlbi);
             machine.tlbi(combined);
         } else if self.is(Bug::BothOnlyLocal) {
-            let here = |tlbi| Tlbi {
-                broadcast: false,
-                ..tlbi
-            };
+            let here = |tlbi| Tlbi { broadcast: false, ..tlbi };
             first(here);
             if in_two_steps {
                 machine.dsb();
@@ -283,13 +269,7 @@ unsafe impl Platform for Faulty<'_> {
         if self.is(Bug::FlushHoldsOne) {
             ranges.truncate(1);
         }
-        for Stale {
-            first,
-            last,
-            level,
-            tables,
-        } in &mut ranges
-        {
+        for Stale { first, last, level, tables } in &mut ranges {
             if self.is(Bug::HintOfAnotherLevel) {
                 *level = level.map(|level| level.up());
             }
@@ -313,10 +293,7 @@ unsafe impl Platform for Faulty<'_> {
             what.id += 1;
         }
         if self.is(Bug::OnlyLocal) {
-            self.machine().tlbi(Tlbi {
-                broadcast: false,
-                ..Tlbi::ALL
-            });
+            self.machine().tlbi(Tlbi { broadcast: false, ..Tlbi::ALL });
             return;
         }
         if self.invalidates_otherwise(&what) {
@@ -458,9 +435,7 @@ unsafe impl<'m> SharedPlatform for Faulty<'m> {
     fn enter(&self) -> Walk<'m> {
         self.tick();
         let announced = !self.is(Bug::ForgetsWalks);
-        Walk {
-            _walk: announced.then(|| self.mapper.enter()),
-        }
+        Walk { _walk: announced.then(|| self.mapper.enter()) }
     }
 
     fn grace_period(&self) -> GracePeriod {

@@ -47,20 +47,11 @@ pub const X4: Regime = Regime::X86_64 { levels: 4 };
 pub const X5: Regime = Regime::X86_64 { levels: 5 };
 
 const fn guest(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
-    Regime::Arm64Stage2 {
-        granule,
-        input_bits,
-        wide,
-        forced_write_back,
-    }
+    Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back }
 }
 
 const fn sized(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64Stage1Sized {
-        granule,
-        input_bits,
-        wide,
-    }
+    Regime::Arm64Stage1Sized { granule, input_bits, wide }
 }
 
 /// From level 1, with 8 entries: fewer than a run has.
@@ -77,11 +68,7 @@ pub const P64: Regime = sized(Granule::K64, 42, false);
 pub const P64L: Regime = sized(Granule::K64, 28, false);
 
 const fn el2(granule: Granule, input_bits: u8, wide: bool) -> Regime {
-    Regime::Arm64El2 {
-        granule,
-        input_bits,
-        wide,
-    }
+    Regime::Arm64El2 { granule, input_bits, wide }
 }
 
 pub const H4: Regime = el2(Granule::K4, 48, false);
@@ -103,14 +90,8 @@ pub const S16W: Regime = guest(Granule::K16, 52, true, true);
 pub const S64: Regime = guest(Granule::K64, 33, false, true);
 /// From level 1.
 pub const S64W: Regime = guest(Granule::K64, 52, true, false);
-pub const E4: Regime = Regime::Ept {
-    levels: 4,
-    mode_based: false,
-};
-pub const E5: Regime = Regime::Ept {
-    levels: 5,
-    mode_based: true,
-};
+pub const E4: Regime = Regime::Ept { levels: 4, mode_based: false };
+pub const E5: Regime = Regime::Ept { levels: 5, mode_based: true };
 pub const N4: Regime = Regime::Npt { levels: 4 };
 pub const N5: Regime = Regime::Npt { levels: 5 };
 
@@ -124,11 +105,7 @@ pub const REGIMES: [Regime; 28] = [
 pub const fn rows_of(regime: Regime) -> Regime {
     match regime {
         Regime::Arm64Stage1Sized { granule, wide, .. } => stage1(granule, wide),
-        Regime::Arm64El2 {
-            granule: Granule::K4,
-            wide: false,
-            ..
-        } => H4,
+        Regime::Arm64El2 { granule: Granule::K4, wide: false, .. } => H4,
         regime => regime,
     }
 }
@@ -161,9 +138,7 @@ pub type Row = (Regime, i8, u64, &'static str);
 
 /// All rows.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    [arm64::ROWS, stage2::ROWS, x86_64::ROWS]
-        .into_iter()
-        .flatten()
+    [arm64::ROWS, stage2::ROWS, x86_64::ROWS].into_iter().flatten()
 }
 
 /// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the
@@ -325,14 +300,8 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
         ["invalid"] => Means::Invalid,
-        ["table", pa] => Means::Table {
-            pa: hex("0x", pa),
-            takes: access("---/---"),
-        },
-        ["table", pa, takes] => Means::Table {
-            pa: hex("0x", pa),
-            takes: access(takes),
-        },
+        ["table", pa] => Means::Table { pa: hex("0x", pa), takes: access("---/---") },
+        ["table", pa, takes] => Means::Table { pa: hex("0x", pa), takes: access(takes) },
         [
             pa,
             extent,
@@ -369,9 +338,7 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
                             dbm: matches!(dirty, "dbm" | "dbm+ro"),
                             read_only: matches!(dirty, "ro" | "dbm+ro"),
                         },
-                        _ => DirtyState::X86_64 {
-                            dirty: either(dirty, "D", "-"),
-                        },
+                        _ => DirtyState::X86_64 { dirty: either(dirty, "D", "-") },
                     },
                     software: hex("sw", software) as u16,
                     key: hex("k", key) as u8,
@@ -396,24 +363,15 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
 /// Reads "privileged/user".
 pub fn access(line: &str) -> Access {
     let class = |class: &str| {
-        let [r, w, x] = class.as_bytes() else {
-            panic!("{line}")
-        };
+        let [r, w, x] = class.as_bytes() else { panic!("{line}") };
         let flag = |&sign: &u8, set| {
             assert!(sign == set || sign == b'-', "{line}");
             sign == set
         };
-        Permissions {
-            read: flag(r, b'r'),
-            write: flag(w, b'w'),
-            execute: flag(x, b'x'),
-        }
+        Permissions { read: flag(r, b'r'), write: flag(w, b'w'), execute: flag(x, b'x') }
     };
     let (privileged, user) = line.split_once('/').unwrap();
-    Access {
-        privileged: class(privileged),
-        user: class(user),
-    }
+    Access { privileged: class(privileged), user: class(user) }
 }
 
 fn either(word: &str, yes: &str, no: &str) -> bool {

@@ -148,19 +148,12 @@ struct Executed {
     paused: AtomicBool,
 }
 
-static EXECUTED: [Executed; CPUS] = [const {
-    Executed {
-        count: AtomicU64::new(0),
-        paused: AtomicBool::new(false),
-    }
-}; CPUS];
+static EXECUTED: [Executed; CPUS] =
+    [const { Executed { count: AtomicU64::new(0), paused: AtomicBool::new(false) } }; CPUS];
 
 /// Since the last mark.
-static COUNTED: Mutex<Counted> = Mutex::new(Counted {
-    mark: 0,
-    counts: BTreeMap::new(),
-    order: Vec::new(),
-});
+static COUNTED: Mutex<Counted> =
+    Mutex::new(Counted { mark: 0, counts: BTreeMap::new(), order: Vec::new() });
 
 struct Counted {
     mark: u32,
@@ -194,12 +187,7 @@ fn alike(instruction: u32) -> Option<u32> {
 
 /// Its name in assembly.
 fn name(alike: u32) -> String {
-    let (op1, crn, crm, op2) = (
-        alike >> 16 & 7,
-        alike >> 12 & 15,
-        alike >> 8 & 15,
-        alike >> 5 & 7,
-    );
+    let (op1, crn, crm, op2) = (alike >> 16 & 7, alike >> 12 & 15, alike >> 8 & 15, alike >> 5 & 7);
     if alike & 0xffff_f000 == BARRIERS {
         const SCOPES: [&str; 16] = [
             "#0", "oshld", "oshst", "osh", "#4", "nshld", "nshst", "nsh", "#8", "ishld", "ishst",

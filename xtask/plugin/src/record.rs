@@ -154,10 +154,7 @@ pub unsafe fn translated(at: *mut Opaque, instruction: u32) {
         }
         // The first of them is the hypervisor's, which is there before any guest. A guest's own
         // program may be at its addresses, and is elsewhere in memory.
-        let base = here
-            .cast::<u8>()
-            .wrapping_sub((address - MEMORY) as usize)
-            .cast_const();
+        let base = here.cast::<u8>().wrapping_sub((address - MEMORY) as usize).cast_const();
         if *recorder.base.get_or_insert(base) != base {
             return;
         }
@@ -181,12 +178,8 @@ extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
 
 extern "C" fn accessed(cpu: c_uint, info: u32, address: u64, data: *mut c_void) {
     // SAFETY: of an access that has just been made.
-    let (is_store, size) = unsafe {
-        (
-            qemu_plugin_mem_is_store(info),
-            1 << qemu_plugin_mem_size_shift(info),
-        )
-    };
+    let (is_store, size) =
+        unsafe { (qemu_plugin_mem_is_store(info), 1 << qemu_plugin_mem_size_shift(info)) };
     with(|recorder| recorder.accessed(cpu, data.addr() as u32, address, size, is_store));
 }
 
@@ -243,13 +236,7 @@ impl Recorder {
             0b1_1010_1010_0011 => self.said(cpu)[Report::Root as usize].take(),
             _ => None,
         };
-        self.put(
-            Kind::Executed,
-            cpu,
-            instruction,
-            u64::from(said.is_some()),
-            said.unwrap_or(0),
-        );
+        self.put(Kind::Executed, cpu, instruction, u64::from(said.is_some()), said.unwrap_or(0));
     }
 
     fn accessed(&mut self, cpu: u32, instruction: u32, address: u64, size: u64, is_store: bool) {
@@ -264,11 +251,7 @@ impl Recorder {
             let offset = address - self.options.slots.start;
             // The epoch is the first word.
             if offset.is_multiple_of(SLOT) {
-                let kind = if is_store {
-                    Kind::SlotWritten
-                } else {
-                    Kind::SlotRead
-                };
+                let kind = if is_store { Kind::SlotWritten } else { Kind::SlotRead };
                 self.put(kind, cpu, 0, offset / SLOT, self.word(address));
             }
             return;

@@ -111,20 +111,12 @@ impl Ids {
 
     /// Bits of an ASID: 8 or 16.
     pub const fn asid_bits(self) -> u32 {
-        if field(self.mmfr0, ASID_BITS) >= 2 {
-            16
-        } else {
-            8
-        }
+        if field(self.mmfr0, ASID_BITS) >= 2 { 16 } else { 8 }
     }
 
     /// Bits of a VMID: 8 or 16.
     pub const fn vmid_bits(self) -> u32 {
-        if field(self.mmfr1, VMID_BITS) >= 2 {
-            16
-        } else {
-            8
-        }
+        if field(self.mmfr1, VMID_BITS) >= 2 { 16 } else { 8 }
     }
 
     /// How much of a granule there is in stage 1: nothing, 48 bits, 52 bits (FEAT_LPA2; of 64 KiB:
@@ -254,22 +246,14 @@ const fn said(has: u8, page_shift: u32) -> u64 {
 mod tests {
     use super::*;
 
-    const NONE: Ids = Ids {
-        isar0: 0,
-        mmfr0: 0,
-        mmfr1: 0,
-        mmfr2: 0,
-    };
+    const NONE: Ids = Ids { isar0: 0, mmfr0: 0, mmfr1: 0, mmfr2: 0 };
 
     #[test]
     fn address_sizes_are_those_of_the_manual() {
         // D24.2 ID_AA64MMFR0_EL1, PARange.
         let sizes = [32, 36, 40, 42, 44, 48, 52, 56];
         for (range, bits) in sizes.into_iter().enumerate() {
-            let ids = Ids {
-                mmfr0: range as u64,
-                ..NONE
-            };
+            let ids = Ids { mmfr0: range as u64, ..NONE };
             assert_eq!(ids.physical_bits(), bits);
             assert_eq!(ids.output_size(5), (range as u64).min(5));
         }
@@ -280,10 +264,7 @@ mod tests {
         // TGran4: 0 there, 1 with 52 bits, 15 not. TGran16: 0 not, 1 there, 2 with 52 bits.
         // TGran64: 0 there, 15 not.
         let stage1 = |shift, low: u32, value: u64| {
-            let ids = Ids {
-                mmfr0: value << low,
-                ..NONE
-            };
+            let ids = Ids { mmfr0: value << low, ..NONE };
             ids.stage1(shift)
         };
         assert_eq!([0, 1, 15].map(|value| stage1(12, 28, value)), [1, 2, 0]);
@@ -297,10 +278,7 @@ mod tests {
         // TGran4_2 and TGran16_2: 0 as in stage 1, 1 not, 2 there, 3 with 52 bits. TGran64_2: 0,
         // 1, 2.
         let stage2 = |shift, low: u32, value: u64, more: u64| {
-            let ids = Ids {
-                mmfr0: value << low | more,
-                ..NONE
-            };
+            let ids = Ids { mmfr0: value << low | more, ..NONE };
             ids.stage2(shift)
         };
         for first in [0, 1, 15] {
@@ -308,14 +286,8 @@ mod tests {
             let all = [0, 1, 2, 3].map(|value| stage2(12, 40, value, first << 28));
             assert_eq!(all, [as_in_stage1, 0, 1, 2]);
         }
-        assert_eq!(
-            [0, 1, 2, 3].map(|value| stage2(14, 32, value, 0)),
-            [0, 0, 1, 2]
-        );
-        assert_eq!(
-            [0, 1, 2].map(|value| stage2(16, 36, value, 0xf << 24)),
-            [0, 0, 1]
-        );
+        assert_eq!([0, 1, 2, 3].map(|value| stage2(14, 32, value, 0)), [0, 0, 1, 2]);
+        assert_eq!([0, 1, 2].map(|value| stage2(16, 36, value, 0xf << 24)), [0, 0, 1]);
         assert_eq!([0, 1, 2].map(|value| stage2(16, 36, value, 6)), [2, 0, 2]);
     }
 
@@ -332,18 +304,8 @@ mod tests {
         let each = || registers.into_iter().map(|mmfr0| Ids { mmfr0, ..NONE });
         for (a, b) in each().flat_map(|a| each().map(move |b| (a, b))) {
             let (a, b) = (
-                Ids {
-                    isar0: b.mmfr0,
-                    mmfr1: a.mmfr0 >> 3,
-                    mmfr2: b.mmfr0 >> 5,
-                    ..a
-                },
-                Ids {
-                    isar0: a.mmfr0,
-                    mmfr1: b.mmfr0 >> 7,
-                    mmfr2: a.mmfr0 >> 1,
-                    ..b
-                },
+                Ids { isar0: b.mmfr0, mmfr1: a.mmfr0 >> 3, mmfr2: b.mmfr0 >> 5, ..a },
+                Ids { isar0: a.mmfr0, mmfr1: b.mmfr0 >> 7, mmfr2: a.mmfr0 >> 1, ..b },
             );
             let both = a.and(b);
             assert_eq!(both, b.and(a));
@@ -370,18 +332,9 @@ mod tests {
     #[test]
     fn fields_stand_where_the_manual_says() {
         // D24.2: each feature by the one field that says it is there.
-        let isar0 = |low: u32, value: u64| Ids {
-            isar0: value << low,
-            ..NONE
-        };
-        let mmfr1 = |low: u32, value: u64| Ids {
-            mmfr1: value << low,
-            ..NONE
-        };
-        let mmfr2 = |low: u32, value: u64| Ids {
-            mmfr2: value << low,
-            ..NONE
-        };
+        let isar0 = |low: u32, value: u64| Ids { isar0: value << low, ..NONE };
+        let mmfr1 = |low: u32, value: u64| Ids { mmfr1: value << low, ..NONE };
+        let mmfr2 = |low: u32, value: u64| Ids { mmfr2: value << low, ..NONE };
         assert!(isar0(56, 2).has_ranges() && !isar0(56, 1).has_ranges());
         assert!(mmfr1(0, 1).has_access_flag() && !mmfr1(0, 1).has_dirty_state());
         assert!(mmfr1(0, 2).has_dirty_state() && mmfr1(0, 4).has_dirty_state());

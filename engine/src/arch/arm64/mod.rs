@@ -88,19 +88,13 @@ impl Cpu {
     /// The same where there is one processor, or where it alone uses the tables: nothing is
     /// broadcast.
     pub const fn alone(self) -> Self {
-        Self {
-            domain: Domain::Local,
-            ..self
-        }
+        Self { domain: Domain::Local, ..self }
     }
 
     /// The same for processors that forget for certain only what they are told twice, with a `DSB`
     /// between. Their errata say so (of Arm's, those that ask to repeat a TLBI and DSB).
     pub const fn twice(self) -> Self {
-        Self {
-            twice: true,
-            ..self
-        }
+        Self { twice: true, ..self }
     }
 
     /// The encoder of its instructions.
@@ -212,12 +206,7 @@ mod tests {
     use crate::invalidation::{Stale, What};
     use crate::shootdown::arm64::{Op, Regime};
 
-    const RANGES: Ids = Ids {
-        isar0: 2 << 56,
-        mmfr0: 0,
-        mmfr1: 0,
-        mmfr2: 0,
-    };
+    const RANGES: Ids = Ids { isar0: 2 << 56, mmfr0: 0, mmfr1: 0, mmfr2: 0 };
 
     #[test]
     fn the_encoder_follows_from_format_and_processor() {
@@ -228,27 +217,14 @@ mod tests {
         assert!(!Cpu::of::<Arm64K64Wide>(&RANGES).encoder().wide);
         let wide = Cpu::of::<Arm64K4Wide>(&RANGES.and(Ids { isar0: 0, ..RANGES }));
         assert!(wide.encoder().wide && !wide.encoder().ranges);
-        assert_eq!(
-            (wide.domain(), wide.alone().domain()),
-            (Domain::Inner, Domain::Local)
-        );
+        assert_eq!((wide.domain(), wide.alone().domain()), (Domain::Inner, Domain::Local));
     }
 
     #[test]
     fn what_is_told_twice_is_told_with_a_wait_between() {
-        let page = Stale {
-            first: 0x7000,
-            last: 0x7fff,
-            level: Some(Level::PAGE),
-            tables: true,
-        };
+        let page = Stale { first: 0x7000, last: 0x7fff, level: Some(Level::PAGE), tables: true };
         let pages = [page];
-        let of = |what| Invalidation {
-            root: Pa::new(0x1000),
-            id: 1,
-            global: false,
-            what,
-        };
+        let of = |what| Invalidation { root: Pa::new(0x1000), id: 1, global: false, what };
         let cpu = Cpu::of::<Stage2<12, 40>>(&RANGES).twice();
         let ops = |what| {
             let mut all = Vec::new();
@@ -261,14 +237,8 @@ mod tests {
             all
         };
         let once = [Some(Op::Ipas2e1), None, Some(Op::Vmalle1)];
-        assert_eq!(
-            ops(What::Ranges(&pages)),
-            [&once[..], &[None], &once].concat()
-        );
-        assert_eq!(
-            ops(What::Everything),
-            [Some(Op::Vmalls12e1), None, Some(Op::Vmalls12e1)]
-        );
+        assert_eq!(ops(What::Ranges(&pages)), [&once[..], &[None], &once].concat());
+        assert_eq!(ops(What::Everything), [Some(Op::Vmalls12e1), None, Some(Op::Vmalls12e1)]);
         assert_eq!(ops(What::Ranges(&[])), []);
     }
 }

@@ -42,10 +42,7 @@ impl Loaded {
     /// Reads the control registers of this processor.
     #[inline]
     pub fn read() -> Self {
-        Self {
-            cr3: read_cr3(),
-            cr4: read_cr4(),
-        }
+        Self { cr3: read_cr3(), cr4: read_cr4() }
     }
 }
 

@@ -63,16 +63,8 @@ impl Features {
         let [most, ..] = cpuid(0, 0);
         let [most_extended, ..] = cpuid(0x8000_0000, 0);
         let mut leaf = |number: u32| {
-            let most = if number >> 31 == 0 {
-                most
-            } else {
-                most_extended
-            };
-            if number <= most {
-                cpuid(number, 0)
-            } else {
-                [0; 4]
-            }
+            let most = if number >> 31 == 0 { most } else { most_extended };
+            if number <= most { cpuid(number, 0) } else { [0; 4] }
         };
         let has = |register: u32, bit: u32| register >> bit & 1 != 0;
         let [_, _, ecx_1, edx_1] = leaf(1);
@@ -195,71 +187,19 @@ mod tests {
 
     #[test]
     fn bits_stand_where_the_manual_says() {
-        let none = Features {
-            global: false,
-            ..Features::LEAST
-        };
+        let none = Features { global: false, ..Features::LEAST };
         let with = |leaf: u32, registers: [u32; 4]| features(&[BASIC, EXTENDED, (leaf, registers)]);
         assert_eq!(features(&[BASIC, EXTENDED]), none);
         for (leaf, registers, expected) in [
             (1, [0, 0, 1 << 17, 0], Features { pcid: true, ..none }),
-            (
-                1,
-                [0, 0, 0, 1 << 13],
-                Features {
-                    global: true,
-                    ..none
-                },
-            ),
-            (
-                7,
-                [0, 1 << 10, 0, 0],
-                Features {
-                    invpcid: true,
-                    ..none
-                },
-            ),
+            (1, [0, 0, 0, 1 << 13], Features { global: true, ..none }),
+            (7, [0, 1 << 10, 0, 0], Features { invpcid: true, ..none }),
             (7, [0, 1 << 7, 0, 0], Features { smep: true, ..none }),
-            (
-                7,
-                [0, 0, 1 << 16, 0],
-                Features {
-                    five_levels: true,
-                    ..none
-                },
-            ),
-            (
-                0x8000_0001,
-                [0, 0, 0, 1 << 26],
-                Features {
-                    gigabyte_pages: true,
-                    ..none
-                },
-            ),
-            (
-                0x8000_0001,
-                [0, 0, 0, 1 << 20],
-                Features {
-                    no_execute: true,
-                    ..none
-                },
-            ),
-            (
-                0x8000_0008,
-                [0x392e, 0, 0, 0],
-                Features {
-                    physical_bits: 46,
-                    ..none
-                },
-            ),
-            (
-                0x8000_0008,
-                [0, 1 << 3, 0, 0x0001_0007],
-                Features {
-                    invlpgb: Some(7),
-                    ..none
-                },
-            ),
+            (7, [0, 0, 1 << 16, 0], Features { five_levels: true, ..none }),
+            (0x8000_0001, [0, 0, 0, 1 << 26], Features { gigabyte_pages: true, ..none }),
+            (0x8000_0001, [0, 0, 0, 1 << 20], Features { no_execute: true, ..none }),
+            (0x8000_0008, [0x392e, 0, 0, 0], Features { physical_bits: 46, ..none }),
+            (0x8000_0008, [0, 1 << 3, 0, 0x0001_0007], Features { invlpgb: Some(7), ..none }),
             (0x8000_0008, [0, 0, 0, 7], none),
         ] {
             assert_eq!(with(leaf, registers), expected);
@@ -272,10 +212,7 @@ mod tests {
         let most = (0, [6, 0, 0, 0]);
         let most_extended = (0x8000_0000, [0x8000_0001, 0, 0, 0]);
         let found = features(&[most, (7, all), most_extended, (0x8000_0008, all)]);
-        let none = Features {
-            global: false,
-            ..Features::LEAST
-        };
+        let none = Features { global: false, ..Features::LEAST };
         assert_eq!(found, none);
     }
 
@@ -290,10 +227,7 @@ mod tests {
     #[test]
     fn the_engine_is_told_of_large_pages_and_of_flags() {
         for (gigabyte_pages, height) in [(false, 1), (true, 2)] {
-            let features = Features {
-                gigabyte_pages,
-                ..Features::LEAST
-            };
+            let features = Features { gigabyte_pages, ..Features::LEAST };
             assert_eq!(features.caps().largest_leaf, Level::new(height));
         }
         for (bits, height) in [(0, 0), (1 << 16, 1), (3 << 16, 2)] {

@@ -80,11 +80,7 @@ pub struct Loaded {
 impl Loaded {
     /// The identifier that is loaded; `None` if there are none (`CR4.PCIDE`, bit 17).
     const fn pcid(self) -> Option<u16> {
-        if self.cr4 >> 17 & 1 != 0 {
-            Some((self.cr3 & 0xfff) as u16)
-        } else {
-            None
-        }
+        if self.cr4 >> 17 & 1 != 0 { Some((self.cr3 & 0xfff) as u16) } else { None }
     }
 }
 
@@ -120,20 +116,14 @@ pub struct Cpu {
 impl Cpu {
     /// One processor, which forgets for itself.
     pub const fn alone(features: Features) -> Self {
-        Self {
-            features,
-            broadcast: false,
-        }
+        Self { features, broadcast: false }
     }
 
     /// Processors that hear INVLPGB. The identifier of a space is the same on all of them. `None`
     /// if they do not have it.
     pub const fn broadcast(features: Features) -> Option<Self> {
         match features.invlpgb {
-            Some(_) => Some(Self {
-                features,
-                broadcast: true,
-            }),
+            Some(_) => Some(Self { features, broadcast: true }),
             None => None,
         }
     }
@@ -180,12 +170,8 @@ impl Cpu {
             LocalFlush::Space(id) => each(self.space(id, loaded)),
             LocalFlush::Range { id, range, global } => {
                 let ranges = [range];
-                let flush = Invalidation {
-                    root: Pa::new(0),
-                    id,
-                    global,
-                    what: What::Ranges(&ranges),
-                };
+                let flush =
+                    Invalidation { root: Pa::new(0), id, global, what: What::Ranges(&ranges) };
                 Self::alone(self.features).instructions(&flush, loaded, each);
             }
         }
@@ -324,11 +310,7 @@ mod tests {
     fn memory(pcids: &[u16]) -> Vec<Remembered> {
         let pages = || (0..8).map(Some);
         let one = |pcid, page, global| Remembered { pcid, page, global };
-        let own = |&pcid: &u16| {
-            pages()
-                .chain([None])
-                .map(move |page| one(pcid, page, false))
-        };
+        let own = |&pcid: &u16| pages().chain([None]).map(move |page| one(pcid, page, false));
         let global = pages().map(|page| one(pcids[0], page, true));
         pcids.iter().flat_map(own).chain(global).collect()
     }
@@ -361,27 +343,15 @@ mod tests {
         let cut = [range(1, 1, false), range(4, 6, true)];
         let mut flushes = 0;
         for invpcid in [false, true] {
-            let cpu = Cpu::alone(Features {
-                invpcid,
-                ..Features::LEAST
-            });
+            let cpu = Cpu::alone(Features { invpcid, ..Features::LEAST });
             for (cr4, pcids) in [(0, &[0u16][..]), (PCIDE, &[0, 5, 9])] {
-                for (&id, &now) in pcids
-                    .iter()
-                    .flat_map(|id| pcids.iter().map(move |now| (id, now)))
+                for (&id, &now) in
+                    pcids.iter().flat_map(|id| pcids.iter().map(move |now| (id, now)))
                 {
-                    let loaded = Loaded {
-                        cr3: 0x1000 | u64::from(now),
-                        cr4,
-                    };
+                    let loaded = Loaded { cr3: 0x1000 | u64::from(now), cr4 };
                     for what in [What::Everything, What::Ranges(&some), What::Ranges(&cut)] {
                         for global in [false, true] {
-                            let flush = Invalidation {
-                                root: Pa::new(0x1000),
-                                id,
-                                global,
-                                what,
-                            };
+                            let flush = Invalidation { root: Pa::new(0x1000), id, global, what };
                             let mut memory = memory(pcids);
                             cpu.instructions(&flush, loaded, |one| {
                                 assert!(invpcid || !matches!(one, Instruction::Invpcid(_)));
@@ -408,21 +378,10 @@ mod tests {
 
     #[test]
     fn what_a_processor_is_told_is_forgotten() {
-        let range = Stale {
-            first: 0x3000,
-            last: 0x4fff,
-            level: None,
-            tables: false,
-        };
+        let range = Stale { first: 0x3000, last: 0x4fff, level: None, tables: false };
         for invpcid in [false, true] {
-            let cpu = Cpu::alone(Features {
-                invpcid,
-                ..Features::LEAST
-            });
-            let loaded = Loaded {
-                cr3: 0x1005,
-                cr4: PCIDE,
-            };
+            let cpu = Cpu::alone(Features { invpcid, ..Features::LEAST });
+            let loaded = Loaded { cr3: 0x1005, cr4: PCIDE };
             let left = |what| {
                 let mut memory = memory(&[0, 5, 9]);
                 cpu.forgetting(&what, loaded, |one| after(&mut memory, one, loaded));
@@ -436,11 +395,7 @@ mod tests {
                 );
             }
             let global = false;
-            let told = LocalFlush::Range {
-                id: 5,
-                range,
-                global,
-            };
+            let told = LocalFlush::Range { id: 5, range, global };
             let left = left(told);
             let page = |page| move |one: &&Remembered| one.pcid == 5 && one.page == Some(page);
             assert!(left.iter().find(page(3)).is_none() && left.iter().find(page(5)).is_some());
@@ -467,9 +422,8 @@ mod tests {
             };
             let mut all = Vec::new();
             cpu.instructions(&flush, loaded, |one| all.push(one));
-            let expected: Vec<_> = (0..4)
-                .map(|number| Instruction::Invlpg(first + number * size))
-                .collect();
+            let expected: Vec<_> =
+                (0..4).map(|number| Instruction::Invlpg(first + number * size)).collect();
             assert_eq!(all, expected);
         }
     }
@@ -477,26 +431,15 @@ mod tests {
     #[test]
     fn a_broadcast_names_the_identifier_where_there_are_any() {
         assert_eq!(Cpu::broadcast(Features::LEAST), None);
-        let features = Features {
-            invlpgb: Some(7),
-            ..Features::LEAST
-        };
+        let features = Features { invlpgb: Some(7), ..Features::LEAST };
         let cpu = Cpu::broadcast(features).unwrap();
-        let flush = Invalidation {
-            root: Pa::new(0x1000),
-            id: 5,
-            global: false,
-            what: What::Everything,
-        };
+        let flush =
+            Invalidation { root: Pa::new(0x1000), id: 5, global: false, what: What::Everything };
         // APM vol. 3, INVLPGB: RAX bit 1, the PCID is valid; EDX 27:16, the PCID.
         for (cr4, edx) in [(0, 0), (PCIDE, 5 << 16)] {
             let mut all = Vec::new();
             cpu.instructions(&flush, Loaded { cr3: 0, cr4 }, |one| all.push(one));
-            let one = Invlpgb {
-                rax: 2,
-                ecx: 0,
-                edx,
-            };
+            let one = Invlpgb { rax: 2, ecx: 0, edx };
             assert_eq!(all, [Instruction::Invlpgb(one)]);
         }
     }

@@ -38,8 +38,7 @@ impl Case {
     }
 
     fn moves(&self) -> bool {
-        self.leaves()
-            .is_some_and(|(old, new)| old.frame != new.frame)
+        self.leaves().is_some_and(|(old, new)| old.frame != new.frame)
     }
 }
 
@@ -52,15 +51,7 @@ struct Leaf {
 
 fn leaf(state: &State) -> Option<Leaf> {
     match *state {
-        State::Leaf {
-            frame,
-            attrs,
-            contiguous,
-        } => Some(Leaf {
-            frame,
-            attrs,
-            contiguous,
-        }),
+        State::Leaf { frame, attrs, contiguous } => Some(Leaf { frame, attrs, contiguous }),
         _ => None,
     }
 }
@@ -85,9 +76,7 @@ fn held(state: &State) -> bool {
     match state {
         State::Absent => false,
         State::Table { .. } => true,
-        State::Leaf {
-            attrs, contiguous, ..
-        } => attrs.accessed || *contiguous,
+        State::Leaf { attrs, contiguous, .. } => attrs.accessed || *contiguous,
     }
 }
 
@@ -110,9 +99,7 @@ const ARM: &[Row] = &[
         words: "the memory type changes",
         applies: |case| {
             both_held(case)
-                && case
-                    .leaves()
-                    .is_some_and(|(old, new)| old.attrs.memory != new.attrs.memory)
+                && case.leaves().is_some_and(|(old, new)| old.attrs.memory != new.attrs.memory)
         },
     },
     Row {
@@ -171,9 +158,7 @@ const ARM: &[Row] = &[
         applies: |case| {
             both_held(case)
                 && case.bbm < 1
-                && case
-                    .leaves()
-                    .is_some_and(|(old, new)| old.contiguous != new.contiguous)
+                && case.leaves().is_some_and(|(old, new)| old.contiguous != new.contiguous)
         },
     },
     Row {
@@ -182,9 +167,7 @@ const ARM: &[Row] = &[
         words: "a global entry is created where non-global ones may be held that overlap it",
         applies: |case| {
             both_held(case)
-                && case
-                    .leaves()
-                    .is_some_and(|(old, new)| new.attrs.global && !old.attrs.global)
+                && case.leaves().is_some_and(|(old, new)| new.attrs.global && !old.attrs.global)
         },
     },
     Row {
@@ -213,19 +196,11 @@ fn other_table(case: &Case) -> bool {
 /// 58:55).
 fn seen_by_a_walker(case: &Case) -> bool {
     let plain = |state: State| match state {
-        State::Leaf {
-            frame,
-            mut attrs,
-            contiguous,
-        } => {
+        State::Leaf { frame, mut attrs, contiguous } => {
             if !attrs.perms.intersects(Perms::ANY_WRITE) {
                 attrs.dirty = false;
             }
-            State::Leaf {
-                frame,
-                attrs,
-                contiguous,
-            }
+            State::Leaf { frame, attrs, contiguous }
         }
         other => other,
     };
@@ -270,11 +245,7 @@ fn sets_bits_only(case: &Case) -> bool {
 /// Nothing changes but the accessed and the dirty flag.
 fn flags_only(old: Attrs, new: Attrs) -> bool {
     let (accessed, dirty) = (new.accessed, new.dirty);
-    let flagged = Attrs {
-        accessed,
-        dirty,
-        ..old
-    };
+    let flagged = Attrs { accessed, dirty, ..old };
     flagged == new
 }
 
@@ -378,11 +349,7 @@ fn states(memory: &[Memory], perms: &[Perms], flags: &[bool]) -> Vec<State> {
                                     software: 0,
                                     native: 0,
                                 };
-                                states.push(State::Leaf {
-                                    frame,
-                                    attrs,
-                                    contiguous,
-                                });
+                                states.push(State::Leaf { frame, attrs, contiguous });
                             }
                         }
                     }
@@ -418,11 +385,8 @@ const ALL_MEMORY: [Memory; 6] = [
 /// Every case: all permissions and flags with three memory types, all memory types with fewer of
 /// the rest.
 fn each_case(mut visit: impl FnMut(&Case)) {
-    let deep = states(
-        &[Memory::Normal, Memory::NonCacheable, Memory::Device],
-        &ALL_PERMS,
-        &[false, true],
-    );
+    let deep =
+        states(&[Memory::Normal, Memory::NonCacheable, Memory::Device], &ALL_PERMS, &[false, true]);
     let broad = states(&ALL_MEMORY, &ALL_PERMS[..2], &[false]);
     for states in [deep, broad] {
         for &old in &states {
@@ -430,13 +394,7 @@ fn each_case(mut visit: impl FnMut(&Case)) {
                 for level in [Level::PAGE, Level::new(1)] {
                     for bbm in 0..4 {
                         for contents in [Contents::Same, Contents::Different] {
-                            visit(&Case {
-                                old,
-                                new,
-                                level,
-                                bbm,
-                                contents,
-                            });
+                            visit(&Case { old, new, level, bbm, contents });
                         }
                     }
                 }
@@ -461,10 +419,7 @@ fn required(rows: &[Row], case: &Case, used: &mut [u64]) -> Transition {
 }
 
 fn answer(rule: Rule, case: &Case) -> Transition {
-    let caps = Caps {
-        bbm: case.bbm,
-        ..Caps::CONSERVATIVE
-    };
+    let caps = Caps { bbm: case.bbm, ..Caps::CONSERVATIVE };
     transition(rule, &case.old, &case.new, case.level, &caps, case.contents)
 }
 
@@ -492,9 +447,7 @@ fn compare(
                 applies
             });
         if answer != required && !excused && wrong.len() < 5 {
-            wrong.push(format!(
-                "{case:?}: required {required:?}, answered {answer:?}"
-            ));
+            wrong.push(format!("{case:?}: required {required:?}, answered {answer:?}"));
         }
     });
     assert!(total > 0);
@@ -569,19 +522,9 @@ fn nothing_else_of_the_hardware_has_a_say() {
 fn more_capable_hardware_never_asks_for_more() {
     each_case(|case| {
         if case.bbm > 0 {
-            let weaker = Case {
-                bbm: case.bbm - 1,
-                ..*case
-            };
-            assert!(
-                answer(Rule::Arm, case) <= answer(Rule::Arm, &weaker),
-                "{case:?}"
-            );
-            assert_eq!(
-                answer(Rule::X86, case),
-                answer(Rule::X86, &weaker),
-                "{case:?}"
-            );
+            let weaker = Case { bbm: case.bbm - 1, ..*case };
+            assert!(answer(Rule::Arm, case) <= answer(Rule::Arm, &weaker), "{case:?}");
+            assert_eq!(answer(Rule::X86, case), answer(Rule::X86, &weaker), "{case:?}");
         }
     });
 }
@@ -621,18 +564,10 @@ fn says_what_a_descriptor_says<F: Judged>() {
         let frame = Pa::new(1 << F::shift(level));
         assert_eq!(State::of::<F>(0, level), State::Absent);
         if level != Level::PAGE {
-            for deny in [
-                Perms::empty(),
-                Perms::EXEC,
-                Perms::USER_EXEC,
-                Perms::ANY_EXEC,
-            ] {
+            for deny in [Perms::empty(), Perms::EXEC, Perms::USER_EXEC, Perms::ANY_EXEC] {
                 let table = F::table(Pa::new(5 * page), deny);
                 let denied = F::denied(table);
-                assert!(
-                    (denied - deny).is_empty(),
-                    "more is denied than was asked for"
-                );
+                assert!((denied - deny).is_empty(), "more is denied than was asked for");
                 let frame = Pa::new(5 * page);
                 assert_eq!(State::of::<F>(table, level), State::Table { frame, denied });
                 assert_eq!(State::of::<F>(F::suspend(table), level), State::Absent);
@@ -655,10 +590,7 @@ fn says_what_a_descriptor_says<F: Judged>() {
                 let descriptor = bits | F::put_address(frame) | mark;
                 let expected = State::Leaf {
                     frame,
-                    attrs: Attrs {
-                        software: 0,
-                        ..attrs
-                    },
+                    attrs: Attrs { software: 0, ..attrs },
                     contiguous: mark != 0,
                 };
                 assert_eq!(State::of::<F>(descriptor, level), expected);
@@ -679,22 +611,12 @@ fn ignores_what_is_left_to_software<F: Judged>() {
     let level = Level::PAGE;
     // Clean, because the hardware ignores DBM (bit 51) where AP[2] allows the write already; for
     // the kernel, because it ignores PXN (bit 53) where the user can write.
-    let attrs = Attrs {
-        dirty: false,
-        ..Attrs::KERNEL_DATA
-    };
+    let attrs = Attrs { dirty: false, ..Attrs::KERNEL_DATA };
     let leaf = F::encode(&attrs, level).unwrap() | F::put_address(Pa::new(1 << 20));
     let old = State::of::<F>(leaf, level);
     let ask = |new: u64| {
         let new = State::of::<F>(new, level);
-        transition(
-            F::RULE,
-            &old,
-            &new,
-            level,
-            &Caps::CONSERVATIVE,
-            Contents::Same,
-        )
+        transition(F::RULE, &old, &new, level, &Caps::CONSERVATIVE, Contents::Same)
     };
     for bit in bits {
         assert_eq!(ask(leaf ^ 1 << bit), Transition::Store, "bit {bit}");
@@ -707,18 +629,11 @@ fn ignores_what_is_left_to_software<F: Judged>() {
         Rule::X86 => vec![0, 1, 2, 5, 6, 8, 20, 59, 62, 63],
     };
     for bit in seen {
-        assert!(
-            ask(leaf ^ 1 << bit) > Transition::Store,
-            "{}: bit {bit}",
-            F::NAME
-        );
+        assert!(ask(leaf ^ 1 << bit) > Transition::Store, "{}: bit {bit}", F::NAME);
     }
 }
 
-for_each_format!(
-    says_what_a_descriptor_says,
-    ignores_what_is_left_to_software
-);
+for_each_format!(says_what_a_descriptor_says, ignores_what_is_left_to_software);
 
 #[test]
 fn each_format_names_the_rule_of_its_architecture() {

@@ -86,9 +86,7 @@ impl<F: Judged> Ledger<F> {
                 // What is left to software need not be forgotten; nor a leaf that was never
                 // accessed.
                 _ if old == new => continue,
-                State::Leaf {
-                    attrs, contiguous, ..
-                } if !attrs.accessed && !contiguous => continue,
+                State::Leaf { attrs, contiguous, .. } if !attrs.accessed && !contiguous => continue,
                 State::Leaf { .. } => Some(level),
                 _ => None,
             };
@@ -99,12 +97,7 @@ impl<F: Judged> Ledger<F> {
 
     fn pay(&self, stale: &Stale) {
         let debts = self.debts.take();
-        let &Stale {
-            first,
-            last,
-            level,
-            tables,
-        } = stale;
+        let &Stale { first, last, level, tables } = stale;
         assert!(first <= last);
         let page = 1u64 << F::PAGE_SHIFT;
         assert!(first.is_multiple_of(page) && last.wrapping_add(1).is_multiple_of(page));
@@ -121,16 +114,10 @@ impl<F: Judged> Ledger<F> {
             }
             // What lies before and behind the range stays owed.
             if debt.first < first {
-                left.push(Debt {
-                    last: first - 1,
-                    ..debt
-                });
+                left.push(Debt { last: first - 1, ..debt });
             }
             if last < debt.last {
-                left.push(Debt {
-                    first: last + 1,
-                    ..debt
-                });
+                left.push(Debt { first: last + 1, ..debt });
             }
         }
         self.debts.replace(left);
@@ -238,11 +225,7 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
                     _ => mapping,
                 };
                 let pages = size / page > 4 * block / page;
-                let mapping = if pages {
-                    mapping.largest(Level::new(1))
-                } else {
-                    mapping
-                };
+                let mapping = if pages { mapping.largest(Level::new(1)) } else { mapping };
                 gather.map(at, Pa::new(first), mapping)
             }
             2..=4 => gather.unmap(at, |_| ControlFlow::Continue(())).map(|_| ()),
@@ -255,9 +238,7 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
                 let largest = Level::new(u8::from(large));
                 gather.split(at, largest)
             }
-            _ => gather
-                .collapse(at, Level::new(1), detail / 2 % 2 == 0)
-                .map(|_| ()),
+            _ => gather.collapse(at, Level::new(1), detail / 2 % 2 == 0).map(|_| ()),
         };
         match result {
             Ok(()) | Err(EditError::AlreadyMapped(_)) => {}
@@ -278,12 +259,7 @@ fn finish<F: Judged>(ledger: &Ledger<F>, gather: Gather<'_, F, &Ledger<F>>) {
     let issued = ledger.issued.take();
     assert_eq!(issued.len(), usize::from(!clean), "one for all ranges");
     let owed = ledger.debts.take();
-    assert!(
-        owed.is_empty(),
-        "{}: owed {:?}, issued {issued:?}",
-        F::NAME,
-        owed[0]
-    );
+    assert!(owed.is_empty(), "{}: owed {:?}, issued {issued:?}", F::NAME, owed[0]);
     for told in issued.iter().filter(|told| !told.everything) {
         assert!((1..=MAX_RANGES).contains(&told.ranges.len()));
         let operations = told.ranges.iter().map(|stale| {

@@ -187,27 +187,19 @@ impl<F: Judged> Machine<F> {
         let covers = |table: &Remembered| {
             page >= table.first && page - table.first < 1 << Self::shift(table.height + 1)
         };
-        let known: BTreeMap<_, _> = walker
-            .remembered
-            .iter()
-            .filter(|(_, table)| covers(table))
-            .collect();
+        let known: BTreeMap<_, _> =
+            walker.remembered.iter().filter(|(_, table)| covers(table)).collect();
         let start = self.dice.roll(known.len() as u64 + 1) as usize;
         let (mut frame, mut height, leaving) = match known.iter().nth(start) {
             Some((frame, table)) => (**frame, table.height, table.leaving),
             None => (root.get(), top, false),
         };
         loop {
-            assert!(
-                walker.allocated.contains(&frame),
-                "the walker reads a table that was freed"
-            );
+            assert!(walker.allocated.contains(&frame), "the walker reads a table that was freed");
             let shift = Self::shift(height);
             let index = (page >> shift) as usize & (F::entries(Level::new(height as u8)) - 1);
             let first = page >> (shift + F::PAGE_SHIFT - 3) << (shift + F::PAGE_SHIFT - 3);
-            walker
-                .places
-                .insert(frame, (height, if height == top { 0 } else { first }));
+            walker.places.insert(frame, (height, if height == top { 0 } else { first }));
             let entry = self.entry(frame, index);
             // SAFETY: `entry` is valid.
             let descriptor = unsafe { entry.as_ref() }.load();
@@ -220,11 +212,7 @@ impl<F: Judged> Machine<F> {
                     }
                     frame = child;
                     height -= 1;
-                    let table = Remembered {
-                        height,
-                        first: page >> shift << shift,
-                        leaving,
-                    };
+                    let table = Remembered { height, first: page >> shift << shift, leaving };
                     let known = walker.remembered.entry(frame).or_insert(table);
                     // Found again on a way that was not invalidated.
                     known.leaving &= leaving;
@@ -343,10 +331,7 @@ impl<F: Judged> Machine<F> {
             _ => true,
         };
         if held(old, was) && held(new, is) {
-            assert!(
-                allowed(old, new),
-                "{old:#x} became {new:#x} without a break, at {first:#x}"
-            );
+            assert!(allowed(old, new), "{old:#x} became {new:#x} without a break, at {first:#x}");
         }
         if let Some(broken) = walker.broken.get(&(first, height))
             && held(new, is)
@@ -358,10 +343,7 @@ impl<F: Judged> Machine<F> {
             );
         }
         if held(old, was) && !held(new, is) {
-            let broken = Broken {
-                descriptor: old,
-                leaving: false,
-            };
+            let broken = Broken { descriptor: old, leaving: false };
             walker.broken.insert((first, height), broken);
         }
     }
@@ -380,15 +362,9 @@ unsafe impl<F: Judged> Platform for Machine<F> {
         let walker = &mut *self.walker.borrow_mut();
         if self.pace.get() != 0 {
             let known = walker.remembered.get(&frame.get());
-            assert!(
-                known.is_none(),
-                "freed while a walker may use it: {frame} {known:?}"
-            );
+            assert!(known.is_none(), "freed while a walker may use it: {frame} {known:?}");
         }
-        assert!(
-            walker.allocated.remove(&frame.get()),
-            "{frame} was freed twice"
-        );
+        assert!(walker.allocated.remove(&frame.get()), "{frame} was freed twice");
         walker.places.remove(&frame.get());
         // SAFETY: passed on.
         unsafe { self.memory.free_table(frame, level) }
@@ -396,9 +372,7 @@ unsafe impl<F: Judged> Platform for Machine<F> {
     unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
         // SAFETY: passed on.
         let base = unsafe { self.memory.table(frame, level) };
-        self.opened
-            .borrow_mut()
-            .insert(base.as_ptr().addr(), frame.get());
+        self.opened.borrow_mut().insert(base.as_ptr().addr(), frame.get());
         base
     }
     fn barrier(&self, barrier: Barrier) {
@@ -421,9 +395,9 @@ unsafe impl<F: Judged> Platform for Machine<F> {
                     && match height {
                         None => stale.tables,
                         // A level that is told wrong invalidates nothing.
-                        Some(height) => stale
-                            .level
-                            .is_none_or(|level| u32::from(level.height()) == height),
+                        Some(height) => {
+                            stale.level.is_none_or(|level| u32::from(level.height()) == height)
+                        }
                     }
             }),
         };
@@ -535,12 +509,8 @@ impl<F: Judged> World<'_, '_, F> {
             if let (false, Some(page)) = (accessed, lost(&walker.accessed)) {
                 panic!("{}: {page:#x} was accessed, told {leaf:?}", F::NAME);
             }
-            walker
-                .written
-                .retain(|page| !(leaf.first..=last).contains(page));
-            walker
-                .accessed
-                .retain(|page| !(leaf.first..=last).contains(page));
+            walker.written.retain(|page| !(leaf.first..=last).contains(page));
+            walker.accessed.retain(|page| !(leaf.first..=last).contains(page));
         }
     }
 
@@ -671,11 +641,7 @@ impl<F: Judged> World<'_, '_, F> {
         let length =
             (1 + dice.roll(most.min(if unit == 1 { 2 * run } else { 3 }))).min(most) * unit;
         let at = Span::new(Va::new(first * page), length * page).unwrap();
-        let untouched = Attrs {
-            accessed: dice.roll(2) == 0,
-            dirty: false,
-            ..Attrs::KERNEL_DATA
-        };
+        let untouched = Attrs { accessed: dice.roll(2) == 0, dirty: false, ..Attrs::KERNEL_DATA };
         let mut mapping = Mapping::new(untouched).largest(Level::new(1));
         mapping = match dice.roll(3) {
             0 => mapping.pages_only(),
@@ -727,33 +693,20 @@ impl<F: Judged> World<'_, '_, F> {
 }
 
 fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
-    let caps = Caps {
-        bbm: if F::HALVES { (seed % 4) as u8 } else { 0 },
-        ..tablewright_hosted::CAPS
-    };
+    let caps =
+        Caps { bbm: if F::HALVES { (seed % 4) as u8 } else { 0 }, ..tablewright_hosted::CAPS };
     // Sometimes enough for a run of blocks and a little more.
     let run = 1u64 << F::contiguous(Level::new(1));
-    let blocks = if seed % 5 == 4 && run <= 16 {
-        run + 2
-    } else {
-        3
-    };
+    let blocks = if seed % 5 == 4 && run <= 16 { run + 2 } else { 3 };
     let extent = blocks << F::shift(Level::new(1));
     let mut machine = Machine::<F>::new(seed, caps, extent);
     machine.anywhere_in_a_run = anywhere_in_a_run;
     let mut space = AddressSpace::<F, _>::new(&machine).unwrap();
     common::used(&mut space, liveness);
     machine.walker.borrow_mut().root = Some(space.root());
-    let mut world = World {
-        machine: &machine,
-        gather: space.gather(),
-    };
+    let mut world = World { machine: &machine, gather: space.gather() };
     // Something to begin with, so that not every edit meets a hole.
-    let untouched = Attrs {
-        accessed: false,
-        dirty: false,
-        ..Attrs::KERNEL_DATA
-    };
+    let untouched = Attrs { accessed: false, dirty: false, ..Attrs::KERNEL_DATA };
     let all = Span::new(Va::new(0), extent).unwrap();
     let mut mapping = Mapping::new(untouched).largest(Level::new((seed / 4 % 2) as u8));
     if seed.is_multiple_of(3) {
@@ -776,9 +729,7 @@ fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
 
 /// Runs a race for each seed and names those that were lost.
 fn races<F: Judged>(seeds: u64, liveness: Liveness, anywhere_in_a_run: bool) {
-    let one: Option<u64> = std::env::var("SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
+    let one: Option<u64> = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = if cfg!(miri) { 2 } else { seeds };
     for seed in one.map_or(0..seeds, |seed| seed..seed + 1) {
         let result = std::panic::catch_unwind(|| race::<F>(seed, liveness, anywhere_in_a_run));

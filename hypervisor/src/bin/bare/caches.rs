@@ -82,14 +82,10 @@ pub fn run() -> u32 {
     unsafe { asm!("mrs {}, dczid_el0", out(reg) zeroing, options(nostack)) };
     if zeroing & 1 << 4 == 0 {
         let block = 4 << (zeroing & 0xf);
-        words[..512]
-            .iter()
-            .for_each(|word| word.store(!0, Ordering::Relaxed));
+        words[..512].iter().for_each(|word| word.store(!0, Ordering::Relaxed));
         line!("dc zva", frame(0) + block + 8);
-        let zero = words[..512]
-            .iter()
-            .filter(|word| word.load(Ordering::Relaxed) == 0)
-            .count() as u64;
+        let zero =
+            words[..512].iter().filter(|word| word.load(Ordering::Relaxed) == 0).count() as u64;
         let first = words[(block / 8) as usize].load(Ordering::Relaxed);
         check!(report: zero * 8 == block && first == 0
             => "a block of {block} bytes is zeroed: {zero} words");
@@ -114,9 +110,7 @@ pub fn run() -> u32 {
     check!(report: lost == 0 => "words lost between two addresses, one not cached: {lost}");
 
     // By set and way, and what is the hypervisor's to survive: nothing is lost that was written.
-    words[1024..1536]
-        .iter()
-        .for_each(|word| word.store(0x5a5a, Ordering::Relaxed));
+    words[1024..1536].iter().for_each(|word| word.store(0x5a5a, Ordering::Relaxed));
     let trap = attempt(|| {
         for way in 0..4u64 {
             line!("dc isw", way << 30);
@@ -125,10 +119,8 @@ pub fn run() -> u32 {
         }
         line!("dc ivac", words[2000].as_ptr());
     });
-    let kept = words[1024..1536]
-        .iter()
-        .filter(|word| word.load(Ordering::Relaxed) == 0x5a5a)
-        .count();
+    let kept =
+        words[1024..1536].iter().filter(|word| word.load(Ordering::Relaxed) == 0x5a5a).count();
     check!(report: trap.is_none() => "maintenance by set and way is no exception");
     check!(report: kept == 512 => "words that are kept by it: {kept} of 512");
 

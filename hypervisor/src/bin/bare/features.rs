@@ -109,16 +109,8 @@ const FEATURES: &[Feature] = features! {
 pub fn run() -> u32 {
     let mut report = Report::new("features");
     // Floating point, SVE and SME are used.
-    let vectors = if id!(4, 0) >> 32 & 0xf != 0 {
-        3u64 << 16
-    } else {
-        0
-    };
-    let matrices = if id!(4, 1) >> 24 & 0xf != 0 {
-        3u64 << 24
-    } else {
-        0
-    };
+    let vectors = if id!(4, 0) >> 32 & 0xf != 0 { 3u64 << 16 } else { 0 };
+    let matrices = if id!(4, 1) >> 24 & 0xf != 0 { 3u64 << 24 } else { 0 };
     let allowed = 3 << 20 | vectors | matrices;
     // SAFETY: allows what this program does not use otherwise.
     unsafe { asm!("msr cpacr_el1, {}", "isb", in(reg) allowed, options(nostack)) };

@@ -119,12 +119,8 @@ struct Last {
     fields: [AtomicU64; 6],
 }
 
-static LAST: [Last; CPUS] = [const {
-    Last {
-        count: AtomicU32::new(0),
-        fields: [const { AtomicU64::new(0) }; 6],
-    }
-}; CPUS];
+static LAST: [Last; CPUS] =
+    [const { Last { count: AtomicU32::new(0), fields: [const { AtomicU64::new(0) }; 6] } }; CPUS];
 
 /// Where a program at EL0 that has made its call comes back to; 0 if there is none.
 pub static BACK: AtomicU64 = AtomicU64::new(0);
@@ -155,14 +151,7 @@ extern "C" fn exception(vector: u64, registers: &mut [u64; 31]) {
     };
     let state = register!("daif") | pan | tco | register!("spsel");
     let last = &LAST[number()];
-    let fields = [
-        vector,
-        esr,
-        register!("far_el1"),
-        elr,
-        register!("spsr_el1"),
-        state,
-    ];
+    let fields = [vector, esr, register!("far_el1"), elr, register!("spsr_el1"), state];
     for (field, value) in last.fields.iter().zip(fields) {
         field.store(value, Ordering::Relaxed);
     }
@@ -193,18 +182,9 @@ pub fn attempt(what: impl FnOnce()) -> Option<Trap> {
     if last.count.load(Ordering::Acquire) == before {
         return None;
     }
-    let [vector, esr, far, elr, spsr, state] = last
-        .fields
-        .each_ref()
-        .map(|field| field.load(Ordering::Relaxed));
-    Some(Trap {
-        vector,
-        esr,
-        far,
-        elr,
-        spsr,
-        state,
-    })
+    let [vector, esr, far, elr, spsr, state] =
+        last.fields.each_ref().map(|field| field.load(Ordering::Relaxed));
+    Some(Trap { vector, esr, far, elr, spsr, state })
 }
 
 /// Counts one check in a report, and says it.

@@ -130,11 +130,7 @@ pub fn run() -> u32 {
     prepare();
     let frequency = read!("cntfrq_el0");
     check!(report: frequency != 0 => "the frequency is {frequency}");
-    let (first, second, third) = (
-        read!("cntpct_el0"),
-        read!("cntvct_el0"),
-        read!("cntpct_el0"),
-    );
+    let (first, second, third) = (read!("cntpct_el0"), read!("cntvct_el0"), read!("cntpct_el0"));
     check!(report: first <= second && second <= third
         => "the virtual counter is the physical one: {first} {second} {third}");
     let delay = frequency / 200;

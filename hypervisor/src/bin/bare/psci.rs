@@ -170,14 +170,7 @@ pub fn run() -> u32 {
     let mut report = Report::new("psci");
     let version = call(VERSION, [0; 3]);
     check!(report: version >= 0x1_0000 => "version {version:#x}");
-    for function in [
-        VERSION,
-        CPU_OFF,
-        CPU_ON,
-        AFFINITY_INFO,
-        SYSTEM_OFF,
-        FEATURES,
-    ] {
+    for function in [VERSION, CPU_OFF, CPU_ON, AFFINITY_INFO, SYSTEM_OFF, FEATURES] {
         let features = call(FEATURES, [function, 0, 0]);
         check!(report: features == 0 => "features of {function:#x}: {features}");
     }

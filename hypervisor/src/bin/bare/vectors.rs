@@ -175,11 +175,9 @@ fn states(report: &mut Report, nothing: u64, missing: u64) {
     // SAFETY: reads a register that says what the processor is.
     unsafe { asm!("mrs {}, id_aa64mmfr1_el1", out(reg) features, options(nostack)) };
     let has_pan = features >> 20 & 0xf != 0;
-    for (name, flags) in [
-        ("no condition", 0u64),
-        ("all conditions", 0xf << 28),
-        ("two conditions", 0b0110 << 28),
-    ] {
+    for (name, flags) in
+        [("no condition", 0u64), ("all conditions", 0xf << 28), ("two conditions", 0b0110 << 28)]
+    {
         let with = |at: u64| {
             attempt(|| {
                 // SAFETY: the conditions are the compiler's to lose; PAN is off before.
@@ -189,10 +187,8 @@ fn states(report: &mut Report, nothing: u64, missing: u64) {
             })
         };
         let (made, taken) = (with(nothing), with(missing));
-        let pair = (
-            made.map(|trap| (trap.state, trap.spsr)),
-            taken.map(|trap| (trap.state, trap.spsr)),
-        );
+        let pair =
+            (made.map(|trap| (trap.state, trap.spsr)), taken.map(|trap| (trap.state, trap.spsr)));
         check!(report: made.is_some() && pair.0 == pair.1
             => "{name}: the state is that of an exception of stage 1: {:x?} {:x?}", pair.0, pair.1);
         let expected = MASKED | if has_pan { PAN } else { 0 };

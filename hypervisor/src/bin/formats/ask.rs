@@ -55,10 +55,7 @@ pub const PERMISSION: u8 = 3;
 
 impl Answer {
     /// An answer that no processor gives.
-    pub const NONE: Self = Self::Fault {
-        stage: 0,
-        status: 0,
-    };
+    pub const NONE: Self = Self::Fault { stage: 0, status: 0 };
 
     /// A fault of a kind, at a level of the architecture.
     pub fn fault(stage: u8, kind: u8, level: i8) -> Self {
@@ -73,11 +70,7 @@ impl Answer {
     pub fn reached(access: Access, pa: u64, memory: u8, reach: u8) -> Self {
         match access {
             Access::Fetch => Self::Executed,
-            _ => Self::Page {
-                pa: pa & !0xfff,
-                memory,
-                share: share(memory, reach),
-            },
+            _ => Self::Page { pa: pa & !0xfff, memory, share: share(memory, reach) },
         }
     }
 }
@@ -200,11 +193,7 @@ impl Cpu {
                 sctlr_el1 = in(reg) sctlr_el1, options(nostack, preserves_flags)
             );
         }
-        let cpu = Self {
-            setting,
-            during: if own { sctlr | MMU } else { sctlr },
-            otherwise: sctlr,
-        };
+        let cpu = Self { setting, during: if own { sctlr | MMU } else { sctlr }, otherwise: sctlr };
         cpu.forget();
         Ok(cpu)
     }
@@ -288,10 +277,7 @@ impl Cpu {
                     share: share(memory, (par >> 7 & 3) as u8),
                 }
             }
-            _ => Answer::Fault {
-                stage: 1 + (par >> 9 & 1) as u8,
-                status: (par >> 1 & 0x3f) as u8,
-            },
+            _ => Answer::Fault { stage: 1 + (par >> 9 & 1) as u8, status: (par >> 1 & 0x3f) as u8 },
         }
     }
 
@@ -330,11 +316,7 @@ impl Cpu {
         match syndrome >> 26 & 0x3f {
             0x3c => Answer::Executed,
             _ => Answer::Fault {
-                stage: if self.setting == Setting::Stage2 {
-                    2
-                } else {
-                    1
-                },
+                stage: if self.setting == Setting::Stage2 { 2 } else { 1 },
                 status: (syndrome & 0x3f) as u8,
             },
         }

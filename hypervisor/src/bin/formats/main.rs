@@ -148,10 +148,7 @@ impl fmt::Display for End {
 /// Attributes that leaves may have. What a format cannot hold is left out.
 fn attrs() -> impl Iterator<Item = Attrs> {
     let guest = |perms: Perms| Attrs::GUEST_MEMORY.with_perms(perms);
-    let (read, write) = (
-        Perms::READ.and_user(),
-        Perms::READ.union(Perms::WRITE).and_user(),
-    );
+    let (read, write) = (Perms::READ.and_user(), Perms::READ.union(Perms::WRITE).and_user());
     let bases = [
         Attrs::KERNEL_DATA,
         Attrs::KERNEL_RODATA,
@@ -206,11 +203,7 @@ impl<'m, F: Translation> Laid<'m, F> {
 
     fn new(machine: &'m Machine, half: Half, ids: &Ids) -> Result<Self, End> {
         let space = AddressSpace::new_in(machine, half).ok_or(End::Edit("no memory for a root"))?;
-        let none = Item {
-            at: 0,
-            size: 0,
-            code: false,
-        };
+        let none = Item { at: 0, size: 0, code: false };
         Ok(Self {
             space,
             half,
@@ -263,10 +256,7 @@ impl<'m, F: Translation> Laid<'m, F> {
             Err(_) => return Err(End::Edit("what the format has cannot be mapped")),
         }
         let code = frame.is_some();
-        let room = self
-            .items
-            .get_mut(self.count)
-            .ok_or(End::Edit("too much is mapped"))?;
+        let room = self.items.get_mut(self.count).ok_or(End::Edit("too much is mapped"))?;
         *room = Item { at, size, code };
         self.count += 1;
         Ok(())
@@ -359,12 +349,7 @@ impl<'m, F: Translation> Laid<'m, F> {
             unsafe { last.read_volatile() }
         };
         let found = walker::translate(regime, self.space.root().get(), at, &mut read);
-        (
-            found.map_or_else(Self::judge_fault, |leaf| {
-                Self::judge(&leaf, at, access, user)
-            }),
-            last,
-        )
+        (found.map_or_else(Self::judge_fault, |leaf| Self::judge(&leaf, at, access, user)), last)
     }
 
     fn judge_fault(fault: walker::Fault) -> Answer {
@@ -420,14 +405,7 @@ impl<'m, F: Translation> Laid<'m, F> {
                 levels.any(|level| processor == Answer::fault(Self::STAGE, TRANSLATION, level))
             };
             if processor != judge || !engine.map_or_else(is_hole, |engine| processor == engine) {
-                return Err(End::Differs(Differs {
-                    at,
-                    access,
-                    user,
-                    processor,
-                    engine,
-                    judge,
-                }));
+                return Err(End::Differs(Differs { at, access, user, processor, engine, judge }));
             }
             tally.answers += 1;
             tally.found += u32::from(!matches!(processor, Answer::Fault { .. }));
@@ -475,9 +453,7 @@ impl<'m, F: Translation> Laid<'m, F> {
         };
         let find = |perms, code| {
             let items = self.items.iter().take(self.count);
-            items
-                .filter(|item| item.size == Self::PAGE)
-                .find(|item| is_like(item, perms, code))
+            items.filter(|item| item.size == Self::PAGE).find(|item| is_like(item, perms, code))
         };
         let (plain, text) = match F::Input::SIGNED {
             true => (Attrs::KERNEL_DATA, Attrs::KERNEL_TEXT),
@@ -623,12 +599,7 @@ macro_rules! rows {
 }
 
 const fn stage_2(granule: Granule, input_bits: u8, wide: bool, forced: bool) -> Regime {
-    Regime::Arm64Stage2 {
-        granule,
-        input_bits,
-        wide,
-        forced_write_back: forced,
-    }
+    Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back: forced }
 }
 
 /// Stage 1 of EL1&0, and of EL2&0.
@@ -669,11 +640,7 @@ fn run() -> Outcome {
     let machine = Machine {
         next: Cell::new(TABLES),
         // Hardware sets no flags, so that what it would set is a fault.
-        caps: Caps {
-            hardware_access: false,
-            hardware_dirty: false,
-            ..ids.caps()
-        },
+        caps: Caps { hardware_access: false, hardware_dirty: false, ..ids.caps() },
     };
     let code = ptr::with_exposed_provenance_mut::<u32>(CODE as usize);
     for word in 0..(1 << 16) / size_of::<u32>() {
@@ -701,11 +668,7 @@ fn run() -> Outcome {
             };
             let _ = write!(console, ": {name}, {kib} KiB, {bits} bits{more}: ");
             let _ = match &result {
-                Ok(Tally {
-                    answers,
-                    found,
-                    flips,
-                }) => writeln!(
+                Ok(Tally { answers, found, flips }) => writeln!(
                     console,
                     "{answers} answers, {found} of them no fault; {flips} flipped bits are noticed"
                 ),

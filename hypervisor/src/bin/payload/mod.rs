@@ -97,11 +97,7 @@ macro_rules! tables {
 pub(crate) use tables;
 
 /// The capabilities of a processor whose `VTCR_EL2.HA` and `HD` are clear.
-pub const CAPS: Caps = Caps {
-    hardware_access: false,
-    hardware_dirty: false,
-    ..Caps::CONSERVATIVE
-};
+pub const CAPS: Caps = Caps { hardware_access: false, hardware_dirty: false, ..Caps::CONSERVATIVE };
 
 /// Frames of 4 KiB in the image, which are given out once, a root's first.
 #[repr(C, align(8192))]
@@ -116,10 +112,7 @@ unsafe impl<const COUNT: usize> Sync for Frames<COUNT> {}
 impl<const COUNT: usize> Frames<COUNT> {
     /// Frames that were not used yet.
     pub const fn new() -> Self {
-        Self {
-            frames: UnsafeCell::new([[0; 4096]; COUNT]),
-            used: AtomicU64::new(0),
-        }
+        Self { frames: UnsafeCell::new([[0; 4096]; COUNT]), used: AtomicU64::new(0) }
     }
 
     /// Takes some, in a row.

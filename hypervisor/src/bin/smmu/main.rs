@@ -52,12 +52,7 @@ const TO: u64 = 0x20_1000;
 const WIDE: u64 = 0x40_0000;
 
 global_asm!(
-    payload::start!(
-        "adrp x0, vectors",
-        "add x0, x0, :lo12:vectors",
-        "msr vbar_el2, x0",
-        "isb"
-    ),
+    payload::start!("adrp x0, vectors", "add x0, x0, :lo12:vectors", "msr vbar_el2, x0", "isb"),
     // Only the guest has exceptions to take.
     ".balign 2048",
     "vectors:",
@@ -237,11 +232,7 @@ impl Bench<'_> {
     }
 
     fn map_page(&mut self, at: u64, frame: Pa) -> Done {
-        self.map(
-            page(at)?,
-            frame,
-            Mapping::new(Attrs::GUEST_MEMORY).pages_only(),
-        )
+        self.map(page(at)?, frame, Mapping::new(Attrs::GUEST_MEMORY).pages_only())
     }
 
     fn unmap(&mut self, span: Span<Ipa>) -> Done {
@@ -356,11 +347,7 @@ impl Bench<'_> {
         let span = Span::new(Ipa::new(WIDE), BLOCK).map_err(|_| "no such pages")?;
         let at = [0, 17, 511].map(|page| page * PAGE);
         let frame = |at: u64| Pa::new(MEMORY + BLOCK + at);
-        self.map(
-            span,
-            frame(0),
-            Mapping::new(Attrs::GUEST_MEMORY).pages_only(),
-        )?;
+        self.map(span, frame(0), Mapping::new(Attrs::GUEST_MEMORY).pages_only())?;
         for at in at {
             self.is_shared(WIDE + at, frame(at), 0x500)?;
         }
@@ -418,11 +405,7 @@ fn run() -> Outcome {
     // SAFETY: the tables map what is mapped here, all of it memory behind the image (2.), and there
     // is one SMMU (1.).
     let smmu = unsafe { Smmu::new(device::STREAM, root.get(), vtcr, VMID) };
-    let smmu = &SMMU
-        .call_once(|| Only(smmu))
-        .0
-        .as_ref()
-        .ok_or("the SMMU has no stage 2")?;
+    let smmu = &SMMU.call_once(|| Only(smmu)).0.as_ref().ok_or("the SMMU has no stage 2")?;
     machine.smmu.set(Some(smmu));
     // SAFETY: VM and RW: stage 2, and EL1 is AArch64. The root is of the tables that the guest is
     // to have, under its VMID.
@@ -441,13 +424,7 @@ fn run() -> Outcome {
     }
     // SAFETY: there is one device (1.).
     let device = unsafe { Device::find() }.ok_or("there is no device")?;
-    let mut bench = Bench {
-        machine: &machine,
-        space,
-        smmu,
-        device,
-        wrong: 0,
-    };
+    let mut bench = Bench { machine: &machine, space, smmu, device, wrong: 0 };
     // SAFETY: the guest's four instructions, whose frame is mapped for it.
     for (index, word) in unsafe { guest }.chunks(2).enumerate() {
         let both = u64::from(word[0]) | u64::from(word[1]) << 32;
@@ -460,10 +437,7 @@ fn run() -> Outcome {
     bench.check("a page may not be written any more", Bench::protected);
     bench.check("a page is taken away", Bench::taken_away);
     bench.check("a table is detached with its pages", Bench::table_detached);
-    bench.check(
-        "a block is split, and a page of it protected",
-        Bench::block_split,
-    );
+    bench.check("a block is split, and a page of it protected", Bench::block_split);
     Ok(Some(bench.wrong))
 }
 
@@ -484,8 +458,5 @@ extern "C" fn unexpected() -> ! {
     unsafe {
         asm!("mrs {}, esr_el2", "mrs {}, elr_el2", "mrs {}, far_el2", out(reg) esr, out(reg) elr, out(reg) far)
     };
-    payload::end(
-        "smmu",
-        format_args!("WRONG: all: exception {esr:#x} at {elr:#x}, {far:#x}"),
-    )
+    payload::end("smmu", format_args!("WRONG: all: exception {esr:#x} at {elr:#x}, {far:#x}"))
 }

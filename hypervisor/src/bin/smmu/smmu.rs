@@ -142,10 +142,7 @@ impl Smmu {
         let size = |entries: usize| u64::from(entries.trailing_zeros());
         write_long(STREAMS, at(&MEMORY.streams) | ALLOCATE);
         write(STREAMS_CONFIGURATION, size(ALL_STREAMS) as u32);
-        write_long(
-            COMMANDS,
-            at(&MEMORY.commands) | ALLOCATE | size(ALL_COMMANDS),
-        );
+        write_long(COMMANDS, at(&MEMORY.commands) | ALLOCATE | size(ALL_COMMANDS));
         write(COMMANDS_PRODUCED, 0);
         write(COMMANDS_CONSUMED, 0);
         write_long(EVENTS, at(&MEMORY.events) | ALLOCATE | size(ALL_EVENTS));
@@ -154,10 +151,7 @@ impl Smmu {
         barrier();
         let queues = 1 << 3 | 1 << 2;
         enable(queues);
-        let smmu = Self {
-            produced: Cell::new(0),
-            seen: Cell::new(0),
-        };
+        let smmu = Self { produced: Cell::new(0), seen: Cell::new(0) };
         smmu.command([CONFIGURATION_OF_ALL, 31]);
         smmu.command([FORGET_ALL, 0]);
         smmu.sync();
@@ -225,12 +219,7 @@ impl Smmu {
         }
         // SAFETY: a place of the queue that the SMMU has filled.
         let event = unsafe {
-            MEMORY
-                .events
-                .get()
-                .cast::<[u64; 4]>()
-                .add(seen as usize % ALL_EVENTS)
-                .read_volatile()
+            MEMORY.events.get().cast::<[u64; 4]>().add(seen as usize % ALL_EVENTS).read_volatile()
         };
         let next = (seen + 1) & (turns - 1);
         self.seen.set(next);

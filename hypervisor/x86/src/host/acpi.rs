@@ -92,13 +92,11 @@ pub fn write(vm: &Vm, cpus: u32) -> Option<u64> {
     let fixed = put(&table(b"FACP", 6, &body))?;
 
     let mut body = ArrayVec::<u8, 256>::new();
-    body.try_extend_from_slice(&0xfee0_0000u32.to_le_bytes())
-        .ok()?;
+    body.try_extend_from_slice(&0xfee0_0000u32.to_le_bytes()).ok()?;
     body.try_extend_from_slice(&[0; 4]).ok()?;
     for cpu in 0..cpus as u8 {
         // A local APIC that is enabled.
-        body.try_extend_from_slice(&[0, 8, cpu, cpu, 1, 0, 0, 0])
-            .ok()?;
+        body.try_extend_from_slice(&[0, 8, cpu, cpu, 1, 0, 0, 0]).ok()?;
     }
     let controllers = put(&table(b"APIC", 5, &body))?;
 
@@ -114,9 +112,7 @@ pub fn write(vm: &Vm, cpus: u32) -> Option<u64> {
     pointer[20] = 36;
     pointer[24..32].copy_from_slice(&list.to_le_bytes());
     for (place, size) in [(8, 20), (32, 36)] {
-        let sum = pointer[..size]
-            .iter()
-            .fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+        let sum = pointer[..size].iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
         pointer[place] = sum.wrapping_neg();
     }
     vm.write(START, &pointer).map(|()| START)

@@ -53,11 +53,8 @@ pub struct Clock {
 
 /// Waits for the interval timer to run down.
 fn wait_interval() {
-    let (mut gate, mut command, mut data) = (
-        Port::<u8>::new(0x61),
-        Port::<u8>::new(0x43),
-        Port::<u8>::new(0x42),
-    );
+    let (mut gate, mut command, mut data) =
+        (Port::<u8>::new(0x61), Port::<u8>::new(0x43), Port::<u8>::new(0x42));
     // SAFETY: the ports of the interval timer, which has no other user; its loudspeaker is off.
     unsafe {
         let control = gate.read() & !0b11;

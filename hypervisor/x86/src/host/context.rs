@@ -85,12 +85,7 @@ impl Context {
     /// Puts it into the state after INIT, in which it waits (APM vol. 2 14.1.3).
     pub fn reset(&mut self) {
         let block = &mut *self.block;
-        let plain = |attributes| Segment {
-            selector: 0,
-            attributes,
-            limit: 0xffff,
-            base: 0,
-        };
+        let plain = |attributes| Segment { selector: 0, attributes, limit: 0xffff, base: 0 };
         block.segments = [plain(0x93); 10];
         block.segments[segment::CODE] = plain(0x9b);
         block.segments[segment::GLOBALS] = plain(0);
@@ -271,10 +266,7 @@ impl Context {
         let mut words = [0; 12];
         // APM vol. 2 11.5.3: XMM0 is at 160.
         for (word, bytes) in words.iter_mut().zip(self.floats.0[160..].chunks_exact(8)) {
-            *word = bytes
-                .iter()
-                .rev()
-                .fold(0, |word, byte| word << 8 | u64::from(*byte));
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         }
         words
     }

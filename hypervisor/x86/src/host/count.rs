@@ -33,9 +33,7 @@ pub fn begin() {
 pub fn end() {
     let (counters, kept) = COUNTERS.split_at(NAMES.len());
     for ((mark, counter), kept) in MARKED.iter().zip(counters).zip(kept) {
-        let since = counter
-            .load(Ordering::Relaxed)
-            .wrapping_sub(mark.load(Ordering::Relaxed));
+        let since = counter.load(Ordering::Relaxed).wrapping_sub(mark.load(Ordering::Relaxed));
         kept.store(since, Ordering::Relaxed);
     }
 }

@@ -9,12 +9,7 @@ use tablewright::shootdown::Cpus;
 use crate::options::Flush;
 use crate::world::World;
 
-const NOTHING: CpuidResult = CpuidResult {
-    eax: 0,
-    ebx: 0,
-    ecx: 0,
-    edx: 0,
-};
+const NOTHING: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
 
 /// The highest leaf of each kind.
 const LAST: u32 = 0xb;
@@ -79,12 +74,7 @@ pub fn answer(world: &World, number: u32, leaf: u32, subleaf: u32) -> CpuidResul
             }
         }
         // ARAT: the timer goes on while the processor sleeps.
-        6 => {
-            said = CpuidResult {
-                eax: 1 << 2,
-                ..NOTHING
-            }
-        }
+        6 => said = CpuidResult { eax: 1 << 2, ..NOTHING },
         7 if subleaf == 0 => {
             said.eax = 0;
             said.ebx &= SHOWN_7_EBX;
@@ -99,24 +89,14 @@ pub fn answer(world: &World, number: u32, leaf: u32, subleaf: u32) -> CpuidResul
                 1 => (bits, count, 2),
                 _ => (0, 0, 0),
             };
-            said = CpuidResult {
-                eax,
-                ebx,
-                ecx: kind << 8 | subleaf & 0xff,
-                edx: number,
-            };
+            said = CpuidResult { eax, ebx, ecx: kind << 8 | subleaf & 0xff, edx: number };
         }
         0x8000_0000 => said.eax = LAST_EXTENDED,
         0x8000_0001 => {
             said.ecx &= SHOWN_EXTENDED_ECX;
             said.edx &= !HIDDEN_1_EDX | 1 << 29;
         }
-        0x8000_0007 => {
-            said = CpuidResult {
-                edx: EVEN,
-                ..NOTHING
-            }
-        }
+        0x8000_0007 => said = CpuidResult { edx: EVEN, ..NOTHING },
         0x8000_0008 => (said.ebx, said.ecx, said.edx) = (0, count - 1, 0),
         _ => {}
     }
@@ -132,10 +112,7 @@ fn hypervisor(world: &World, leaf: u32) -> CpuidResult {
             ecx: word(b"osof"),
             edx: word(b"t Hv"),
         },
-        0x4000_0001 => CpuidResult {
-            eax: INTERFACE,
-            ..NOTHING
-        },
+        0x4000_0001 => CpuidResult { eax: INTERFACE, ..NOTHING },
         0x4000_0003 => CpuidResult {
             eax: REFERENCE_COUNTER
                 | features::HYPERCALL_MSRS
@@ -157,11 +134,9 @@ fn hypervisor(world: &World, leaf: u32) -> CpuidResult {
             ebx: u32::MAX,
             ..NOTHING
         },
-        0x4000_0005 => CpuidResult {
-            eax: Cpus::MOST as u32,
-            ebx: crate::processor::MOST as u32,
-            ..NOTHING
-        },
+        0x4000_0005 => {
+            CpuidResult { eax: Cpus::MOST as u32, ebx: crate::processor::MOST as u32, ..NOTHING }
+        }
         _ => NOTHING,
     }
 }

@@ -150,11 +150,7 @@ fn port(context: &mut Context, info: u64, next: u64) {
             _ => all,
         };
         // A result of 32 bits clears the rest.
-        let kept = if bits == 32 {
-            0
-        } else {
-            context.block.rax & !all
-        };
+        let kept = if bits == 32 { 0 } else { context.block.rax & !all };
         context.block.rax = kept | value;
     } else {
         match (number, value) {

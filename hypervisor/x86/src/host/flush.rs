@@ -56,19 +56,12 @@ pub struct Doing<'w> {
 impl<'w> Doing<'w> {
     /// When it is told to forget.
     pub fn told(world: &'w World, me: &'w Processor) -> Self {
-        Self {
-            world,
-            me,
-            entering: false,
-        }
+        Self { world, me, entering: false }
     }
 
     /// When it enters a guest.
     pub fn entering(world: &'w World, me: &'w Processor) -> Self {
-        Self {
-            entering: true,
-            ..Self::told(world, me)
-        }
+        Self { entering: true, ..Self::told(world, me) }
     }
 }
 
@@ -171,12 +164,7 @@ pub fn flush<'v>(
     for vcpu in vcpus {
         named += 1;
         count(Count::Here, u64::from(is_own(&vcpu)));
-        let flush = Invalidation {
-            root: vcpu.space.root(),
-            id: 0,
-            global: false,
-            what,
-        };
+        let flush = Invalidation { root: vcpu.space.root(), id: 0, global: false, what };
         here.flush(&vcpu.space, &flush, messengers, &doing);
     }
     wait(world, here, &together.0.into_inner(), &doing);

@@ -114,11 +114,7 @@ fn carry_out(world: &World, context: &Context, input: Input, decoded: &Decoded) 
         false => What::Ranges(&ranges[..used]),
     };
     if world.options.plant != Some(Plant::Ignore) {
-        let is_target = |index: u32| {
-            decoded
-                .targets
-                .is_none_or(|set| set.contains(index as usize))
-        };
+        let is_target = |index: u32| decoded.targets.is_none_or(|set| set.contains(index as usize));
         let targets = world.vcpus.iter().filter(|vcpu| is_target(vcpu.index));
         let named = flush::flush(world, targets, Some(context.vcpu), what);
         // A list that goes on names the same.
@@ -130,12 +126,7 @@ fn carry_out(world: &World, context: &Context, input: Input, decoded: &Decoded) 
     (!decoded.is_everything() && done < decoded.reps()).then_some(done)
 }
 
-const NOWHERE: Stale = Stale {
-    first: 0,
-    last: 0,
-    level: None,
-    tables: false,
-};
+const NOWHERE: Stale = Stale { first: 0, last: 0, level: None, tables: false };
 
 /// Addresses that wrap name what is behind the last one; those that no processor could use have
 /// nothing to be forgotten.

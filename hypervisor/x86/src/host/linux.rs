@@ -97,11 +97,7 @@ pub fn load(
     parameters[..HEADER as usize].fill(0);
     parameters[HEADER_END as usize..].fill(0);
 
-    let map = [
-        (0, LOW_END, 1u32),
-        (acpi::START, acpi::END, 3),
-        (acpi::END, vm.memory.size(), 1),
-    ];
+    let map = [(0, LOW_END, 1u32), (acpi::START, acpi::END, 3), (acpi::END, vm.memory.size(), 1)];
     let root = acpi::write(vm, cpus).ok_or(TOO_SMALL)?;
     let (initrd, initrd_size) = files.initrd;
     let mut set = |at: usize, bytes: &[u8]| parameters[at..at + bytes.len()].copy_from_slice(bytes);
@@ -148,21 +144,12 @@ fn enter(first: &mut Context) {
     const PAE: u64 = 1 << 5;
     const LONG: u64 = 1 << 8 | 1 << 10;
     let block = &mut *first.block;
-    let flat = |selector, attributes| Segment {
-        selector,
-        attributes,
-        limit: u32::MAX,
-        base: 0,
-    };
+    let flat = |selector, attributes| Segment { selector, attributes, limit: u32::MAX, base: 0 };
     for place in 0..6 {
         block.segments[place] = flat(0x18, 0xc93);
     }
     block.segments[segment::CODE] = flat(0x10, 0xa9b);
-    block.segments[segment::GLOBALS] = Segment {
-        limit: 31,
-        base: SEGMENTS,
-        ..Segment::default()
-    };
+    block.segments[segment::GLOBALS] = Segment { limit: 31, base: SEGMENTS, ..Segment::default() };
     block.cr0 = PROTECTED_AND_PAGING;
     block.cr3 = TABLES;
     block.cr4 = PAE;

@@ -35,10 +35,7 @@ pub type Nested = Npt<4>;
 /// vol. 2 15.25.8), but only leaves that are writable and not marked, of which there are none: the
 /// engine marks every leaf that it makes writable. So a log goes by faults, and all memory can be
 /// protected in one step.
-const CAPS: Caps = Caps {
-    hardware_dirty: false,
-    ..Caps::CONSERVATIVE
-};
+const CAPS: Caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
 
 /// The size of a page.
 pub const PAGE: u64 = 4096;

@@ -82,9 +82,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     // SAFETY: between the image and the guest's memory is nothing else.
     let machine = unsafe { Machine::new(pool.map_err(|_| NO_MEMORY)?) }.ok_or(NO_MEMORY)?;
     let machine = MACHINE.call_once(|| machine);
-    let state = machine
-        .take_frames(processor::MOST as u64)
-        .ok_or(NO_MEMORY)?;
+    let state = machine.take_frames(processor::MOST as u64).ok_or(NO_MEMORY)?;
     STATE.store(state.get(), Ordering::Relaxed);
     // SAFETY: there is no other processor yet; the frames are for this, and the processor has SVM.
     unsafe {
@@ -100,15 +98,9 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     let (holders, cpus, inboxes, sets) = unsafe {
         (
             machine.take::<Holder>(processors as u64).ok_or(NO_MEMORY)?,
-            machine
-                .take::<CpuCell>(processors as u64)
-                .ok_or(NO_MEMORY)?,
-            machine
-                .take::<AtomicU64>(inbox_words(processors) as u64)
-                .ok_or(NO_MEMORY)?,
-            machine
-                .take::<AtomicU64>(options.vcpus as u64)
-                .ok_or(NO_MEMORY)?,
+            machine.take::<CpuCell>(processors as u64).ok_or(NO_MEMORY)?,
+            machine.take::<AtomicU64>(inbox_words(processors) as u64).ok_or(NO_MEMORY)?,
+            machine.take::<AtomicU64>(options.vcpus as u64).ok_or(NO_MEMORY)?,
         )
     };
     let given = Identifiers::new(&allocator, holders)
@@ -122,16 +114,12 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     let cells = unsafe { machine.take::<SlotCell>(4) }.ok_or(NO_MEMORY)?;
     let guest = Guest::new(space, cells);
     let addresses = Span::new(Ipa::new(0), memory.size()).map_err(|_| NO_MEMORY)?;
-    let Common {
-        leaves, evict, log, ..
-    } = options.common;
+    let Common { leaves, evict, log, .. } = options.common;
     let slot = MemorySlot {
         page: leaves.largest::<Machine>(),
         ..MemorySlot::memory(addresses, memory.start().get())
     };
-    guest
-        .insert(slot)
-        .map_err(|_| "the guest's memory is no whole number of pages")?;
+    guest.insert(slot).map_err(|_| "the guest's memory is no whole number of pages")?;
 
     let addresses = addresses.into();
     let (pages, blocks) = (memory.size() / PAGE, Memory::<Machine>::blocks(&addresses));
@@ -222,11 +210,7 @@ fn boot(info: u64) -> Result<(), Reason> {
 extern "C" fn other(number: u64) -> ! {
     // SAFETY: a frame of its own; the first processor has set the vectors up.
     unsafe { processor::set_up(STATE.load(Ordering::Relaxed) + number * PAGE) };
-    assert_eq!(
-        processor::controller_id(),
-        processor::number(),
-        "the numbers of processors"
-    );
+    assert_eq!(processor::controller_id(), processor::number(), "the numbers of processors");
     let Some(world) = world::world() else {
         panic!("a processor has started too early");
     };

@@ -128,9 +128,7 @@ impl Options {
             }
         }
         let span = |(start, size)| Span::new(Pa::new(start), size).ok();
-        let memory = memory
-            .and_then(span)
-            .ok_or("there is no memory for the guest")?;
+        let memory = memory.and_then(span).ok_or("there is no memory for the guest")?;
         options.memory = memory;
         options.copy = copy.and_then(|first| span((first, memory.size())));
         // One is the host's.

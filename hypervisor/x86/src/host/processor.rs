@@ -195,13 +195,7 @@ pub unsafe fn set_up(state: u64) {
 /// 1. The processor comes here by itself.
 #[unsafe(naked)]
 unsafe extern "C" fn acknowledge() {
-    naked_asm!(
-        "push rax",
-        "mov eax, 0xfee000b0",
-        "mov dword ptr [rax], 0",
-        "pop rax",
-        "iretq"
-    )
+    naked_asm!("push rax", "mov eax, 0xfee000b0", "mov dword ptr [rax], 0", "pop rax", "iretq")
 }
 
 /// # Safety

@@ -151,10 +151,7 @@ pub fn write(
 
 /// Each byte is a type of memory (APM vol. 2 7.8.1).
 fn is_pat(value: u64) -> bool {
-    value
-        .to_le_bytes()
-        .iter()
-        .all(|kind| matches!(kind, 0 | 1 | 4..=7))
+    value.to_le_bytes().iter().all(|kind| matches!(kind, 0 | 1 | 4..=7))
 }
 
 /// SCE, LME, NXE, FFXSR; LMA is the processor's.

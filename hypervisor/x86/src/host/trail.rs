@@ -33,19 +33,13 @@ pub struct Trail {
 impl Trail {
     /// None yet.
     pub fn new() -> Self {
-        Self {
-            passages: [Passage::default(); MOST],
-            next: 0,
-        }
+        Self { passages: [Passage::default(); MOST], next: 0 }
     }
 
     /// It is about to be entered.
     pub fn enter(&mut self, block: &Block) {
-        self.passages[self.next] = Passage {
-            inject: block.inject,
-            from: block.instruction,
-            ..Passage::default()
-        };
+        self.passages[self.next] =
+            Passage { inject: block.inject, from: block.instruction, ..Passage::default() };
     }
 
     /// It has left.

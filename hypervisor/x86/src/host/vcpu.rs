@@ -57,11 +57,9 @@ impl Vcpu {
     pub fn start(&self, page: u8) {
         let order = START | u32::from(page);
         // A reset that was not seen yet comes first.
-        let _ = self
-            .start
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |before| {
-                Some(before & RESET | order)
-            });
+        let _ = self.start.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |before| {
+            Some(before & RESET | order)
+        });
     }
 
     /// Takes the orders: first the one, then the other.

@@ -51,10 +51,7 @@ impl Hardware {
             let of = |held: &&Combined| {
                 held.translates(request.va, root.id, asid) && wanted(&held.entry)
             };
-            held.iter()
-                .filter(of)
-                .min_by_key(|held| held.entry.bits)
-                .copied()?
+            held.iter().filter(of).min_by_key(|held| held.entry.bits).copied()?
         };
         match self.use_combined(cpu, request, root, &found) {
             GuestLook::Found(translated) => Some(Look::Found(translated)),
@@ -90,10 +87,9 @@ impl Hardware {
         let page = 12;
         let said = match first {
             // Of a run too, a page may be remembered alone.
-            None if self.alone.get() && found.entry.contiguous => super::First {
-                bits: page,
-                ..self.identity()
-            },
+            None if self.alone.get() && found.entry.contiguous => {
+                super::First { bits: page, ..self.identity() }
+            }
             None => self.identity(),
             Some(first) => super::First {
                 bits: page,
@@ -104,10 +100,7 @@ impl Hardware {
             },
         };
         let walk = GuestWalk {
-            request: Request {
-                va,
-                ..found.request
-            },
+            request: Request { va, ..found.request },
             walk: None,
             tag: self.tag(cpu),
             ipa: there,

@@ -44,10 +44,7 @@ impl Explorer<'_> {
     pub(super) fn current(&self, next: &State, thread: usize, pa: u64) -> (u64, u8) {
         let value = self.hardware.visible_to(thread, pa);
         let mine = next.cores[thread].buffered().zip(&next.stores[thread]);
-        let newest = mine
-            .filter(|(to, _)| *to == pa)
-            .map(|(_, &number)| number)
-            .last();
+        let newest = mine.filter(|(to, _)| *to == pa).map(|(_, &number)| number).last();
         let writer = self.word(pa).map_or(0, |word| next.writers[word]);
         (value, newest.unwrap_or(writer))
     }
@@ -136,14 +133,7 @@ impl Explorer<'_> {
             next.words[word] = new;
         }
         next.phases[thread][at] = Phase::Done(if loads {
-            Got::Value(
-                old,
-                Source {
-                    pa,
-                    writer,
-                    by: None,
-                },
-            )
+            Got::Value(old, Source { pa, writer, by: None })
         } else {
             Got::Nothing
         });

@@ -119,8 +119,7 @@ impl Before {
         thread: usize,
         op: &Op,
     ) -> bool {
-        op.address()
-            .is_none_or(|register| explorer.is_known(state, thread, register))
+        op.address().is_none_or(|register| explorer.is_known(state, thread, register))
     }
 
     /// One more instruction comes before.

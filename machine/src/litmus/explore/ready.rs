@@ -55,9 +55,7 @@ impl Explorer<'_> {
                     steps.push(Step::Fill(cpu, address, Route { alone, ..whole }));
                 }
             };
-            self.routes(state, cpu, va, true)
-                .into_iter()
-                .for_each(&mut fill);
+            self.routes(state, cpu, va, true).into_iter().for_each(&mut fill);
             if self.test.is_nested() && alone && self.is_of_second(address) {
                 // Of a run of stage 2 any entry may be read, whichever stage 1 leads to; and what
                 // it does not lead to yet.
@@ -119,11 +117,7 @@ impl Explorer<'_> {
         first: Option<u8>,
     ) {
         let alone = false;
-        let route = |start| Route {
-            start,
-            first,
-            alone,
-        };
+        let route = |start| Route { start, first, alone };
         if root {
             routes.push(route(Start::Root));
             if self.test.guest {
@@ -158,20 +152,13 @@ impl Explorer<'_> {
 
     /// What a TLB may hold as one, first and last address: a page, or a contiguous run.
     fn around(&self, va: u64) -> (u64, u64) {
-        if self.layout.runs {
-            (va & !IN_RUN, va | IN_RUN)
-        } else {
-            (va, va)
-        }
+        if self.layout.runs { (va & !IN_RUN, va | IN_RUN) } else { (va, va) }
     }
 
     /// Some leaf in the test has a clear access flag.
     pub(super) fn has_old(&self, state: &State) -> bool {
         let is_in = |flag: Flag, word| flag.is_in(self.test, word);
-        state
-            .words
-            .iter()
-            .any(|&word| is_in(Flag::Valid, word) && !is_in(Flag::Accessed, word))
+        state.words.iter().any(|&word| is_in(Flag::Valid, word) && !is_in(Flag::Accessed, word))
     }
 
     /// The same of addresses that stage 2 translates.
@@ -300,9 +287,7 @@ impl Explorer<'_> {
                         steps.push(step(Way::Run));
                     }
                     let known = self.layout.deep
-                        && !state.cores[thread]
-                            .known(&self.hardware, request.va)
-                            .is_empty();
+                        && !state.cores[thread].known(&self.hardware, request.va).is_empty();
                     let routes = self.routes(state, thread, request.va, held || known);
                     steps.extend(routes.into_iter().map(|route| step(Way::Walk(route))));
                     if self.layout.runs && self.test.hardware_dirty && op.writes() {
@@ -437,12 +422,10 @@ impl Explorer<'_> {
         let code = &self.test.code[thread].code;
         let atomic = matches!(code[at].op, Op::Atomic { .. });
         let earlier = state.phases[thread][..at].iter().enumerate();
-        earlier
-            .filter(|(_, phase)| !matches!(phase, Phase::Done(_)))
-            .all(|(i, phase)| {
-                let there = self.place_of(thread, i, phase);
-                there != Some(pa) || (!atomic && matches!(phase, Phase::Buffered(_)))
-            })
+        earlier.filter(|(_, phase)| !matches!(phase, Phase::Done(_))).all(|(i, phase)| {
+            let there = self.place_of(thread, i, phase);
+            there != Some(pa) || (!atomic && matches!(phase, Phase::Buffered(_)))
+        })
     }
 
     /// Where an access goes, if that is known.
@@ -464,9 +447,7 @@ impl Explorer<'_> {
 
     pub(super) fn register(&self, state: &State, thread: usize, register: usize) -> Option<u64> {
         let code = &self.test.code[thread].code;
-        let writer = code
-            .iter()
-            .position(|i| i.op.register() == Some(register))?;
+        let writer = code.iter().position(|i| i.op.register() == Some(register))?;
         match state.phases[thread][writer] {
             Phase::Done(Got::Value(value, _)) => Some(value),
             Phase::Done(_) => Some(0),
@@ -511,15 +492,7 @@ impl Explorer<'_> {
 
     pub(super) fn request(&self, instruction: &Instruction, address: usize) -> Request {
         let va = self.test.addresses[address].va;
-        let request = if instruction.op.writes() {
-            Request::write(va)
-        } else {
-            Request::read(va)
-        };
-        if instruction.user {
-            request.by_user()
-        } else {
-            request
-        }
+        let request = if instruction.op.writes() { Request::write(va) } else { Request::read(va) };
+        if instruction.user { request.by_user() } else { request }
     }
 }

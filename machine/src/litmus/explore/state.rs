@@ -99,11 +99,7 @@ pub(super) enum Start {
 
 impl From<Start> for Route {
     fn from(start: Start) -> Self {
-        Self {
-            start,
-            first: None,
-            alone: false,
-        }
+        Self { start, first: None, alone: false }
     }
 }
 

@@ -243,12 +243,9 @@ impl Explorer<'_> {
             Way::Perform => match op {
                 Op::Load { .. } => self.read(next, thread, at)?,
                 Op::Store { value, .. } => self.write(next, thread, at, value)?,
-                Op::Atomic {
-                    change,
-                    register,
-                    value,
-                    ..
-                } => self.change(next, thread, at, change, register.is_some(), value)?,
+                Op::Atomic { change, register, value, .. } => {
+                    self.change(next, thread, at, change, register.is_some(), value)?
+                }
                 _ => {
                     next.phases[thread][at] = Phase::Done(Got::Nothing);
                     self.execute(next, thread, at, op)?;
@@ -269,20 +266,13 @@ impl Explorer<'_> {
         let hardware = &self.hardware;
         match *op {
             Op::Fence(_) => hardware.order_stores(thread),
-            Op::Barrier {
-                kind: Kind::Loads, ..
-            } => {}
-            Op::Barrier {
-                kind: Kind::Stores, ..
-            } => hardware.publish(thread),
+            Op::Barrier { kind: Kind::Loads, .. } => {}
+            Op::Barrier { kind: Kind::Stores, .. } => hardware.publish(thread),
             Op::Barrier { shared, .. } => {
                 hardware.publish(thread);
                 if shared {
-                    let pending: Vec<Tlbi> = next.cores[thread]
-                        .pending()
-                        .iter()
-                        .map(|&(tlbi, _)| tlbi)
-                        .collect();
+                    let pending: Vec<Tlbi> =
+                        next.cores[thread].pending().iter().map(|&(tlbi, _)| tlbi).collect();
                     self.wait_for_others(next, thread, &pending)?;
                     hardware.complete(thread);
                 } else {
@@ -339,9 +329,7 @@ impl Explorer<'_> {
             for at in 0..code.len() {
                 let phases = &mut next.phases[cpu];
                 let covers = |translated: &Translated| {
-                    pending
-                        .iter()
-                        .any(|tlbi| tlbi.broadcast && translated.is_covered(tlbi))
+                    pending.iter().any(|tlbi| tlbi.broadcast && translated.is_covered(tlbi))
                 };
                 let place = code[at].op.place();
                 match &phases[at] {
@@ -366,13 +354,9 @@ impl Explorer<'_> {
                     {
                         phases[at] = Phase::Idle;
                     }
-                    Phase::Done(Got::Value(
-                        _,
-                        Source {
-                            by: Some(translated),
-                            ..
-                        },
-                    )) if covers(translated) && open.contains(&place) => {
+                    Phase::Done(Got::Value(_, Source { by: Some(translated), .. }))
+                        if covers(translated) && open.contains(&place) =>
+                    {
                         // What depends on it goes too.
                         if committed_from(phases, at) {
                             return None;
@@ -400,9 +384,7 @@ impl Explorer<'_> {
         tlbi.broadcast
             && tlbi.stages != Stages::Second
             && tlbi.id.is_none_or(|named| Some(named) == id)
-            && tlbi
-                .range
-                .is_none_or(|(first, last)| first <= va && va <= last)
+            && tlbi.range.is_none_or(|(first, last)| first <= va && va <= last)
     }
 
     pub(super) fn translate(
@@ -469,10 +451,7 @@ impl Explorer<'_> {
                 // What comes after has not begun, or it would be thrown away; barriers that do not
                 // wait for this are.
                 let after = code[at + 1..].iter().zip(&state.phases[thread][at + 1..]);
-                if after
-                    .into_iter()
-                    .any(|(i, phase)| *phase != Phase::Idle && !is_barrier(&i.op))
-                {
+                if after.into_iter().any(|(i, phase)| *phase != Phase::Idle && !is_barrier(&i.op)) {
                     return None;
                 }
                 self.flush(next, thread, at + 1);
@@ -509,10 +488,7 @@ impl Explorer<'_> {
         request: Request,
         route: Route,
     ) -> Option<KnownFirst> {
-        state.cores[cpu]
-            .firsts(request.va)
-            .nth(route.first?.into())
-            .copied()
+        state.cores[cpu].firsts(request.va).nth(route.first?.into()).copied()
     }
 
     /// Starts a walk at the root or a table that is known; of a guest, also where it is known what

@@ -43,11 +43,7 @@ pub(super) fn data(test: &mut Test, rest: &str) -> Parsed<()> {
     };
     tokens.end()?;
     limit(test.data.len(), MOST_NAMES, "pages")?;
-    test.data.push(Data {
-        name,
-        value,
-        behind,
-    });
+    test.data.push(Data { name, value, behind });
     Ok(())
 }
 
@@ -57,10 +53,7 @@ fn behind(tokens: &mut Tokens<'_>, test: &Test) -> Parsed<(usize, u64)> {
     tokens.symbol("+")?;
     let pages = tokens.number()?;
     if test.data[first].behind.is_some() {
-        return Err(format!(
-            "'{}' is behind another page",
-            test.data[first].name
-        ));
+        return Err(format!("'{}' is behind another page", test.data[first].name));
     }
     if !(1..RUN).contains(&pages) {
         return Err(format!("a page is 1 to {} pages behind another", RUN - 1));
@@ -105,11 +98,7 @@ pub(super) fn at(test: &mut Test, rest: &str) -> Parsed<()> {
     for map in test.maps.clone() {
         let first = test.addresses[map.address].va;
         if let Some(value) = member(&map.value, first, va) {
-            test.maps.push(Map {
-                address: index,
-                value,
-                ..map
-            });
+            test.maps.push(Map { address: index, value, ..map });
         }
     }
     Ok(())
@@ -121,11 +110,7 @@ fn member(value: &Value, first: u64, va: u64) -> Option<Value> {
         Value::Leaf { page, bits, .. }
             if value.is_contiguous() && first & !IN_RUN == va & !IN_RUN =>
         {
-            Some(Value::Member {
-                page,
-                behind: (va & IN_RUN) >> 12,
-                bits,
-            })
+            Some(Value::Member { page, behind: (va & IN_RUN) >> 12, bits })
         }
         _ => None,
     }
@@ -169,18 +154,10 @@ pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
                         let name = &test.addresses[other].name;
                         return Err(format!("'{name}' is in the run, and mapped already"));
                     }
-                    test.maps.push(Map {
-                        space,
-                        address: other,
-                        value: member,
-                    });
+                    test.maps.push(Map { space, address: other, value: member });
                 }
             }
-            test.maps.push(Map {
-                space,
-                address,
-                value,
-            });
+            test.maps.push(Map { space, address, value });
             Ok(())
         }
     }
@@ -210,9 +187,10 @@ pub(super) fn stage1(test: &mut Test, rest: &str) -> Parsed<()> {
             test.stage1.push((address, value));
             Ok(())
         }
-        _ => Err(
-            "stage 1 leads to an address of stage 2: leaf() of it, invalid or a number".to_owned(),
-        ),
+        _ => {
+            Err("stage 1 leads to an address of stage 2: leaf() of it, invalid or a number"
+                .to_owned())
+        }
     }
 }
 
@@ -302,20 +280,15 @@ pub(super) fn thread(test: &mut Test, rest: &str) -> Parsed<()> {
         return Err("'thread' comes before 'ask'".to_owned());
     }
     limit(test.code.len(), MOST_THREADS, "threads")?;
-    let mut thread = Thread {
-        space: 0,
-        user: false,
-        code: Vec::new(),
-    };
+    let mut thread = Thread { space: 0, user: false, code: Vec::new() };
     let mut words = rest.split_whitespace();
     while let Some(word) = words.next() {
         match word {
             "user" => thread.user = true,
             "in" => {
                 let name = words.next().unwrap_or_default();
-                thread.space = test
-                    .space(name)
-                    .ok_or_else(|| format!("'{}' is no space", one_line(name)))?;
+                thread.space =
+                    test.space(name).ok_or_else(|| format!("'{}' is no space", one_line(name)))?;
             }
             other => {
                 return Err(format!(
@@ -357,9 +330,7 @@ pub(super) fn verdict(test: &mut Test, word: &str, rest: &str) -> Parsed<()> {
     if let Some(named) = named
         && !profiles.contains(&named)
     {
-        return Err(format!(
-            "the architecture of this test has no profile {named}"
-        ));
+        return Err(format!("the architecture of this test has no profile {named}"));
     }
     Ok(())
 }

@@ -31,9 +31,7 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
     if let Some(register) = op.register()
         && written(test).any(|other| other == register)
     {
-        return Err(format!(
-            "r{register} is written twice, and would have two values in the end"
-        ));
+        return Err(format!("r{register} is written twice, and would have two values in the end"));
     }
     for register in used(&op) {
         if !written(test).any(|other| other == register) {
@@ -42,23 +40,12 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
     }
     if let Op::Store { at, value, .. } | Op::Atomic { at, value, .. } = &op
         && let Place::Physical(location) = at
-        && !matches!(
-            op,
-            Op::Atomic {
-                change: Change::Set | Change::Clear | Change::Add,
-                ..
-            }
-        )
+        && !matches!(op, Op::Atomic { change: Change::Set | Change::Clear | Change::Add, .. })
     {
         check_value(test, location, value)?;
     }
     let text = line.split_whitespace().collect::<Vec<_>>().join(" ");
-    Ok(Instruction {
-        op,
-        user,
-        label,
-        text: one_line(&text),
-    })
+    Ok(Instruction { op, user, label, text: one_line(&text) })
 }
 
 /// Whether an instruction is one of an application, or the one that leaves it; one that cannot be
@@ -82,9 +69,7 @@ fn has_rights_of_user(test: &Test, name: &str, op: &Op) -> Parsed<bool> {
         _ => false,
     };
     if user && privileged && !test.x86 {
-        return Err(format!(
-            "'{name}' is not for an application, which comes to EL1 by 'SVC'"
-        ));
+        return Err(format!("'{name}' is not for an application, which comes to EL1 by 'SVC'"));
     }
     Ok(user)
 }
@@ -109,18 +94,8 @@ pub(super) fn used(op: &Op) -> Vec<usize> {
     };
     let all = match op {
         Op::Load { address, .. } => vec![*address],
-        Op::Store {
-            value,
-            address,
-            data,
-            ..
-        } => vec![of(value), *address, *data],
-        Op::Atomic {
-            change,
-            value,
-            address,
-            ..
-        } => {
+        Op::Store { value, address, data, .. } => vec![of(value), *address, *data],
+        Op::Atomic { change, value, address, .. } => {
             let expected = match change {
                 Change::CompareSwap(expected) => of(expected),
                 _ => None,
@@ -141,13 +116,7 @@ pub(super) fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
             tokens.symbol(",")?;
             let at = tokens.place(test)?;
             let (address, data) = tokens.dependencies()?;
-            Ok(Op::Store {
-                value: stored,
-                at,
-                release: name == "STLR",
-                address,
-                data,
-            })
+            Ok(Op::Store { value: stored, at, release: name == "STLR", address, data })
         }
         "DMB" => Ok(Op::Fence(arm_kind(tokens)?.0)),
         "DSB" => {
@@ -162,9 +131,7 @@ pub(super) fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
             // No memory here has the XS attribute, so that with nXS it completes as without.
             let plain = word.strip_suffix("NXS").unwrap_or(&word);
             // All CPUs are in one inner shareable domain.
-            let shared = plain
-                .strip_suffix("IS")
-                .or_else(|| plain.strip_suffix("OS"));
+            let shared = plain.strip_suffix("IS").or_else(|| plain.strip_suffix("OS"));
             let scope = arm_scope(shared.unwrap_or(plain), tokens, test)?;
             let broadcast = shared.is_some();
             Ok(Op::Invalidate { scope, broadcast })
@@ -190,13 +157,8 @@ pub(super) fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
 /// SWP, CAS, and LDSET and its kin with A, L or both.
 pub(super) fn atomic(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Op> {
     let unknown = || format!("'{}' is no instruction of arm64 here", one_line(name));
-    let names = [
-        "SWP", "CAS", "LDSET", "LDCLR", "LDADD", "STSET", "STCLR", "STADD",
-    ];
-    let base = names
-        .into_iter()
-        .find(|base| name.starts_with(base))
-        .ok_or_else(unknown)?;
+    let names = ["SWP", "CAS", "LDSET", "LDCLR", "LDADD", "STSET", "STCLR", "STADD"];
+    let base = names.into_iter().find(|base| name.starts_with(base)).ok_or_else(unknown)?;
     let (acquire, release) = match &name[base.len()..] {
         "" => (false, false),
         "A" => (true, false),
@@ -229,15 +191,7 @@ pub(super) fn atomic(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed
     if data.is_some() {
         return Err("data() is for a store; give the register as the value".to_owned());
     }
-    Ok(Op::Atomic {
-        change,
-        register,
-        value: operand,
-        at,
-        acquire,
-        release,
-        address,
-    })
+    Ok(Op::Atomic { change, register, value: operand, at, acquire, release, address })
 }
 
 pub(super) fn arm_kind(tokens: &mut Tokens<'_>) -> Parsed<(Kind, bool)> {
@@ -250,9 +204,7 @@ pub(super) fn arm_kind(tokens: &mut Tokens<'_>) -> Parsed<(Kind, bool)> {
         "ST" | "ISHST" | "OSHST" => (Kind::Stores, true),
         "NSHST" => (Kind::Stores, false),
         other if other.ends_with("NXS") => {
-            return Err(
-                "a DSB with nXS need not complete a TLBI without; 'DSB SY' does".to_owned(),
-            );
+            return Err("a DSB with nXS need not complete a TLBI without; 'DSB SY' does".to_owned());
         }
         _ => return Err(format!("'{word}' is no kind of barrier")),
     })
@@ -270,10 +222,7 @@ pub(super) fn arm_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Par
         }
         _ if is_by_address(word) => {
             let (space, at) = named(word, tokens, test)?;
-            Scope::Address {
-                at,
-                space: (!word.contains("AA")).then_some(space),
-            }
+            Scope::Address { at, space: (!word.contains("AA")).then_some(space) }
         }
         _ => return Err(format!("'TLBI {}' is not known here", one_line(word))),
     })
@@ -289,10 +238,7 @@ fn is_by_address(word: &str) -> bool {
 fn named(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<(usize, Named)> {
     tokens.symbol(",")?;
     let (space, address) = tokens.spaced_address(test)?;
-    let mut at = Named {
-        leaves_only: word.ends_with("LE1"),
-        ..Named::one(address)
-    };
+    let mut at = Named { leaves_only: word.ends_with("LE1"), ..Named::one(address) };
     if word.starts_with('R') {
         tokens.symbol(",")?;
         at.pages = tokens.number()?;
@@ -327,10 +273,7 @@ pub(super) fn guest_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> P
         "ALLE1" => Scope::All,
         "VMALLS12E1" => Scope::Space(space(tokens)?),
         // A guest's stage 1 is under one identifier.
-        "VMALLE1" | "ASIDE1" => Scope::Combined {
-            at: None,
-            space: space(tokens)?,
-        },
+        "VMALLE1" | "ASIDE1" => Scope::Combined { at: None, space: space(tokens)? },
         "IPAS2E1" | "IPAS2LE1" | "RIPAS2E1" | "RIPAS2LE1" => {
             let (space, at) = named(word, tokens, test)?;
             Scope::Second { at, space }
@@ -359,29 +302,17 @@ pub(super) fn x86_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
             let at = tokens.place(test)?;
             tokens.symbol(",")?;
             let value = value(tokens, test)?;
-            Ok(Op::Store {
-                value,
-                at,
-                release: false,
-                address: None,
-                data: None,
-            })
+            Ok(Op::Store { value, at, release: false, address: None, data: None })
         }
         "MOV" => load(tokens, test, false),
         "MFENCE" => Ok(Op::Fence(Kind::All)),
         "INVLPG" => {
             let (space, address) = tokens.spaced_address(test)?;
-            Ok(Op::InvalidateNow(Scope::Address {
-                at: Named::one(address),
-                space: Some(space),
-            }))
+            Ok(Op::InvalidateNow(Scope::Address { at: Named::one(address), space: Some(space) }))
         }
         "SHOOTDOWN" => {
             let (space, address) = tokens.spaced_address(test)?;
-            Ok(Op::Shootdown(Scope::Address {
-                at: Named::one(address),
-                space: Some(space),
-            }))
+            Ok(Op::Shootdown(Scope::Address { at: Named::one(address), space: Some(space) }))
         }
         "IRET" | "CPUID" => Ok(Op::Synchronise),
         "XCHG" | "CMPXCHG" | "OR" | "AND" | "XADD" => {
@@ -411,10 +342,7 @@ pub(super) fn x86_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
                 address: None,
             })
         }
-        _ => Err(format!(
-            "'{}' is no instruction of x86-64 here",
-            one_line(name)
-        )),
+        _ => Err(format!("'{}' is no instruction of x86-64 here", one_line(name))),
     }
 }
 
@@ -426,10 +354,5 @@ pub(super) fn load(tokens: &mut Tokens<'_>, test: &Test, acquire: bool) -> Parse
     if data.is_some() {
         return Err("a load has no data to depend on".to_owned());
     }
-    Ok(Op::Load {
-        register,
-        at,
-        acquire,
-        address,
-    })
+    Ok(Op::Load { register, at, acquire, address })
 }

@@ -91,11 +91,7 @@ pub(super) fn statement(tokens: &mut Tokens<'_>, test: &Test, depth: usize) -> P
             value => Outcome::Equal(term, value),
         }
     };
-    Ok(if negated {
-        Outcome::Not(Box::new(outcome))
-    } else {
-        outcome
-    })
+    Ok(if negated { Outcome::Not(Box::new(outcome)) } else { outcome })
 }
 
 /// `fault`, `fault(permission)`, `fault(translation pmd)`, `fault(stage2)`.

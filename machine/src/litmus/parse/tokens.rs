@@ -27,10 +27,7 @@ impl<'l> Tokens<'l> {
             } else if "[](),:=+".contains(first) {
                 1
             } else {
-                return Err(format!(
-                    "'{}' has no meaning here",
-                    one_line(&first.to_string())
-                ));
+                return Err(format!("'{}' has no meaning here", one_line(&first.to_string())));
             };
             let (token, after) = rest.split_at(length);
             tokens.push(token);
@@ -46,12 +43,10 @@ impl<'l> Tokens<'l> {
         self.peek() == Some(token)
     }
     pub fn peek_name(&self) -> Option<&'l str> {
-        self.peek()
-            .filter(|t| t.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
+        self.peek().filter(|t| t.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
     }
     pub fn is_number(&self) -> bool {
-        self.peek()
-            .is_some_and(|t| t.starts_with(|c: char| c.is_ascii_digit()))
+        self.peek().is_some_and(|t| t.starts_with(|c: char| c.is_ascii_digit()))
     }
     pub fn skip(&mut self) {
         self.next += 1;
@@ -72,9 +67,8 @@ impl<'l> Tokens<'l> {
         Some(name.to_owned())
     }
     pub fn found(&self) -> String {
-        self.peek().map_or("the line ends".to_owned(), |t| {
-            format!("'{}' stands there", one_line(t))
-        })
+        self.peek()
+            .map_or("the line ends".to_owned(), |t| format!("'{}' stands there", one_line(t)))
     }
     pub fn symbol(&mut self, symbol: &str) -> Parsed<()> {
         if self.accept(symbol) {
@@ -87,8 +81,7 @@ impl<'l> Tokens<'l> {
         self.symbol(word)
     }
     pub fn name(&mut self, what: &str) -> Parsed<String> {
-        self.accept_name()
-            .ok_or_else(|| format!("{what} ({})", self.found()))
+        self.accept_name().ok_or_else(|| format!("{what} ({})", self.found()))
     }
     pub fn number(&mut self) -> Parsed<u64> {
         let Some(token) = self.peek().filter(|_| self.is_number()) else {
@@ -113,10 +106,7 @@ impl<'l> Tokens<'l> {
         let register = self.peek_name().and_then(register_number);
         self.skip();
         register.ok_or_else(|| {
-            format!(
-                "a register, r0 to r{}, is expected, and {found}",
-                MOST_REGISTERS - 1
-            )
+            format!("a register, r0 to r{}, is expected, and {found}", MOST_REGISTERS - 1)
         })
     }
     pub fn datum(&mut self, test: &Test) -> Parsed<usize> {
@@ -126,13 +116,11 @@ impl<'l> Tokens<'l> {
     }
     pub fn space(&mut self, test: &Test) -> Parsed<usize> {
         let name = self.name("the name of a space is missing")?;
-        test.space(&name)
-            .ok_or_else(|| format!("'{}' is no space", one_line(&name)))
+        test.space(&name).ok_or_else(|| format!("'{}' is no space", one_line(&name)))
     }
     pub fn address(&mut self, test: &Test) -> Parsed<usize> {
         let name = self.name("the name of an address is missing")?;
-        test.address(&name)
-            .ok_or_else(|| format!("'{}' is no address", one_line(&name)))
+        test.address(&name).ok_or_else(|| format!("'{}' is no address", one_line(&name)))
     }
     /// `name` or `space:name`.
     pub fn spaced(&mut self, test: &Test) -> Parsed<(usize, String)> {
@@ -140,16 +128,14 @@ impl<'l> Tokens<'l> {
         if !self.accept(":") {
             return Ok((0, name));
         }
-        let space = test
-            .space(&name)
-            .ok_or_else(|| format!("'{}' is no space", one_line(&name)))?;
+        let space =
+            test.space(&name).ok_or_else(|| format!("'{}' is no space", one_line(&name)))?;
         Ok((space, self.name("the name of an address is missing")?))
     }
     pub fn spaced_address(&mut self, test: &Test) -> Parsed<(usize, usize)> {
         let (space, name) = self.spaced(test)?;
-        let address = test
-            .address(&name)
-            .ok_or_else(|| format!("'{}' is no address", one_line(&name)))?;
+        let address =
+            test.address(&name).ok_or_else(|| format!("'{}' is no address", one_line(&name)))?;
         Ok((space, address))
     }
     /// A word of physical memory: `name`, `pte(x)`, `table[x]`.
@@ -166,9 +152,7 @@ impl<'l> Tokens<'l> {
                 self.symbol(")")?;
                 if !test.has_first(address) {
                     let name = &test.addresses[address].name;
-                    return Err(format!(
-                        "'{name}' has no stage 1: say so, if only 'invalid'"
-                    ));
+                    return Err(format!("'{name}' has no stage 1: say so, if only 'invalid'"));
                 }
                 return Ok(Location::First(address));
             }
@@ -207,11 +191,7 @@ impl<'l> Tokens<'l> {
                 test.addresses[address].name
             ));
         }
-        Ok(Location::Entry {
-            space,
-            address,
-            depth,
-        })
+        Ok(Location::Entry { space, address, depth })
     }
     /// `[x]`, `[flag]`, `[pte(x)]`.
     pub fn place(&mut self, test: &Test) -> Parsed<Place> {
@@ -254,9 +234,7 @@ impl<'l> Tokens<'l> {
             return Ok(Term::Memory(location));
         }
         let number = self.number()?;
-        let thread = usize::try_from(number)
-            .ok()
-            .filter(|&thread| thread < test.code.len());
+        let thread = usize::try_from(number).ok().filter(|&thread| thread < test.code.len());
         let thread = thread.ok_or_else(|| format!("there is no thread {number}"))?;
         self.symbol(":")?;
         let name = self.name("a register or a label is missing")?;

@@ -51,30 +51,12 @@ impl Layout {
 
     /// Where an edit of the second region may begin or end.
     fn cuts(&self) -> [u64; 9] {
-        let Self {
-            page, block, run, ..
-        } = *self;
-        [
-            0,
-            page,
-            run,
-            2 * run,
-            block - run,
-            block,
-            block + page,
-            block + run,
-            2 * block,
-        ]
+        let Self { page, block, run, .. } = *self;
+        [0, page, run, 2 * run, block - run, block, block + page, block + run, 2 * block]
     }
 
     fn spots(&self) -> impl Iterator<Item = u64> {
-        let Self {
-            page,
-            block,
-            run,
-            data,
-            large,
-        } = *self;
+        let Self { page, block, run, data, large } = *self;
         let inside = [
             0,
             page,
@@ -271,11 +253,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             .inside(low, high)
             .map(|spot| {
                 let page = spot.page();
-                let new = if inside(spot) {
-                    page.and_then(&becomes)
-                } else {
-                    page
-                };
+                let new = if inside(spot) { page.and_then(&becomes) } else { page };
                 let before = spot.begin(if merges { new.map(Page::merged) } else { new });
                 (spot, if merges { before.merged() } else { before })
             })
@@ -299,9 +277,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         match done {
             Ok(()) | Err(EditError::OutOfTables | EditError::AlreadyMapped(_)) => {}
             Err(EditError::NeedsBreak(_)) if own => {}
-            Err(error) => self
-                .machine
-                .report(Rule::Program, format!("refused: {error}")),
+            Err(error) => self.machine.report(Rule::Program, format!("refused: {error}")),
         }
     }
 
@@ -309,10 +285,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     /// change begins. The engine needs none of it: sequences edit without.
     fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
         let (first, last) = self.extent(first, last);
-        let touched = self
-            .touched
-            .iter()
-            .any(|&(from, to)| from <= last && first <= to);
+        let touched = self.touched.iter().any(|&(from, to)| from <= last && first <= to);
         let spared = !maps && self.machine.architecture().is_x86();
         if touched && !spared {
             self.complete();
@@ -334,9 +307,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             dirty: self.dice.once_in(2),
             accessed: !self.dice.once_in(4),
             software: self.dice.below(8) as u8,
-            memory: self
-                .dice
-                .pick(&[Memory::Normal, Memory::Normal, Memory::WriteThrough]),
+            memory: self.dice.pick(&[Memory::Normal, Memory::Normal, Memory::WriteThrough]),
             ..self.dice.pick(of)
         }
     }
@@ -463,11 +434,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         if page.attrs.memory == Memory::NonCacheable {
             return;
         }
-        self.protect(
-            va,
-            last,
-            Change::new().perms(Perms::READ | Perms::USER_READ),
-        );
+        self.protect(va, last, Change::new().perms(Perms::READ | Perms::USER_READ));
         self.complete();
         let spot = self.oracle.inside(va, last).next();
         let writable = spot
@@ -649,10 +616,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         });
         let known = spot.page().map(|page| (page.pa, page.attrs.perms));
         self.machine.check(found == known, || {
-            format!(
-                "{:#x} is {known:x?}, and the engine says {found:x?}",
-                spot.va
-            )
+            format!("{:#x} is {known:x?}, and the engine says {found:x?}", spot.va)
         });
         let said = leaf.is_some_and(|leaf| leaf.attrs().dirty);
         if written && !said {
@@ -696,9 +660,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         for leaf in held {
             match completed.release(leaf) {
                 Ok(leaf) => give_back(self.machine, self.oracle, &leaf),
-                Err(_) => self
-                    .machine
-                    .report(Rule::Program, "a leaf of another gather".to_owned()),
+                Err(_) => self.machine.report(Rule::Program, "a leaf of another gather".to_owned()),
             }
         }
         let mut reclaim = || {
@@ -722,10 +684,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             let last = first + (size - 1);
             self.unmap(first, last);
             self.complete();
-            let left = self
-                .oracle
-                .inside(first, last)
-                .find(|spot| spot.page().is_some());
+            let left = self.oracle.inside(first, last).find(|spot| spot.page().is_some());
             if let Some(spot) = left {
                 let what = format!("{:#x} cannot be unmapped", spot.va);
                 self.machine.report(Rule::NoProgress, what);

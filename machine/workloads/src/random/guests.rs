@@ -42,10 +42,7 @@ impl Host {
         let arm = |granule, forced| {
             let hardware_access = dice.once_in(2);
             Architecture {
-                guest: Some(Regime::Arm64Stage1 {
-                    granule: Granule::K4,
-                    wide: false,
-                }),
+                guest: Some(Regime::Arm64Stage1 { granule: Granule::K4, wide: false }),
                 ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
                 bbm: dice.below(3) as u8,
                 hardware_access,
@@ -267,10 +264,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 }
             }
         }
-        self.machine.report(
-            Rule::NoProgress,
-            format!("an access of the guest faults for ever: {last:?}"),
-        );
+        self.machine
+            .report(Rule::NoProgress, format!("an access of the guest faults for ever: {last:?}"));
         None
     }
 
@@ -289,11 +284,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         let page = self.machine.take_page()?;
         self.machine.write_page(page);
         // Another CPU may have given one while this one waited.
-        let given = *self
-            .backing
-            .borrow_mut()
-            .entry(number)
-            .or_insert(Some(page));
+        let given = *self.backing.borrow_mut().entry(number).or_insert(Some(page));
         if given != Some(page) {
             self.machine.give_page(page);
         }
@@ -302,10 +293,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
 
     /// The fault handler of the host.
     fn serve(&self, fault: Trap, gather: &mut Edits<'_, 'm, F>, dice: &Dice) {
-        let Trap::Second {
-            ipa, want, cause, ..
-        } = fault
-        else {
+        let Trap::Second { ipa, want, cause, .. } = fault else {
             return;
         };
         if cause == Cause::AccessFlag {
@@ -383,17 +371,11 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         let Some(old) = self.hide(number, gather) else {
             return;
         };
-        let new = if dice.below(4) > 0 {
-            self.machine.take_page()
-        } else {
-            None
-        };
+        let new = if dice.below(4) > 0 { self.machine.take_page() } else { None };
         if let Some(new) = new {
             self.machine.copy_page(old, new);
         }
-        self.backing
-            .borrow_mut()
-            .insert(number, Some(new.unwrap_or(old)));
+        self.backing.borrow_mut().insert(number, Some(new.unwrap_or(old)));
         if new.is_some() {
             self.machine.give_page(old);
         }
@@ -466,10 +448,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 let va = name(number + alias) + 8 * cpu.id() as u64;
                 if choice < 10 {
                     let value = dice.below(1 << 60);
-                    if self
-                        .until(gather, dice, || machine.write(va, value))
-                        .is_some()
-                    {
+                    if self.until(gather, dice, || machine.write(va, value)).is_some() {
                         written.insert(number, value);
                     }
                 } else if let Some(value) = self.until(gather, dice, || machine.read(va)) {
@@ -497,8 +476,6 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         }
         // The root is left, and the tables above the two regions.
         let left = self.machine.memory().used();
-        self.machine.check(left <= usize::from(F::LEVELS), || {
-            format!("{left} frames are left")
-        });
+        self.machine.check(left <= usize::from(F::LEVELS), || format!("{left} frames are left"));
     }
 }

@@ -45,10 +45,7 @@ pub fn run<F: Format<Input = Va>>(
     _: Kind,
     between: impl FnOnce(u64),
 ) -> Result<Outcome, RunError> {
-    let known = [(); 2].map(|()| Known {
-        platform: Cell::new(None),
-        number: Cell::new(0),
-    });
+    let known = [(); 2].map(|()| Known { platform: Cell::new(None), number: Cell::new(0) });
     let kernel = RefCell::new(Kernel::<F> {
         machine,
         control,
@@ -107,9 +104,8 @@ fn look(machine: &Machine, cpu: Cpu<'_>, known: &Known<'_>, dice: &Dice) {
             return;
         }
         match loaded {
-            Ok(value) => machine.check(value == number, || {
-                format!("{va:#x} of space {number} reads {value}")
-            }),
+            Ok(value) => machine
+                .check(value == number, || format!("{va:#x} of space {number} reads {value}")),
             Err(control) => machine.report(
                 Rule::NoProgress,
                 format!("{va:#x} of space {number} takes {control:?} twice"),
@@ -135,9 +131,9 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
     fn start(&mut self, slot: usize) {
         let id = match self.free.first() {
             // The one that the other space has.
-            Some(_) if self.control.is(Bug::SameIdentifierTwice) => self.processes[1 - slot]
-                .as_ref()
-                .map_or(1, |other| other.space.id()),
+            Some(_) if self.control.is(Bug::SameIdentifierTwice) => {
+                self.processes[1 - slot].as_ref().map_or(1, |other| other.space.id())
+            }
             Some(&id) => id,
             None => return,
         };
@@ -145,10 +141,7 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
         let Some(space) = AddressSpace::<F, _>::new(platform) else {
             return;
         };
-        let mut process = Process {
-            space: space.with_id(id),
-            pages: Vec::new(),
-        };
+        let mut process = Process { space: space.with_id(id), pages: Vec::new() };
         let size = 1u64 << F::PAGE_SHIFT;
         let mut attrs = Attrs::USER_DATA;
         attrs.global = self.control.is(Bug::UserPagesGlobal);
@@ -167,17 +160,12 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
         if !whole {
             // No memory: it never was.
             let _ = process.space.destroy(|_| ());
-            process
-                .pages
-                .into_iter()
-                .for_each(|page| self.machine.give_page(page));
+            process.pages.into_iter().for_each(|page| self.machine.give_page(page));
             return;
         }
         self.free.retain(|&free| free != id);
         process.space.make_live();
-        platform
-            .mapper
-            .attach(process.space.root(), Half::Lower, id);
+        platform.mapper.attach(process.space.root(), Half::Lower, id);
         platform.mapper.load();
         self.last += 1;
         for number in 0..PAGES {
@@ -212,9 +200,7 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
     fn roll_over(&mut self) {
         let used = |process: &Option<Process<'_, F>>| process.as_ref().map(|p| p.space.id());
         let in_use: Vec<u16> = self.processes.iter().filter_map(used).collect();
-        self.free = (1..=IDENTIFIERS)
-            .filter(|id| !in_use.contains(id))
-            .collect();
+        self.free = (1..=IDENTIFIERS).filter(|id| !in_use.contains(id)).collect();
         if self.control.is(Bug::IdentifierNotInvalidated) {
             return;
         }
@@ -232,12 +218,8 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
             // SAFETY: no processor has the root loaded, and everything is forgotten.
             unsafe { process.space.make_dead() };
             let destroyed = process.space.destroy(|_| ());
-            self.machine
-                .check(destroyed.is_ok(), || "a dead space is not".to_owned());
-            process
-                .pages
-                .into_iter()
-                .for_each(|page| self.machine.give_page(page));
+            self.machine.check(destroyed.is_ok(), || "a dead space is not".to_owned());
+            process.pages.into_iter().for_each(|page| self.machine.give_page(page));
         }
     }
 }

@@ -135,12 +135,8 @@ pub fn run<F: Format<Input = Va>>(
     let allocator = Allocator::new(bits, &mut memory).expect("so many bits");
     let identifiers = Identifiers::new(&allocator, &mut holders).expect("so many identifiers");
     let identities = [const { Identity::new() }; SLOTS];
-    let slots: Vec<Slot<'_, '_, F>> = (0..SLOTS)
-        .map(|_| Slot {
-            process: RefCell::new(None),
-            taken: Cell::new(false),
-        })
-        .collect();
+    let slots: Vec<Slot<'_, '_, F>> =
+        (0..SLOTS).map(|_| Slot { process: RefCell::new(None), taken: Cell::new(false) }).collect();
     let program = Program {
         machine,
         control,
@@ -246,10 +242,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
                 |with| with(&mut self.allocator.borrow_mut()),
                 || {
                     if !self.control.is(Bug::NothingForgottenAtSwitch) {
-                        machine.tlbi(Tlbi {
-                            broadcast: false,
-                            ..Tlbi::ALL
-                        });
+                        machine.tlbi(Tlbi { broadcast: false, ..Tlbi::ALL });
                         machine.dsb();
                     }
                 },
@@ -319,8 +312,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
                 let mut tables = process.tables.borrow_mut();
                 let mut gather = tables.gather();
                 let _no_memory = gather.protect(span::<F>(first), Change::new().write_protect());
-                self.control
-                    .during(Stage::Flushing, || gather.finish(|_| ()));
+                self.control.during(Stage::Flushing, || gather.finish(|_| ()));
             }
         }
         self.unlock(&process.known);
@@ -382,9 +374,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         }
         completed.finish(|leaf| frames.push(leaf.frame()));
         drop(tables);
-        frames
-            .into_iter()
-            .for_each(|frame| machine.give_page(frame));
+        frames.into_iter().for_each(|frame| machine.give_page(frame));
     }
 
     /// A new space, if there is room for it.
@@ -412,10 +402,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         tables.make_live();
         known.root.set(Some(tables.root()));
         known.faulty.mapper.track(tables.root(), Half::Lower);
-        let process = Rc::new(Process {
-            known,
-            tables: RefCell::new(tables),
-        });
+        let process = Rc::new(Process { known, tables: RefCell::new(tables) });
         (0..PAGES).for_each(|number| self.map(&process, number));
         announce(machine);
         machine.cpu().order();
@@ -433,13 +420,11 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         };
         let mut tables = tables.into_inner();
         // SAFETY: no CPU has it loaded, or will.
-        self.control
-            .during(Stage::Flushing, || unsafe { tables.retire() });
+        self.control.during(Stage::Flushing, || unsafe { tables.retire() });
         known.faulty.mapper.detach();
         let mut frames = Vec::new();
         let destroyed = tables.destroy(|leaf| frames.push(leaf.frame()));
-        self.machine
-            .check(destroyed.is_ok(), || "a dead space is not".to_owned());
+        self.machine.check(destroyed.is_ok(), || "a dead space is not".to_owned());
         (frames.into_iter()).for_each(|frame| self.machine.give_page(frame));
         place.taken.set(false);
     }

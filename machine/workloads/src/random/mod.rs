@@ -331,12 +331,7 @@ fn finish(
     digests[1] = machine.digest();
     let counts = machine.counts();
     keep(machine.into_memory());
-    Run {
-        violations,
-        outcome,
-        counts,
-        digests,
-    }
+    Run { violations, outcome, counts, digests }
 }
 
 // ---- What programs have in common ----
@@ -377,9 +372,7 @@ pub fn destroy<F: Format, P: Platform + Clone>(
     unsafe { space.make_dead() };
     let mut left = 0;
     let destroyed = space.destroy(|_| left += 1);
-    machine.check(destroyed.is_ok() && left == 0, || {
-        format!("{left} leaves are left")
-    });
+    machine.check(destroyed.is_ok() && left == 0, || format!("{left} leaves are left"));
     check_no_frames(machine);
 }
 

@@ -37,12 +37,7 @@ pub struct Page {
 impl Page {
     pub fn new(pa: u64, attrs: Attrs) -> Self {
         let flag = |set| if set { Flag::Set } else { Flag::Clear };
-        Self {
-            pa,
-            attrs,
-            accessed: flag(attrs.accessed),
-            dirty: flag(attrs.dirty),
-        }
+        Self { pa, attrs, accessed: flag(attrs.accessed), dirty: flag(attrs.dirty) }
     }
 
     /// After a change of its attributes.
@@ -50,16 +45,8 @@ impl Page {
         let new = Self::new(self.pa, change.apply(self.attrs));
         let (accessed, dirty) = sets(change);
         Self {
-            accessed: if accessed.is_some() {
-                new.accessed
-            } else {
-                self.accessed
-            },
-            dirty: if dirty.is_some() {
-                new.dirty
-            } else {
-                self.dirty
-            },
+            accessed: if accessed.is_some() { new.accessed } else { self.accessed },
+            dirty: if dirty.is_some() { new.dirty } else { self.dirty },
             ..new
         }
     }
@@ -67,17 +54,9 @@ impl Page {
     /// After it may have been one with others.
     pub fn merged(self) -> Self {
         let either = |flag| {
-            if flag == Flag::Clear {
-                Flag::Either
-            } else {
-                flag
-            }
+            if flag == Flag::Clear { Flag::Either } else { flag }
         };
-        Self {
-            accessed: either(self.accessed),
-            dirty: either(self.dirty),
-            ..self
-        }
+        Self { accessed: either(self.accessed), dirty: either(self.dirty), ..self }
     }
 
     fn allows(&self, request: Request) -> bool {
@@ -95,11 +74,7 @@ impl Page {
 
 /// What a change makes of the accessed and the dirty flag, if it says.
 pub fn sets(change: &Change) -> (Option<bool>, Option<bool>) {
-    let with = |flag| Attrs {
-        accessed: flag,
-        dirty: flag,
-        ..Attrs::KERNEL_DATA
-    };
+    let with = |flag| Attrs { accessed: flag, dirty: flag, ..Attrs::KERNEL_DATA };
     let (clear, set) = (change.apply(with(false)), change.apply(with(true)));
     (
         (clear.accessed == set.accessed).then_some(set.accessed),
@@ -226,11 +201,7 @@ impl<'m> Oracle<'m> {
             written: Cell::new(false),
             clears: Cell::new((false, false)),
         };
-        Self {
-            machine,
-            spots: spots.into_iter().map(spot).collect(),
-            data: RefCell::default(),
-        }
+        Self { machine, spots: spots.into_iter().map(spot).collect(), data: RefCell::default() }
     }
 
     /// The spots from `first` to `last`.
@@ -249,13 +220,7 @@ impl<'m> Oracle<'m> {
     /// One access to one of the spots, of any kind.
     pub fn try_one(&self, cpu: Cpu<'_>, dice: &Dice) {
         let spot = &self.spots[dice.below(self.spots.len() as u64) as usize];
-        let want = dice.pick(&[
-            Want::Read,
-            Want::Read,
-            Want::Write,
-            Want::Write,
-            Want::Execute,
-        ]);
+        let want = dice.pick(&[Want::Read, Want::Read, Want::Write, Want::Write, Want::Execute]);
         let user = dice.once_in(3);
         self.try_spot(cpu, spot, want, user, dice.below(1 << 40) + 1);
     }
@@ -269,9 +234,9 @@ impl<'m> Oracle<'m> {
         let request = Request { va, want, user };
         let (mut reached, mut loaded) = (None, None);
         let result = match (want, user) {
-            (Want::Read, false) => self
-                .again(|| self.machine.read(va))
-                .map(|value| loaded = Some(value)),
+            (Want::Read, false) => {
+                self.again(|| self.machine.read(va)).map(|value| loaded = Some(value))
+            }
             (Want::Write, false) => self.again(|| self.machine.write(va, value)),
             _ => self.machine.touch(request).map(|pa| reached = Some(pa)),
         };
@@ -302,12 +267,7 @@ impl<'m> Oracle<'m> {
                 }
             }
         }
-        let seen = Seen {
-            request,
-            result,
-            reached,
-            loaded,
-        };
+        let seen = Seen { request, result, reached, loaded };
         match steady {
             Some(Some(page)) => self.judge(spot, &page, &seen),
             Some(None) => self.machine.check(seen.result.is_err(), || {
@@ -338,31 +298,15 @@ impl<'m> Oracle<'m> {
             && !request.user
             && page.attrs.perms.intersects(Perms::ANY_USER);
         // What it comes to: a flag that hardware does not set is as it stands.
-        let accessed = if architecture.hardware_access {
-            Flag::Set
-        } else {
-            page.accessed
-        };
-        let dirty = if write && !architecture.hardware_dirty {
-            page.dirty
-        } else {
-            Flag::Set
-        };
+        let accessed = if architecture.hardware_access { Flag::Set } else { page.accessed };
+        let dirty = if write && !architecture.hardware_dirty { page.dirty } else { Flag::Set };
         let flags = [accessed, dirty];
         let must = page.allows(request) && flags == [Flag::Set; 2];
         let may = page.allows(request) && !flags.contains(&Flag::Clear);
-        let what = || {
-            format!(
-                "{:?} of {:#x}, mapped with {page:?}",
-                request.want, request.va
-            )
-        };
+        let what = || format!("{:?} of {:#x}, mapped with {page:?}", request.want, request.va);
         match seen.result {
             Err(fault) if must && !user_code => {
-                machine.report(
-                    Rule::NoProgress,
-                    format!("{}, takes {fault:?} twice", what()),
-                );
+                machine.report(Rule::NoProgress, format!("{}, takes {fault:?} twice", what()));
             }
             Ok(()) if !may && !user_code => {
                 machine.report(Rule::Program, format!("{}, succeeds", what()));
@@ -379,10 +323,7 @@ impl<'m> Oracle<'m> {
         {
             let written = self.data.borrow().get(&at).copied().unwrap_or(Some(0));
             machine.check(written.is_none_or(|written| value == written), || {
-                format!(
-                    "{}, gives {value:#x} where {written:x?} was written",
-                    what()
-                )
+                format!("{}, gives {value:#x} where {written:x?} was written", what())
             });
         }
     }

@@ -50,11 +50,7 @@ pub fn run<F: Format<Input = Va>>(
     }
     let memory = MemoryMap {
         ram: &ram,
-        reserved: if control.is(Bug::ReservedMemoryMapped) {
-            &[]
-        } else {
-            &reserved
-        },
+        reserved: if control.is(Bug::ReservedMemoryMapped) { &[] } else { &reserved },
         special: &[],
     };
 
@@ -95,31 +91,13 @@ pub fn run<F: Format<Input = Va>>(
     let end = MEMORY + FRAMES as u64 * page;
     // A coarse map has the lower half; kernels have the linear map in the upper.
     let coarse = !x86 && dice.once_in(2);
-    let (half, offset) = if coarse {
-        (Half::Upper, slots_at + (1 << 41))
-    } else {
-        (Half::Lower, 0)
-    };
-    let program = Program {
-        machine,
-        control,
-        dice,
-        memory,
-        platform: &platform,
-        half,
-        offset,
-    };
+    let (half, offset) =
+        if coarse { (Half::Upper, slots_at + (1 << 41)) } else { (Half::Lower, 0) };
+    let program = Program { machine, control, dice, memory, platform: &platform, half, offset };
     let spots: Vec<u64> = ram
         .iter()
         .chain(&reserved)
-        .flat_map(|span| {
-            [
-                span.start(),
-                span.last(),
-                Pa::new(end),
-                Pa::new(end + 7 * page),
-            ]
-        })
+        .flat_map(|span| [span.start(), span.last(), Pa::new(end), Pa::new(end + 7 * page)])
         .map(|pa| pa.get() & !(page - 1))
         .filter(|pa| !(MEMORY..end).contains(pa))
         .map(|pa| offset + pa)
@@ -191,8 +169,7 @@ impl<'m> Program<'_, 'm> {
         // SAFETY: slots show any frame (1.).
         let reach = unsafe { Windowed::new(self.platform, slots) };
         // SAFETY: no processor has the root loaded; the frames are those of the machine.
-        self.control
-            .during(Stage::Flushing, || unsafe { coarse.finish(reach) });
+        self.control.during(Stage::Flushing, || unsafe { coarse.finish(reach) });
         result
     }
 
@@ -213,13 +190,7 @@ impl<'m> Program<'_, 'm> {
         between: impl FnOnce(u64),
         load: impl Fn(usize),
     ) -> Result<Outcome, RunError> {
-        let Self {
-            machine,
-            control,
-            dice,
-            platform: boot,
-            ..
-        } = *self;
+        let Self { machine, control, dice, platform: boot, .. } = *self;
         let own = Faulty::new(machine, control);
         // SAFETY: slots and coarse maps show any frame (1.).
         let windowed = unsafe { Windowed::new(&own, window) };
@@ -342,23 +313,18 @@ impl<'m> Program<'_, 'm> {
             .iter()
             .map(|other| {
                 let page = other.page().map(Page::merged);
-                let new = if other.va == spot.va {
-                    page.map(|page| page.changed(&change))
-                } else {
-                    page
-                };
+                let new =
+                    if other.va == spot.va { page.map(|page| page.changed(&change)) } else { page };
                 (other, other.begin(new).merged())
             })
             .collect();
         let mut gather = space.gather();
         let done = gather.protect(span, change);
-        self.control
-            .during(Stage::Flushing, || gather.finish(|_| ()));
+        self.control.during(Stage::Flushing, || gather.finish(|_| ()));
         if let Err(error) = done
             && error != EditError::OutOfTables
         {
-            self.machine
-                .report(Rule::Program, format!("refused: {error}"));
+            self.machine.report(Rule::Program, format!("refused: {error}"));
         }
         for (other, before) in before {
             if done.is_ok() && other.va == spot.va {

@@ -86,10 +86,7 @@ pub struct Local<'m, F: Format<Input = Ipa>> {
 
 impl<F: Format<Input = Ipa>> Default for Local<'_, F> {
     fn default() -> Self {
-        Self {
-            gathers: RefCell::default(),
-            zaps: RefCell::default(),
-        }
+        Self { gathers: RefCell::default(), zaps: RefCell::default() }
     }
 }
 
@@ -192,11 +189,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
             let deferred = it.gather.issue().complete();
             world.reclaimed(cpu, it.batch);
             world.release_all(cpu, it.batch, |held| deferred.release(held));
-            world
-                .local(cpu)
-                .deferred
-                .borrow_mut()
-                .push((it.batch, deferred));
+            world.local(cpu).deferred.borrow_mut().push((it.batch, deferred));
             drop(it.gather);
             world.slots[it.slot].users.update(|users| users - 1);
         }
@@ -259,8 +252,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 }
             };
             let same = std::ptr::eq(it.gather.guest(), &guest.guest);
-            self.world
-                .check(same, || "a gather is of another guest".into());
+            self.world.check(same, || "a gather is of another guest".into());
             let edit = || what(self, guest, &mut it);
             if let Err(payload) = catch_unwind(AssertUnwindSafe(edit)) {
                 self.local().gathers.borrow_mut().push(it);
@@ -288,8 +280,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         if self.dice.once_in(2) {
             let deferred = it.gather.issue().complete();
             self.world.reclaimed(self.cpu, it.batch);
-            self.world
-                .release_all(self.cpu, it.batch, |held| deferred.release(held));
+            self.world.release_all(self.cpu, it.batch, |held| deferred.release(held));
             local.deferred.borrow_mut().push((it.batch, deferred));
         } else {
             let finished = it.gather.finish(|_| ());
@@ -341,8 +332,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             {
                 let found = guest.guest.slot(slot.guest.start());
                 let right = found.is_err() || found.is_ok_and(|found| found.guest.size() > 0);
-                self.world
-                    .check(right, || format!("{slot:?} became {found:?}"));
+                self.world.check(right, || format!("{slot:?} became {found:?}"));
             }
         });
     }
@@ -365,23 +355,15 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         self.world.slots[slot].users.update(|users| users + 1);
         let mut zaps = self.local().zaps.borrow_mut();
         let under = Under::None;
-        zaps.push(Zapping {
-            slot,
-            zap,
-            pages,
-            under,
-        });
+        zaps.push(Zapping { slot, zap, pages, under });
     }
 
     fn slot_at(&self) {
         self.with_guest(|index, guest| {
-            let (at, _) = self
-                .world
-                .addresses(self.world.slots[index].base, self.dice);
+            let (at, _) = self.world.addresses(self.world.slots[index].base, self.dice);
             if let Ok(slot) = guest.guest.slot(Ipa::new(at)) {
                 let inside = slot.guest.contains(Ipa::new(at));
-                self.world
-                    .check(inside, || format!("{at:#x} is not in {slot:?}"));
+                self.world.check(inside, || format!("{at:#x} is not in {slot:?}"));
             }
         });
     }
@@ -401,10 +383,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let frame = Pa::new(FAR + (host - FIXED));
             return Some(Backing::new(frame, size).with_perms(perms));
         }
-        let (key, at) = (
-            host >> F::PAGE_SHIFT,
-            request.at().get() & !(Self::PAGE - 1),
-        );
+        let (key, at) = (host >> F::PAGE_SHIFT, request.at().get() & !(Self::PAGE - 1));
         let known = |pages: &mut HashMap<u64, Page>| {
             pages.get_mut(&key).map(|page| {
                 (page.first, page.last) = (page.first.min(at), page.last.max(at));
@@ -468,20 +447,14 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 && request.access() == fault.access
                 && request.slot().guest.contains(fault.at)
                 && request.tables() < 5;
-            self.world
-                .check(right, || format!("{fault:?} became another request"));
+            self.world.check(right, || format!("{fault:?} became another request"));
             let page = match self.dice.once_in(8) {
                 true => None,
                 false => self.look_up(guest, &request),
             };
             let local = self.world.local(self.cpu);
             let mut requests = local.requests.borrow_mut();
-            requests.push(Asked {
-                guest: guest.number,
-                begun,
-                request,
-                page,
-            });
+            requests.push(Asked { guest: guest.number, begun, request, page });
         });
     }
 
@@ -497,8 +470,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                     | EditError::ForeignGather
             ))
         );
-        self.world
-            .check(right, || format!("a fault comes to {mapped:?}"));
+        self.world.check(right, || format!("a fault comes to {mapped:?}"));
     }
 
     fn fault(&self) {
@@ -535,18 +507,14 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let (request, outdated) = (asked.request, guest.is_changed_since(&asked));
             let collapses = host.dice.once_in(6);
             let mapped = match collapses {
-                true => it
-                    .gather
-                    .collapse(&request, &found)
-                    .map(|_| Mapped::Already),
+                true => it.gather.collapse(&request, &found).map(|_| Mapped::Already),
                 false => it.gather.map(&request, &found),
             };
             host.judge(&mapped);
             let nothing = collapses && request.slot().log.is_on();
-            host.world
-                .check(!outdated || nothing || mapped.is_err(), || {
-                    format!("{request:?} is out of date, or of another guest, and is mapped")
-                });
+            host.world.check(!outdated || nothing || mapped.is_err(), || {
+                format!("{request:?} is out of date, or of another guest, and is mapped")
+            });
             if host.dice.once_in(2) {
                 requests.borrow_mut().push(asked);
             }
@@ -575,9 +543,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 
     fn collapse(&self) {
         self.with_gather(|host, guest, it| {
-            let (at, _) = host
-                .world
-                .addresses(host.world.slots[it.slot].base, host.dice);
+            let (at, _) = host.world.addresses(host.world.slots[it.slot].base, host.dice);
             let fault = Fault::new(Ipa::new(at), Access::Read);
             if let Ok(request) = guest.guest.request(&fault)
                 && let Some(page) = host.look_up(guest, &request)
@@ -591,9 +557,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 
     fn mark(&self) {
         self.with_guest(|index, guest| {
-            let (at, _) = self
-                .world
-                .addresses(self.world.slots[index].base, self.dice);
+            let (at, _) = self.world.addresses(self.world.slots[index].base, self.dice);
             let at = Ipa::new(at);
             let Ok(slot) = guest.guest.slot(at) else {
                 return;
@@ -616,9 +580,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 
     fn harvest(&self) {
         self.with_gather(|host, guest, it| {
-            let (at, _) = host
-                .world
-                .addresses(host.world.slots[it.slot].base, host.dice);
+            let (at, _) = host.world.addresses(host.world.slots[it.slot].base, host.dice);
             let Ok(slot) = guest.guest.slot(Ipa::new(at)) else {
                 return;
             };
@@ -630,18 +592,13 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 _ => count.min(first + 1 + host.dice.below(64)),
             };
             let how = Harvest::from_bits_retain(host.dice.pick(&[0, 0, 1, 2]));
-            let harvested = it
-                .gather
-                .harvest(&slot, &guest.bitmap, first..end, how, |page, _| {
-                    host.world.visited();
-                    host.world.check(page < count.max(64), || {
-                        format!("page {page} of {count} was written")
-                    });
-                });
-            let right = harvested.is_ok() || end > count || how.bits() == 2 || !slot.log.is_on();
-            host.world.check(right, || {
-                format!("{first}..{end} of {slot:?}: {harvested:?}")
+            let harvested = it.gather.harvest(&slot, &guest.bitmap, first..end, how, |page, _| {
+                host.world.visited();
+                host.world
+                    .check(page < count.max(64), || format!("page {page} of {count} was written"));
             });
+            let right = harvested.is_ok() || end > count || how.bits() == 2 || !slot.log.is_on();
+            host.world.check(right, || format!("{first}..{end} of {slot:?}: {harvested:?}"));
         });
     }
 
@@ -651,9 +608,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 let _refused = guest.guest.protect_no_more();
                 return;
             }
-            let (at, _) = host
-                .world
-                .addresses(host.world.slots[it.slot].base, host.dice);
+            let (at, _) = host.world.addresses(host.world.slots[it.slot].base, host.dice);
             if let Ok(slot) = guest.guest.slot(Ipa::new(at)) {
                 let first = host.dice.below(16);
                 let _refused = it.gather.protect(&slot, first..first + host.dice.below(16));
@@ -689,9 +644,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 return;
             };
             let span = Span::inclusive(Ipa::new(first), Ipa::new(last + (Self::PAGE - 1)));
-            let Ok(span) = span else {
-                unreachable!("pages of a guest")
-            };
+            let Ok(span) = span else { unreachable!("pages of a guest") };
             if self.world.control.is(Bug::FreedBeforeZap) {
                 self.give(frame);
                 self.keep(index, guest.guest.zap(span), Vec::new());
@@ -736,8 +689,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 };
                 let right = own == !matches!(pass, Err(EditError::ForeignGather));
                 let _ = guest;
-                host.world
-                    .check(right, || format!("with a gather of a guest: {pass:?}"));
+                host.world.check(right, || format!("with a gather of a guest: {pass:?}"));
                 if matches!(pass, Ok(Pass::Went)) {
                     it.under = match it.under {
                         Under::None => Under::One(batch),

@@ -20,9 +20,8 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
     let pages = dice.below(64 * WORDS as u64 + 2);
     let (first, second) = words.split_at_mut(WORDS);
     let Ok(bitmap) = Bitmap::new(first, pages) else {
-        return world.check(pages > 64 * WORDS as u64, || {
-            format!("a bitmap of {pages} pages is refused")
-        });
+        return world
+            .check(pages > 64 * WORDS as u64, || format!("a bitmap of {pages} pages is refused"));
     };
     world.check(bitmap.pages() == pages, || "a bitmap has lost pages".into());
     let mut model = BTreeSet::new();
@@ -120,9 +119,8 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
     let ring = match Ring::new(&mut entries[..size]) {
         Ok(ring) => ring,
         Err(_) => {
-            return world.check(!size.is_power_of_two(), || {
-                format!("a ring of {size} entries is refused")
-            });
+            return world
+                .check(!size.is_power_of_two(), || format!("a ring of {size} entries is refused"));
         }
     };
     let (mut written, mut harvested) = (VecDeque::new(), VecDeque::new());
@@ -198,10 +196,7 @@ fn comes_back<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, ring: &R
         let count = ring.harvest(|_, _| world.fail("a harvest in a visitor takes an entry"));
         let entries = ring.collect(|_, _| world.fail("a collection in a visitor takes an entry"));
         world.check(count == 0 && entries.is_empty(), || {
-            format!(
-                "{count} and {} entries are taken in a visitor",
-                entries.len()
-            )
+            format!("{count} and {} entries are taken in a visitor", entries.len())
         });
         entries.release();
     }
@@ -209,9 +204,7 @@ fn comes_back<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, ring: &R
 
 /// The pages that a word of marks names.
 fn pages_of(first: u64, bits: u64) -> impl Iterator<Item = u64> {
-    (0..64)
-        .filter(move |bit| bits >> bit & 1 != 0)
-        .map(move |bit| first + bit)
+    (0..64).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first + bit)
 }
 
 /// The visits of a taker until one unwinds, or calls the log that it visits.
@@ -222,10 +215,7 @@ struct Visits {
 
 impl Visits {
     fn new(dice: &Dice) -> Self {
-        Self {
-            left: Cell::new(dice.once_in(2).then(|| dice.below(4))),
-            unwinds: dice.once_in(2),
-        }
+        Self { left: Cell::new(dice.once_in(2).then(|| dice.below(4))), unwinds: dice.once_in(2) }
     }
 
     /// Counts a visit. Returns whether it calls the log.

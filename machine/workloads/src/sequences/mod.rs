@@ -187,19 +187,9 @@ impl Sequence {
                 }
                 kind => kind,
             };
-            Operation {
-                number: number as usize,
-                cpu,
-                kind,
-                seed,
-            }
+            Operation { number: number as usize, cpu, kind, seed }
         };
-        Self {
-            seed,
-            tables,
-            architecture,
-            operations: (0..count).map(operation).collect(),
-        }
+        Self { seed, tables, architecture, operations: (0..count).map(operation).collect() }
     }
 
     /// Demands more of the engine: some of the operations become others.
@@ -232,12 +222,7 @@ impl Sequence {
 
     /// What it is about, in a line.
     pub fn describe(&self) -> String {
-        let Architecture {
-            bbm,
-            hardware_access,
-            hardware_dirty,
-            ..
-        } = self.architecture;
+        let Architecture { bbm, hardware_access, hardware_dirty, .. } = self.architecture;
         format!(
             "{:?}, break-before-make level {bbm}, hardware sets accessed: {hardware_access}, dirty: {hardware_dirty}",
             self.tables
@@ -311,10 +296,9 @@ impl Sequence {
         let violations = machine.violations();
         keep(machine.into_memory());
         match (violations.first(), outcome) {
-            (Some(violation), _) => Err(Failure {
-                rule: violation.rule.to_string(),
-                what: violation.to_string(),
-            }),
+            (Some(violation), _) => {
+                Err(Failure { rule: violation.rule.to_string(), what: violation.to_string() })
+            }
             (None, Err(error)) => {
                 let rule = match error {
                     RunError::Panic { .. } => "panic",

@@ -50,15 +50,8 @@ impl Map {
             && first < at
         {
             let (pa, perms) = (segment.pa, segment.perms);
-            let low = Segment {
-                last: at - 1,
-                ..segment
-            };
-            let high = Segment {
-                last: segment.last,
-                pa: pa + (at - first),
-                perms,
-            };
+            let low = Segment { last: at - 1, ..segment };
+            let high = Segment { last: segment.last, pa: pa + (at - first), perms };
             self.0.insert(first, low);
             self.0.insert(at, high);
         }
@@ -73,9 +66,7 @@ impl Map {
 
     /// The segments from `first` to `last`, at which they are cut.
     pub fn inside(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, Segment)> {
-        self.0
-            .range(first..=last)
-            .map(|(&at, &segment)| (at, segment))
+        self.0.range(first..=last).map(|(&at, &segment)| (at, segment))
     }
 
     pub fn insert(&mut self, first: u64, last: u64, pa: u64, perms: Perms) {

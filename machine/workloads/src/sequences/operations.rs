@@ -301,12 +301,7 @@ pub struct Operation {
 
 impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            number,
-            cpu,
-            kind,
-            seed,
-        } = self;
+        let Self { number, cpu, kind, seed } = self;
         write!(f, "{number:>3}: CPU {cpu}: {kind:?} {seed:#x}")
     }
 }

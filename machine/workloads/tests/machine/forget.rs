@@ -57,10 +57,7 @@ fn space<'m>(machine: &'m Machine, id: u16) -> (Mapper<'m>, [Pa; 3]) {
 }
 
 fn local(tlbi: Tlbi) -> Tlbi {
-    Tlbi {
-        broadcast: false,
-        ..tlbi
-    }
+    Tlbi { broadcast: false, ..tlbi }
 }
 
 /// Which pages of a block are found where nothing is any more, when these were and a broadcast has
@@ -100,16 +97,9 @@ fn left(pages: &[u64], whole_table: bool, tlbi: Tlbi) -> (Vec<u64>, Vec<Rule>) {
 /// APM volume 3, INVLPGB: each address takes the one leaf around it.
 #[test]
 fn a_stride_passes_over_the_pages_between() {
-    let strided = Tlbi {
-        id: Some(1),
-        range: Some((0, 2 * BLOCK - 1)),
-        stride: Some(21),
-        ..Tlbi::ALL
-    };
-    let every = Tlbi {
-        stride: None,
-        ..strided
-    };
+    let strided =
+        Tlbi { id: Some(1), range: Some((0, 2 * BLOCK - 1)), stride: Some(21), ..Tlbi::ALL };
+    let every = Tlbi { stride: None, ..strided };
     assert_eq!(left(&[0], false, strided), (vec![], vec![]));
     assert_eq!(left(&[0, 1, 7], false, every), (vec![], vec![]));
     let (found, rules) = left(&[0, 1, 7], false, strided);
@@ -125,12 +115,8 @@ fn a_stride_passes_over_the_pages_between() {
 /// The same, `FINAL_ONLY`: what is remembered of tables stays.
 #[test]
 fn what_is_for_leaves_alone_leaves_a_table_that_went() {
-    let final_only = Tlbi {
-        id: Some(1),
-        range: Some((0, BLOCK - 1)),
-        leaves_only: true,
-        ..Tlbi::ALL
-    };
+    let final_only =
+        Tlbi { id: Some(1), range: Some((0, BLOCK - 1)), leaves_only: true, ..Tlbi::ALL };
     assert_eq!(left(&[5], false, final_only), (vec![], vec![]));
     let (found, rules) = left(&[5], true, final_only);
     assert_eq!(found, [5]);
@@ -141,15 +127,10 @@ fn what_is_for_leaves_alone_leaves_a_table_that_went() {
 /// D8.17, TTL).
 #[test]
 fn a_hint_of_another_level_leaves_what_is_below_a_table_that_went() {
-    let regime = Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    };
+    let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
     for (depth, rules) in [(0, vec![]), (1, vec![Rule::Invalidation])] {
-        let machine = Machine::new(Setup::new(
-            Architecture::arm64(regime),
-            Memory::new(64, 12, 1 << 30),
-        ));
+        let machine =
+            Machine::new(Setup::new(Architecture::arm64(regime), Memory::new(64, 12, 1 << 30)));
         let mapper = machine.new_space();
         let tables = [3, 2, 1, 0].map(|height| table(&mapper, height));
         for (above, below) in tables.iter().zip(&tables[1..]) {
@@ -185,15 +166,8 @@ fn a_hint_of_another_level_leaves_what_is_below_a_table_that_went() {
 #[test]
 fn a_global_translation_survives_what_spares_it_and_is_found_under_every_root() {
     let page = Some((0, PAGE - 1));
-    let broadcast = Tlbi {
-        id: Some(1),
-        range: page,
-        ..Tlbi::ALL
-    };
-    let globals = |globals| Tlbi {
-        globals,
-        ..broadcast
-    };
+    let broadcast = Tlbi { id: Some(1), range: page, ..Tlbi::ALL };
+    let globals = |globals| Tlbi { globals, ..broadcast };
     let all = [
         (Tlbi::invpcid(Some(1), page), true),
         (Tlbi::invpcid(Some(1), None), true),
@@ -234,11 +208,7 @@ fn a_global_translation_survives_what_spares_it_and_is_found_under_every_root() 
 #[test]
 fn a_global_translation_of_arm64_goes_with_its_address() {
     let page = Some((0, PAGE - 1));
-    let of = |range| Tlbi {
-        id: Some(9),
-        range,
-        ..Tlbi::ALL
-    };
+    let of = |range| Tlbi { id: Some(9), range, ..Tlbi::ALL };
     assert!(of(page).covers(1, true, (0, PAGE - 1), 0, false));
     assert!(!of(None).covers(9, true, (0, PAGE - 1), 0, false));
     assert!(!of(page).covers(1, false, (0, PAGE - 1), 0, false));
@@ -285,10 +255,7 @@ fn a_global_leaf_is_owed_by_cpus_that_have_another_root() {
                 cpu.spend(Time::us(10));
                 cpu.order();
                 machine.tlbi(flush);
-                let by_all = Tlbi {
-                    broadcast: true,
-                    ..flush
-                };
+                let by_all = Tlbi { broadcast: true, ..flush };
                 first.claim_as((0, PAGE - 1), &by_all);
                 machine.dsb();
                 machine.give_page(page);
@@ -303,11 +270,8 @@ fn a_global_leaf_is_owed_by_cpus_that_have_another_root() {
 /// and is forgotten in some of these places.
 #[test]
 fn a_page_is_owed_at_every_place_of_its_table() {
-    let tlbi = |id, first: u64| Tlbi {
-        id: Some(id),
-        range: Some((first, first + PAGE - 1)),
-        ..Tlbi::ALL
-    };
+    let tlbi =
+        |id, first: u64| Tlbi { id: Some(id), range: Some((first, first + PAGE - 1)), ..Tlbi::ALL };
     let places = [tlbi(1, 0), tlbi(1, 4 * BLOCK), tlbi(2, 0)];
     for left_out in 0..=places.len() {
         let machine = machine(1);
@@ -393,12 +357,7 @@ fn what_is_below_a_table_is_owed_where_it_has_lost_a_link() {
         put(&mapper, directory, 0, pages.get() | PRESENT);
         put(&mapper, directory, 4, pages.get() | PRESENT);
         put(&mapper, directory, 0, 0);
-        let tlbi = Tlbi {
-            id: Some(1),
-            range: Some((0, BLOCK - 1)),
-            stride,
-            ..Tlbi::ALL
-        };
+        let tlbi = Tlbi { id: Some(1), range: Some((0, BLOCK - 1)), stride, ..Tlbi::ALL };
         machine.tlbi(tlbi);
         mapper.claim_as((0, BLOCK - 1), &tlbi);
         machine.dsb();
@@ -424,20 +383,13 @@ fn a_half_that_is_shared_outlives_a_space() {
     assert_eq!(machine.read(BLOCK), Ok(0));
     // It is found in the space that is left.
     put(&second, directory, 1, 0);
-    let tlbi = |id| Tlbi {
-        id: Some(id),
-        range: Some((BLOCK, 2 * BLOCK - 1)),
-        ..Tlbi::ALL
-    };
+    let tlbi = |id| Tlbi { id: Some(id), range: Some((BLOCK, 2 * BLOCK - 1)), ..Tlbi::ALL };
     machine.tlbi(tlbi(1));
     machine.dsb();
     assert!(machine.read(BLOCK).is_ok());
     machine.tlbi(tlbi(2));
     machine.dsb();
-    assert!(matches!(
-        machine.read(BLOCK),
-        Err(Fault::Translation { .. })
-    ));
+    assert!(matches!(machine.read(BLOCK), Err(Fault::Translation { .. })));
     assert_eq!(machine.finish(), []);
 }
 
@@ -448,9 +400,7 @@ fn a_trace_has_the_roots_that_are_loaded() {
     let (mapper, [root, ..]) = space(&machine, 7);
     let lines = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&lines);
-    machine.trace(Box::new(move |line| {
-        sink.borrow_mut().push(line.to_owned())
-    }));
+    machine.trace(Box::new(move |line| sink.borrow_mut().push(line.to_owned())));
     machine
         .run(|_| {
             mapper.load();
@@ -458,10 +408,7 @@ fn a_trace_has_the_roots_that_are_loaded() {
         })
         .unwrap();
     let lines = lines.take();
-    let roots: Vec<_> = lines
-        .iter()
-        .filter(|line| line.contains(" root "))
-        .collect();
+    let roots: Vec<_> = lines.iter().filter(|line| line.contains(" root ")).collect();
     assert_eq!(roots.len(), 2, "{lines:?}");
     let loaded = format!("0 root pa={:#x} id=0x7 half=both", root.get());
     assert!(roots[0].contains(&loaded), "{}", roots[0]);

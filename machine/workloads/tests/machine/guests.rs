@@ -30,10 +30,7 @@ const LARGE: u64 = VA + (1 << 21);
 fn arm() -> Architecture {
     let granule = Granule::K4;
     Architecture {
-        guest: Some(Regime::Arm64Stage1 {
-            granule,
-            wide: false,
-        }),
+        guest: Some(Regime::Arm64Stage1 { granule, wide: false }),
         ..Architecture::arm64(Regime::Arm64Stage2 {
             granule,
             input_bits: 36,
@@ -53,10 +50,7 @@ struct Guest<'m, F: Format<Input = Ipa>> {
 
 impl<F: Format<Input = Ipa>> Guest<'_, F> {
     fn map(&self, at: u64, size: u64, to: Pa, perms: Perms) {
-        let attrs = Attrs {
-            perms,
-            ..Attrs::GUEST_MEMORY
-        };
+        let attrs = Attrs { perms, ..Attrs::GUEST_MEMORY };
         let span = Span::new(Ipa::new(at), size).unwrap();
         self.space.borrow_mut().map(span, to, attrs).unwrap();
     }
@@ -94,13 +88,7 @@ impl<F: Format<Input = Ipa>> Guest<'_, F> {
             self.data.set(page);
         }
         self.mapper.load();
-        let table = |at: u64| {
-            at | if self.machine.architecture().is_x86() {
-                0x27
-            } else {
-                3
-            }
-        };
+        let table = |at: u64| at | if self.machine.architecture().is_x86() { 0x27 } else { 3 };
         self.write(ROOT + 8, table(PAGE));
         self.write(PAGE + 8, table(2 * PAGE));
         self.write(2 * PAGE, table(LAST));
@@ -124,28 +112,16 @@ impl<F: Format<Input = Ipa>> Guest<'_, F> {
     }
 
     fn tlbi(&self, tlbi: Tlbi) {
-        self.machine.tlbi(Tlbi {
-            id: Some(VMID),
-            ..tlbi
-        });
+        self.machine.tlbi(Tlbi { id: Some(VMID), ..tlbi });
         self.machine.dsb();
     }
 }
 
-const BY_IPA: Tlbi = Tlbi {
-    range: Some((DATA, DATA + 0xfff)),
-    stages: Stages::Second,
-    ..Tlbi::ALL
-};
-const COMBINED: Tlbi = Tlbi {
-    stages: Stages::First,
-    ..Tlbi::ALL
-};
+const BY_IPA: Tlbi =
+    Tlbi { range: Some((DATA, DATA + 0xfff)), stages: Stages::Second, ..Tlbi::ALL };
+const COMBINED: Tlbi = Tlbi { stages: Stages::First, ..Tlbi::ALL };
 const BOTH: Tlbi = Tlbi::ALL;
-const ALL: Perms = Perms::READ
-    .union(Perms::WRITE)
-    .union(Perms::USER_READ)
-    .union(Perms::USER_WRITE);
+const ALL: Perms = Perms::READ.union(Perms::WRITE).union(Perms::USER_READ).union(Perms::USER_WRITE);
 const READ_ONLY: Perms = Perms::READ.union(Perms::USER_READ);
 
 /// Runs a program on so many CPUs, the first of which has booted the guest.
@@ -181,21 +157,11 @@ fn run<F: Format<Input = Ipa>>(
             program(cpu, &guest);
         })
         .unwrap();
-    machine
-        .finish()
-        .iter()
-        .map(|violation| violation.rule)
-        .collect()
+    machine.finish().iter().map(|violation| violation.rule).collect()
 }
 
 fn second(ipa: u64, want: Want, on_walk: bool, cause: Cause) -> Result<u64, Fault> {
-    Err(Fault::Second {
-        ipa,
-        want,
-        on_walk,
-        cause,
-        depth: 0,
-    })
+    Err(Fault::Second { ipa, want, on_walk, cause, depth: 0 })
 }
 
 #[test]
@@ -208,20 +174,14 @@ fn an_access_goes_through_both_stages() {
         let broken = run::<F>(architecture, 1, ALL, |_, guest| {
             assert_eq!(guest.read(VA), Ok(42));
             // Not mapped by the guest: its own affair.
-            assert_eq!(
-                guest.read(VA + 2 * PAGE),
-                Err(Fault::Translation { depth: 0 })
-            );
+            assert_eq!(guest.read(VA + 2 * PAGE), Err(Fault::Translation { depth: 0 }));
             guest.unmap(DATA, PAGE, || ());
             let gone = second(DATA, Want::Read, false, Cause::Translation);
             assert_eq!(guest.read(VA), gone);
             guest.unmap(LAST, PAGE, || ());
             let table = second(LAST, tables, true, Cause::Translation);
             assert_eq!(guest.read(VA), table);
-            assert_eq!(
-                guest.read(VA + PAGE),
-                second(LAST + 8, tables, true, Cause::Translation)
-            );
+            assert_eq!(guest.read(VA + PAGE), second(LAST + 8, tables, true, Cause::Translation));
         });
         assert_eq!(broken, []);
     }
@@ -269,11 +229,7 @@ fn on_x86_one_operation_drops_both_and_another_does_not() {
             assert_eq!(guest.read(VA), Ok(42));
             guest.unmap(DATA, PAGE, || {
                 guest.tlbi(COMBINED);
-                assert_eq!(
-                    guest.read(VA),
-                    Ok(42),
-                    "INVVPID leaves guest-physical mappings"
-                );
+                assert_eq!(guest.read(VA), Ok(42), "INVVPID leaves guest-physical mappings");
                 guest.tlbi(BOTH);
                 assert!(guest.read(VA).is_err(), "INVEPT leaves nothing");
             });
@@ -300,30 +256,20 @@ fn the_walk_of_a_guest_writes_where_the_architecture_says_so() {
     // Tables that stage 2 lets be read only. The first descriptor is that of the root.
     let flags = Architecture::ept();
     check::<Ept<4>>(flags.clone(), VA, write(ROOT + 8));
-    let no_flags = Architecture {
-        hardware_access: false,
-        hardware_dirty: false,
-        ..flags
-    };
+    let no_flags = Architecture { hardware_access: false, hardware_dirty: false, ..flags };
     check::<Ept<4>>(no_flags.clone(), VA, Ok(42));
     check::<Npt<4>>(Architecture::npt(), VA, write(ROOT + 8));
     check::<Arm>(arm(), VA, Ok(42));
     // A flag that the walker sets is a write everywhere.
     check::<Ept<4>>(no_flags, VA + PAGE, write(LAST + 8));
-    let access = Architecture {
-        hardware_access: true,
-        ..arm()
-    };
+    let access = Architecture { hardware_access: true, ..arm() };
     check::<Arm>(access, VA + PAGE, write(LAST + 8));
     check::<Arm>(arm(), VA + PAGE, Err(Fault::AccessFlag { depth: 0 }));
 }
 
 #[test]
 fn flags_of_both_stages_are_set() {
-    let architecture = Architecture {
-        hardware_access: true,
-        ..arm()
-    };
+    let architecture = Architecture { hardware_access: true, ..arm() };
     let broken = run::<Arm>(architecture, 1, ALL, |_, guest| {
         assert_eq!(guest.read(VA + PAGE), Ok(42));
         let machine = guest.machine;
@@ -335,11 +281,7 @@ fn flags_of_both_stages_are_set() {
     let broken = run::<Ept<4>>(Architecture::ept(), 1, ALL, |_, guest| {
         let space = || guest.space.borrow().query(Ipa::new(DATA)).unwrap().attrs();
         guest.unmap(DATA, PAGE, || ());
-        let attrs = Attrs {
-            accessed: false,
-            dirty: false,
-            ..Attrs::GUEST_MEMORY
-        };
+        let attrs = Attrs { accessed: false, dirty: false, ..Attrs::GUEST_MEMORY };
         let span = Span::new(Ipa::new(DATA), PAGE).unwrap();
         let mapped = guest.space.borrow_mut().map(span, guest.data.get(), attrs);
         assert_eq!(mapped, Ok(()));
@@ -396,10 +338,7 @@ fn turn(cpu: Cpu<'_>, number: u64) {
 
 #[test]
 fn a_local_invalidation_leaves_other_cpus_alone_and_each_may_do_its_own() {
-    let here = |tlbi| Tlbi {
-        broadcast: false,
-        ..tlbi
-    };
+    let here = |tlbi| Tlbi { broadcast: false, ..tlbi };
     let broken = run::<Arm>(arm(), 2, ALL, |cpu, guest| {
         if cpu.id() == 1 {
             turn(cpu, 1);
@@ -480,11 +419,7 @@ fn with_its_stage_1_off_a_guest_uses_what_it_takes_for_physical() {
         assert_eq!(found, Ok(guest.data.get().get()));
         guest.unmap(DATA, PAGE, || {
             guest.tlbi(BY_IPA);
-            assert_eq!(
-                guest.read(DATA),
-                Ok(42),
-                "combined with nothing, but combined"
-            );
+            assert_eq!(guest.read(DATA), Ok(42), "combined with nothing, but combined");
             guest.tlbi(COMBINED);
             assert!(guest.read(DATA).is_err());
         });

@@ -33,9 +33,7 @@ fn map(mapper: Mapper<'_>) -> AddressSpace<Ept<4>, Mapper<'_>> {
     let mut space = AddressSpace::new(mapper).unwrap();
     mapper.attach(space.root(), Half::Lower, 0);
     let page = Span::new(Ipa::new(PAGE), 0x1000).unwrap();
-    space
-        .map(page, Pa::new(0x7000), Attrs::GUEST_MEMORY)
-        .unwrap();
+    space.map(page, Pa::new(0x7000), Attrs::GUEST_MEMORY).unwrap();
     space.make_live();
     space
 }

@@ -46,21 +46,13 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
     let block = page << F::INDEX_BITS;
     let mut gather = space.gather();
     let large = span(0, 2 * block);
-    gather
-        .map(large, Pa::new(1 << 40), Attrs::KERNEL_DATA)
-        .unwrap();
+    gather.map(large, Pa::new(1 << 40), Attrs::KERNEL_DATA).unwrap();
     let pages = span(1 << 36, 16 * page);
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
     gather.map(pages, Pa::new(1 << 41), mapping).unwrap();
     gather.finish(|_| ());
-    assert_eq!(
-        machine.touch(Request::write(block + 8)),
-        Ok((1 << 40) + block + 8)
-    );
-    assert_eq!(
-        machine.touch(Request::write((1 << 36) + 8)),
-        Ok((1 << 41) + 8)
-    );
+    assert_eq!(machine.touch(Request::write(block + 8)), Ok((1 << 40) + block + 8));
+    assert_eq!(machine.touch(Request::write((1 << 36) + 8)), Ok((1 << 41) + 8));
 
     let mut gather = space.gather();
     let change = Change::new().perms(Perms::READ);
@@ -68,24 +60,15 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
     gather.split(span(0, block), Level::PAGE).unwrap();
     gather.finish(|_| ());
     let stored = machine.touch(Request::write((1 << 36) + 8));
-    assert!(
-        matches!(stored, Err(Fault::Permission { .. })),
-        "{stored:?}"
-    );
-    assert_eq!(
-        machine.touch(Request::write(page + 8)),
-        Ok((1 << 40) + page + 8)
-    );
+    assert!(matches!(stored, Err(Fault::Permission { .. })), "{stored:?}");
+    assert_eq!(machine.touch(Request::write(page + 8)), Ok((1 << 40) + page + 8));
 
     let mut gather = space.gather();
     let unmapped = gather.unmap(large, |_| ControlFlow::Continue(())).unwrap();
     assert!(unmapped.is_done());
     gather.finish(|_| ());
     let loaded = machine.touch(Request::read(8));
-    assert!(
-        matches!(loaded, Err(Fault::Translation { .. })),
-        "{loaded:?}"
-    );
+    assert!(matches!(loaded, Err(Fault::Translation { .. })), "{loaded:?}");
     assert_eq!(machine.finish(), [], "seed {seed}");
 }
 
@@ -107,9 +90,7 @@ fn traced(seed: u64) -> Vec<String> {
     let machine = Machine::new(setup(arm(Granule::K4, false), seed, 3));
     let lines = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&lines);
-    machine.trace(Box::new(move |line| {
-        sink.borrow_mut().push(line.to_owned())
-    }));
+    machine.trace(Box::new(move |line| sink.borrow_mut().push(line.to_owned())));
     live::<Arm64K4>(&machine, seed);
     lines.take()
 }
@@ -125,11 +106,7 @@ fn a_trace_can_be_read_by_others() {
     let mut before = 0;
     for line in &lines[1..] {
         let mut words = line.split(' ');
-        let mut word = || {
-            words
-                .next()
-                .unwrap_or_else(|| panic!("{line}: a word is missing"))
-        };
+        let mut word = || words.next().unwrap_or_else(|| panic!("{line}: a word is missing"));
         let time: u64 = word().parse().unwrap();
         let _cpu: usize = word().parse().unwrap();
         let kind = word().to_owned();
@@ -140,10 +117,7 @@ fn a_trace_can_be_read_by_others() {
         match kind.as_str() {
             "load" => {
                 let expected = memory.get(&number("pa")).copied();
-                assert!(
-                    expected.is_none_or(|value| value == number("value")),
-                    "{line}"
-                );
+                assert!(expected.is_none_or(|value| value == number("value")), "{line}");
             }
             "store" | "release" | "exchange" => {
                 memory.insert(number("pa"), number("value"));
@@ -180,10 +154,7 @@ fn a_seed_is_one_run_and_another_seed_another() {
 /// cleaned since.
 #[test]
 fn a_page_that_was_just_cleaned_is_cheaper_to_clean_again() {
-    let regime = Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    };
+    let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
     let mut setup = Setup::new(Architecture::arm64(regime), Memory::new(4, 12, 1 << 30));
     setup.costs.clean = Time::ns(500);
     setup.costs.clean_again = Time::ns(300);
@@ -208,10 +179,7 @@ fn a_page_that_was_just_cleaned_is_cheaper_to_clean_again() {
 /// Memory that the machine does not have holds nothing, but has to be cleaned all the same.
 #[test]
 fn what_a_cache_holds_of_memory_elsewhere_is_seen() {
-    let regime = Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    };
+    let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
     for cleaned in [false, true] {
         let setup = Setup::new(Architecture::arm64(regime), Memory::new(16, 12, 1 << 30));
         let machine = Machine::new(setup);
@@ -234,11 +202,7 @@ fn what_a_cache_holds_of_memory_elsewhere_is_seen() {
             })
             .unwrap();
         let broken: Vec<_> = machine.finish().into_iter().map(|it| it.rule).collect();
-        let expected: &[Rule] = if cleaned {
-            &[]
-        } else {
-            &[Rule::CacheMaintenance]
-        };
+        let expected: &[Rule] = if cleaned { &[] } else { &[Rule::CacheMaintenance] };
         assert_eq!(broken, expected);
     }
 }

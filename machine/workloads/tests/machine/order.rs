@@ -33,19 +33,10 @@ type Entry = (u64, usize, usize, u64);
 type Run = (Vec<Entry>, Result<Vec<u64>, RunError>, Vec<Usage>);
 
 const SHARED: usize = 2;
-const LINE: LineCosts = LineCosts {
-    owned: Time::ps(1),
-    transfer: Time::ps(5),
-};
+const LINE: LineCosts = LineCosts { owned: Time::ps(1), transfer: Time::ps(5) };
 const LOCK: [LockCosts; SHARED] = [
-    LockCosts {
-        take: Time::ps(1),
-        hand_over: Time::ps(3),
-    },
-    LockCosts {
-        take: Time::ps(0),
-        hand_over: Time::ps(0),
-    },
+    LockCosts { take: Time::ps(1), hand_over: Time::ps(3) },
+    LockCosts { take: Time::ps(0), hand_over: Time::ps(0) },
 ];
 
 fn on_the_machine(programs: &[Vec<Op>], limit: u64) -> Run {
@@ -95,8 +86,7 @@ fn on_the_machine(programs: &[Vec<Op>], limit: u64) -> Run {
                     u64::from(cpu.wake(other % programs.len(), cpu.now() + Time::ps(delay)))
                 }
             };
-            log.borrow_mut()
-                .push((cpu.now().as_ps(), cpu.id(), index, value));
+            log.borrow_mut().push((cpu.now().as_ps(), cpu.id(), index, value));
         }
         drop(held);
     });
@@ -146,14 +136,8 @@ impl ModelCpu {
 
 fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
     let mut log = Vec::new();
-    let mut cpus: Vec<_> = programs
-        .iter()
-        .map(|_| ModelCpu {
-            clock: 0,
-            place: 0,
-            next: Next::Op,
-        })
-        .collect();
+    let mut cpus: Vec<_> =
+        programs.iter().map(|_| ModelCpu { clock: 0, place: 0, next: Next::Op }).collect();
     let mut free = [0; 2 * SHARED];
     let mut line_owner = [None; SHARED];
     let mut lock_owner = [None; SHARED];
@@ -203,11 +187,7 @@ fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
                 state.place += 1;
             }
         }
-        let first = cpus
-            .iter()
-            .enumerate()
-            .filter_map(|(cpu, state)| state.when(cpu))
-            .min();
+        let first = cpus.iter().enumerate().filter_map(|(cpu, state)| state.when(cpu)).min();
         let Some((time, cpu)) = first.filter(|(time, _)| *time < limit) else {
             break;
         };
@@ -247,21 +227,14 @@ fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
                 let which = SHARED + line;
                 value = free[which].max(time) - time;
                 count(&mut usages[which], value);
-                let cost = if line_owner[line] == Some(cpu) {
-                    LINE.owned
-                } else {
-                    LINE.transfer
-                };
+                let cost = if line_owner[line] == Some(cpu) { LINE.owned } else { LINE.transfer };
                 line_owner[line] = Some(cpu);
                 free[which] = time + value + cost.as_ps();
                 cpus[cpu].clock = free[which];
             }
             (Next::Op, Some(Op::Lock(which))) => {
                 if lock_owner[which].is_some() {
-                    cpus[cpu].next = Next::Lock {
-                        asked: time,
-                        woken: None,
-                    };
+                    cpus[cpu].next = Next::Lock { asked: time, woken: None };
                     continue;
                 }
                 lock_owner[which] = Some(cpu);
@@ -312,18 +285,14 @@ fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
         cpus[cpu].place += 1;
     }
 
-    let unfinished: Vec<_> = (0..cpus.len())
-        .filter(|&cpu| !matches!(cpus[cpu].next, Next::Nothing))
-        .collect();
+    let unfinished: Vec<_> =
+        (0..cpus.len()).filter(|&cpu| !matches!(cpus[cpu].next, Next::Nothing)).collect();
     let result = if unfinished.is_empty() {
         Ok(cpus.iter().map(|cpu| cpu.clock).collect())
     } else if unfinished.iter().all(|&cpu| cpus[cpu].when(cpu).is_none()) {
         // The machine tells the clock of the CPU that ran last, which may have been ahead; compared
         // without it.
-        Err(RunError::Deadlock {
-            time: Time::ps(last),
-            cpus: unfinished,
-        })
+        Err(RunError::Deadlock { time: Time::ps(last), cpus: unfinished })
     } else {
         Err(RunError::TimeLimit { cpus: unfinished })
     };

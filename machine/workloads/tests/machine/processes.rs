@@ -145,11 +145,7 @@ struct Locked<'m> {
 
 impl<'m> Locked<'m> {
     fn new(machine: &'m Machine) -> Self {
-        Self {
-            lock: machine.new_lock(),
-            process: RefCell::new(None),
-            mapper: Cell::new(None),
-        }
+        Self { lock: machine.new_lock(), process: RefCell::new(None), mapper: Cell::new(None) }
     }
 
     /// Calls the process under its lock.
@@ -247,8 +243,7 @@ impl<'m> World<'m> {
             if self.is_broken() {
                 return;
             }
-            self.machine
-                .check(written.is_ok(), || format!("{at:#x}: {written:?}"));
+            self.machine.check(written.is_ok(), || format!("{at:#x}: {written:?}"));
         }
     }
 
@@ -260,9 +255,7 @@ impl<'m> World<'m> {
                 return;
             }
             let right = read == Ok(tag + number);
-            self.machine.check(right, || {
-                format!("{at:#x} reads {read:x?}, and not {tag:#x}")
-            });
+            self.machine.check(right, || format!("{at:#x} reads {read:x?}, and not {tag:#x}"));
         }
     }
 
@@ -271,9 +264,7 @@ impl<'m> World<'m> {
         let at = HEAP + number * PAGE;
         let written = self.access(of, at, Some(0));
         let right = written == Err(ProcessError::Refused(Va::new(at)));
-        (self.machine).check(right || self.is_broken(), || {
-            format!("{at:#x} could be written")
-        });
+        (self.machine).check(right || self.is_broken(), || format!("{at:#x} could be written"));
     }
 
     fn counted(&self, step: Step, run: impl FnOnce()) {
@@ -306,21 +297,15 @@ struct Life {
 
 /// The whole of it, with so many pages of which the child writes some.
 fn live((pages, copies): (u64, u64), together: bool, seed: u64, bug: Option<Bug>) -> Life {
-    let architecture = Architecture::arm64(Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    });
+    let architecture =
+        Architecture::arm64(Regime::Arm64Stage1 { granule: Granule::K4, wide: false });
     let memory = MachineMemory::new(3 * pages as usize + 256, 12, 1 << 30);
     let mut setup = Setup::new(architecture, memory);
     setup.scheduler.cpus = 2;
     setup.scheduler.perturbation.seed = seed;
     let machine = Machine::new(setup);
-    let frames = Frames {
-        machine: &machine,
-        users: RefCell::default(),
-        early: RefCell::default(),
-        bug,
-    };
+    let frames =
+        Frames { machine: &machine, users: RefCell::default(), early: RefCell::default(), bug };
     let world = World {
         machine: &machine,
         phase: Cell::new(None),
@@ -353,10 +338,7 @@ fn live((pages, copies): (u64, u64), together: bool, seed: u64, bug: Option<Bug>
 /// The processor that has the parent loaded.
 fn first<'m>(world: &World<'m>, frames: &'m Frames<'m>, parent: &Locked<'m>, child: &Locked<'m>) {
     let machine = world.machine;
-    let tables = || Tables {
-        mapper: machine.new_space(),
-        bug: frames.bug,
-    };
+    let tables = || Tables { mapper: machine.new_space(), bug: frames.bug };
     let heap = Span::new(Va::new(HEAP), world.pages * PAGE).expect("a heap");
     let text = Span::new(Va::new(TEXT), PAGE).expect("a page");
     let program = frames.take().expect("a page for the program");
@@ -471,10 +453,9 @@ fn no_seed_breaks_a_rule() {
 
 #[test]
 fn what_an_embedder_does_wrong_is_found() {
-    for (bug, rule) in [
-        (Bug::DoesNotWait, Rule::BreakBeforeMake),
-        (Bug::KeepsIdentifier, Rule::FreedEarly),
-    ] {
+    for (bug, rule) in
+        [(Bug::DoesNotWait, Rule::BreakBeforeMake), (Bug::KeepsIdentifier, Rule::FreedEarly)]
+    {
         let life = live(FEW, false, 0, Some(bug));
         assert_eq!(life.broken.first(), Some(&rule), "{bug:?}: {}", life.text);
     }
@@ -486,45 +467,25 @@ fn what_an_embedder_does_wrong_is_found() {
 
 #[test]
 fn a_fault_says_what_was_done() {
-    let architecture = Architecture::arm64(Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    });
-    let machine = Machine::new(Setup::new(
-        architecture,
-        MachineMemory::new(64, 12, 1 << 30),
-    ));
+    let architecture =
+        Architecture::arm64(Regime::Arm64Stage1 { granule: Granule::K4, wide: false });
+    let machine = Machine::new(Setup::new(architecture, MachineMemory::new(64, 12, 1 << 30)));
     let frames = Frames {
         machine: &machine,
         users: RefCell::default(),
         early: RefCell::default(),
         bug: None,
     };
-    let tables = || Tables {
-        mapper: machine.new_space(),
-        bug: None,
-    };
-    let fault = |number: u64, want, missing| Fault {
-        at: Va::new(HEAP + number * PAGE + 8),
-        want,
-        missing,
-    };
+    let tables = || Tables { mapper: machine.new_space(), bug: None };
+    let fault =
+        |number: u64, want, missing| Fault { at: Va::new(HEAP + number * PAGE + 8), want, missing };
     let mut parent = Process::<Arm64K4, _, _>::new(tables(), 1, &frames).unwrap();
     let heap = Span::new(Va::new(HEAP), 4 * PAGE).unwrap();
     parent.reserve(heap, true).unwrap();
     assert_eq!(parent.reserve(page(3), true), Err(ProcessError::Taken));
-    assert_eq!(
-        parent.fault(fault(0, Want::Write, true)),
-        Ok(Handled::Mapped)
-    );
-    assert_eq!(
-        parent.fault(fault(0, Want::Write, true)),
-        Ok(Handled::Already)
-    );
-    assert_eq!(
-        parent.fault(fault(1, Want::Read, true)),
-        Ok(Handled::Mapped)
-    );
+    assert_eq!(parent.fault(fault(0, Want::Write, true)), Ok(Handled::Mapped));
+    assert_eq!(parent.fault(fault(0, Want::Write, true)), Ok(Handled::Already));
+    assert_eq!(parent.fault(fault(1, Want::Read, true)), Ok(Handled::Mapped));
     for outside in [4, 1000] {
         let at = fault(outside, Want::Read, true);
         assert_eq!(parent.fault(at), Err(ProcessError::Refused(at.at)));
@@ -533,53 +494,26 @@ fn a_fault_says_what_was_done() {
     assert_eq!(parent.fault(at), Err(ProcessError::Refused(at.at)));
 
     let mut child = parent.fork(tables(), 2).unwrap();
-    assert_eq!(
-        child.fault(fault(0, Want::Write, false)),
-        Ok(Handled::Copied)
-    );
-    assert_eq!(
-        child.fault(fault(0, Want::Write, false)),
-        Ok(Handled::Already)
-    );
-    assert_eq!(
-        child.fault(fault(2, Want::Write, true)),
-        Ok(Handled::Mapped)
-    );
-    assert_eq!(
-        parent.fault(fault(0, Want::Write, false)),
-        Ok(Handled::Owned)
-    );
+    assert_eq!(child.fault(fault(0, Want::Write, false)), Ok(Handled::Copied));
+    assert_eq!(child.fault(fault(0, Want::Write, false)), Ok(Handled::Already));
+    assert_eq!(child.fault(fault(2, Want::Write, true)), Ok(Handled::Mapped));
+    assert_eq!(parent.fault(fault(0, Want::Write, false)), Ok(Handled::Owned));
 
     // An area in the middle of which a page is protected is three; what is not the process's is not
     // protected.
     parent.protect(page(1), false).unwrap();
     let at = fault(1, Want::Write, false);
     assert_eq!(parent.fault(at), Err(ProcessError::Refused(at.at)));
-    assert_eq!(
-        parent.fault(fault(2, Want::Write, true)),
-        Ok(Handled::Mapped)
-    );
+    assert_eq!(parent.fault(fault(2, Want::Write, true)), Ok(Handled::Mapped));
     let beyond = Span::new(Va::new(HEAP), 5 * PAGE).unwrap();
-    assert_eq!(
-        parent.protect(beyond, false),
-        Err(ProcessError::Refused(Va::new(HEAP + 4 * PAGE)))
-    );
+    assert_eq!(parent.protect(beyond, false), Err(ProcessError::Refused(Va::new(HEAP + 4 * PAGE))));
     parent.protect(heap, true).unwrap();
-    assert_eq!(
-        parent.fault(fault(1, Want::Write, false)),
-        Ok(Handled::Copied)
-    );
-    assert_eq!(
-        child.fault(fault(1, Want::Write, false)),
-        Ok(Handled::Owned)
-    );
+    assert_eq!(parent.fault(fault(1, Want::Write, false)), Ok(Handled::Copied));
+    assert_eq!(child.fault(fault(1, Want::Write, false)), Ok(Handled::Owned));
 
     // No memory: nothing has changed.
     let taken: Vec<Pa> = std::iter::from_fn(|| frames.take()).collect();
-    assert_eq!(
-        parent.fault(fault(3, Want::Write, true)),
-        Err(ProcessError::NoMemory)
-    );
+    assert_eq!(parent.fault(fault(3, Want::Write, true)), Err(ProcessError::NoMemory));
     assert_eq!(parent.fork(tables(), 3).err(), Some(ProcessError::NoMemory));
     taken.into_iter().for_each(|page| frames.release(page));
     // SAFETY: no processor has loaded either.

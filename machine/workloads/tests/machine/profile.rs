@@ -25,17 +25,11 @@ fn refused(lines: &str) -> String {
 #[test]
 fn what_is_left_out_is_the_conservative_choice() {
     let profile = with("").unwrap();
-    let regime = Regime::Arm64Stage1 {
-        granule: Granule::K4,
-        wide: false,
-    };
+    let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
     assert_eq!(profile.architecture, Architecture::arm64(regime));
     assert_eq!(profile.costs, Costs::default());
     let x86 = LEAST.replace("arm64", "x86-64");
-    assert_eq!(
-        Profile::parse(&x86, "f").unwrap().architecture,
-        Architecture::x86_64(4)
-    );
+    assert_eq!(Profile::parse(&x86, "f").unwrap().architecture, Architecture::x86_64(4));
 }
 
 #[test]
@@ -82,32 +76,17 @@ fn what_is_wrong_is_named_in_one_line() {
         ("bbm = 4", "architecture.bbm: 4"),
         ("bbm = 256", "line 10: architecture.bbm: "),
         ("bmb = 1", "line 10: architecture.bmb: unknown field `bmb`"),
-        (
-            "granule = \"8K\"",
-            "line 10: architecture.granule: unknown variant",
-        ),
-        (
-            "address_bits = 57",
-            "architecture.address_bits: 57: this format has [48, 52]",
-        ),
+        ("granule = \"8K\"", "line 10: architecture.granule: unknown variant"),
+        ("address_bits = 57", "architecture.address_bits: 57: this format has [48, 52]"),
         ("ordering = \"x86\"", "architecture.ordering: arm64 has"),
         ("hardware_dirty = true", "architecture.hardware_dirty: "),
         ("tlb_sets = 3", "architecture.tlb_sets: 3: a power of two"),
         ("tlb_ways = 0", "architecture.tlb_ways: 0"),
         ("walk_cache = 131072", "architecture.walk_cache: 131072"),
-        (
-            "[costs]\nentri = 1",
-            "line 11: costs.entri: unknown field `entri`",
-        ),
+        ("[costs]\nentri = 1", "line 11: costs.entri: unknown field `entri`"),
         ("[cots]", "line 10: cots: unknown field `cots`"),
-        (
-            "[[fitted_on]]\nsystm = \"a\"",
-            "line 11: fitted_on[0].systm: unknown field",
-        ),
-        (
-            "[[unexplained]]",
-            "line 10: unexplained[0]: missing field `what`",
-        ),
+        ("[[fitted_on]]\nsystm = \"a\"", "line 11: fitted_on[0].systm: unknown field"),
+        ("[[unexplained]]", "line 10: unexplained[0]: missing field `what`"),
         (
             "[[provenance]]\nof = [\"costs.entri\"]\nsource = \"fitted\"\nnote = \"\"",
             "provenance.of: there is no key costs.entri",
@@ -131,25 +110,15 @@ fn what_is_wrong_is_named_in_one_line() {
         ("least", "Least", "f: name: 'Least'"),
         ("\"least\"", "\"\"", "f: name: ''"),
         ("ram_gib = 1", "ram_gib = 0", "f: system.ram_gib: 0"),
-        (
-            "ram_gib = 1",
-            "",
-            "f: line 4: system: missing field `ram_gib`",
-        ),
-        (
-            "ram_gib = 1",
-            "ram_gib = 1\ncpus = 1025",
-            "f: system.cpus: 1025",
-        ),
+        ("ram_gib = 1", "", "f: line 4: system: missing field `ram_gib`"),
+        ("ram_gib = 1", "ram_gib = 1\ncpus = 1025", "f: system.cpus: 1025"),
         (
             "format = \"arm64\"",
             "format = \"x86-64\"\ngranule = \"64K\"",
             "f: architecture.granule: ",
         ),
     ] {
-        let message = Profile::parse(&LEAST.replace(from, to), "f")
-            .unwrap_err()
-            .to_string();
+        let message = Profile::parse(&LEAST.replace(from, to), "f").unwrap_err().to_string();
         assert!(message.starts_with(says), "{message}");
     }
 }
@@ -179,15 +148,8 @@ fn built_in_profiles_say_where_everything_comes_from() {
             );
         }
         let fitted = |entry: &Provenance| entry.source == Source::Fitted;
-        assert_eq!(
-            profile.provenance.iter().any(fitted),
-            !profile.fitted_on.is_empty(),
-            "{name}"
-        );
-        assert_eq!(
-            Profile::parse(&profile.to_toml(), "again").unwrap(),
-            profile
-        );
+        assert_eq!(profile.provenance.iter().any(fitted), !profile.fitted_on.is_empty(), "{name}");
+        assert_eq!(Profile::parse(&profile.to_toml(), "again").unwrap(), profile);
     }
 }
 
@@ -223,10 +185,8 @@ fn pieces() -> impl Strategy<Value = String> {
         "\\[\\[?(costs|system|architecture|provenance|fitted_on|unexplained)\\]?\\]",
         Just(LEAST.to_owned()),
     ];
-    let line = prop_oneof![
-        (key, value).prop_map(|(key, value)| format!("{key} = {value}")),
-        header
-    ];
+    let line =
+        prop_oneof![(key, value).prop_map(|(key, value)| format!("{key} = {value}")), header];
     prop::collection::vec(line, 0..8).prop_map(|lines| lines.join("\n"))
 }
 

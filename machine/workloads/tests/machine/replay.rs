@@ -33,10 +33,7 @@ fn page(number: u64) -> u64 {
 fn guest() -> Replay {
     let granule = Granule::K4;
     let architecture = Architecture {
-        guest: Some(Regime::Arm64Stage1 {
-            granule,
-            wide: false,
-        }),
+        guest: Some(Regime::Arm64Stage1 { granule, wide: false }),
         ..Architecture::arm64(Regime::Arm64Stage2 {
             granule,
             input_bits: 40,
@@ -198,11 +195,7 @@ fn an_identifier_is_given_again_when_it_is_forgotten() {
     replay.executed(0, ALLE1, None);
     replay.executed(0, DSB_NSH, None);
     replay.load_root(0, under(1, OTHER));
-    assert_eq!(
-        first(&replay),
-        Some(Rule::IdentifierReused),
-        "CPU 1 has it as 2"
-    );
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused), "CPU 1 has it as 2");
     let mut replay = two();
     for cpu in 0..2 {
         replay.load_root(cpu, under(2, OTHER));
@@ -232,9 +225,7 @@ fn two_guests() -> Replay {
     let mut replay = guest();
     for frame in [OTHER, OTHER + 0x1000, EMPTY, EMPTY + 0x1000] {
         replay.taken(0, frame);
-        (frame..frame + 0x1000)
-            .step_by(8)
-            .for_each(|word| replay.store(0, word, 0, Made::Plain));
+        (frame..frame + 0x1000).step_by(8).for_each(|word| replay.store(0, word, 0, Made::Plain));
     }
     replay.executed(0, DSB_ISHST, None);
     replay.empty(0, EMPTY);
@@ -301,11 +292,7 @@ fn a_root_that_is_empty_stays_so() {
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
     let mut replay = two_guests();
     replay.empty(0, ROOT);
-    assert_eq!(
-        first(&replay),
-        Some(Rule::IdentifierReused),
-        "it is a guest's"
-    );
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused), "it is a guest's");
     // What is not known to be empty is a guest's root like any other.
     let mut replay = guest();
     replay.load_root(0, under(1, EMPTY));

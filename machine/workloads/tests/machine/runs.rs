@@ -10,25 +10,15 @@ use tablewright_machine::{
     RunError, Scheduler, Time,
 };
 
-const LINE: LineCosts = LineCosts {
-    owned: Time::ns(1),
-    transfer: Time::ns(60),
-};
-const LOCK: LockCosts = LockCosts {
-    take: Time::ns(20),
-    hand_over: Time::ns(120),
-};
+const LINE: LineCosts = LineCosts { owned: Time::ns(1), transfer: Time::ns(60) };
+const LOCK: LockCosts = LockCosts { take: Time::ns(20), hand_over: Time::ns(120) };
 
 type Log = Vec<(Time, usize, u32)>;
 
 /// All CPUs at a lock, some lines and a port.
 fn mixed(cpus: usize, seed: u64) -> (Log, Outcome) {
     let mut config = Config::new(cpus);
-    config.perturbation = Perturbation {
-        seed,
-        pause_once_in: 50,
-        ..Perturbation::default()
-    };
+    config.perturbation = Perturbation { seed, pause_once_in: 50, ..Perturbation::default() };
     let log = RefCell::new(Vec::new());
     let (lock, port) = (Lock::new(LOCK), Resource::new());
     let lines: Vec<_> = (0..7).map(|_| Line::new(LINE)).collect();
@@ -120,18 +110,9 @@ fn two_locks_in_the_wrong_order_are_a_deadlock() {
             let _second = locks[1 - id].acquire(cpu);
         }
     });
-    assert_eq!(
-        stopped,
-        Err(RunError::Deadlock {
-            time: Time::ns(1_020),
-            cpus: vec![0, 1]
-        })
-    );
+    assert_eq!(stopped, Err(RunError::Deadlock { time: Time::ns(1_020), cpus: vec![0, 1] }));
     let message = stopped.unwrap_err().to_string();
-    assert_eq!(
-        message,
-        "deadlock at 1.02 µs: CPUs [0, 1] wait for each other or for nothing"
-    );
+    assert_eq!(message, "deadlock at 1.02 µs: CPUs [0, 1] wait for each other or for nothing");
 }
 
 #[test]
@@ -141,10 +122,7 @@ fn a_lock_that_is_asked_for_twice_is_a_panic() {
         let _first = lock.acquire(cpu);
         let _second = lock.acquire(cpu);
     });
-    assert!(
-        matches!(stopped, Err(RunError::Panic { cpu: 0, .. })),
-        "{stopped:?}"
-    );
+    assert!(matches!(stopped, Err(RunError::Panic { cpu: 0, .. })), "{stopped:?}");
 }
 
 #[test]
@@ -171,12 +149,7 @@ fn a_livelock_ends_at_the_limit_of_time() {
                 cpu.spend(Time::ns(1));
             }
         });
-        assert_eq!(
-            spent,
-            Err(RunError::TimeLimit {
-                cpus: vec![0, 1, 2]
-            })
-        );
+        assert_eq!(spent, Err(RunError::TimeLimit { cpus: vec![0, 1, 2] }));
         let waited = Scheduler::new(config.clone()).run(|cpu| cpu.wait_until(Time::ps(u64::MAX)));
         assert_eq!(waited, spent);
         let spent_at_once = Scheduler::new(config.clone()).run(|cpu| cpu.spend(Time::ps(u64::MAX)));
@@ -198,13 +171,7 @@ fn a_livelock_in_no_time_ends_at_the_limit_of_accesses() {
             }
         });
         // The smaller number comes first, every time.
-        assert_eq!(
-            stopped,
-            Err(RunError::AccessLimit {
-                cpu: 0,
-                time: Time::ns(7)
-            })
-        );
+        assert_eq!(stopped, Err(RunError::AccessLimit { cpu: 0, time: Time::ns(7) }));
         assert_eq!(done.get(), allowed);
     }
     // As many as are allowed are not too many.
@@ -216,22 +183,10 @@ fn a_livelock_in_no_time_ends_at_the_limit_of_accesses() {
             cpu.spend(Time::ns(1));
         })
     };
-    assert_eq!(
-        Scheduler::new(config.clone())
-            .run(program)
-            .unwrap()
-            .accesses,
-        10
-    );
+    assert_eq!(Scheduler::new(config.clone()).run(program).unwrap().accesses, 10);
     config.max_accesses = 9;
     let stopped = Scheduler::new(config).run(program);
-    assert_eq!(
-        stopped,
-        Err(RunError::AccessLimit {
-            cpu: 1,
-            time: Time::ns(4)
-        })
-    );
+    assert_eq!(stopped, Err(RunError::AccessLimit { cpu: 1, time: Time::ns(4) }));
 }
 
 /// Counts itself.
@@ -275,11 +230,8 @@ fn a_panic_comes_out_with_its_cpu_and_time_and_the_others_are_unwound() {
             cpu.spend(Time::ns(100));
         }
     });
-    let expected = RunError::Panic {
-        cpu: 300,
-        time: Time::us(3),
-        message: "no frame for table 17".into(),
-    };
+    let expected =
+        RunError::Panic { cpu: 300, time: Time::us(3), message: "no frame for table 17".into() };
     assert_eq!(stopped, Err(expected));
     assert_eq!((most.get(), alive.get()), (416, 0));
     assert!(!thread::panicking());
@@ -287,11 +239,7 @@ fn a_panic_comes_out_with_its_cpu_and_time_and_the_others_are_unwound() {
     let stopped = scheduler.run(|_| panic!("at once"));
     assert_eq!(
         stopped,
-        Err(RunError::Panic {
-            cpu: 0,
-            time: Time::ZERO,
-            message: "at once".into()
-        })
+        Err(RunError::Panic { cpu: 0, time: Time::ZERO, message: "at once".into() })
     );
     assert!(scheduler.run(|cpu| cpu.order()).is_ok());
 }
@@ -326,10 +274,7 @@ fn a_run_that_is_over_cannot_be_survived() {
             attempts.set(attempts.get() + 1);
         }
     });
-    assert!(
-        matches!(stopped, Err(RunError::Panic { cpu: 1, .. })),
-        "{stopped:?}"
-    );
+    assert!(matches!(stopped, Err(RunError::Panic { cpu: 1, .. })), "{stopped:?}");
     assert_eq!(attempts.get(), 6);
 }
 
@@ -392,16 +337,10 @@ fn a_scheduler_can_be_used_again() {
             }
             cpu.park();
         });
-        let expected = RunError::Deadlock {
-            time: Time::ns(10),
-            cpus: vec![0, 1, 2],
-        };
+        let expected = RunError::Deadlock { time: Time::ns(10), cpus: vec![0, 1, 2] };
         assert_eq!(stopped, Err(expected));
     }
-    assert_eq!(
-        scheduler.run(|cpu| cpu.spend(Time::ns(10))).unwrap().clocks,
-        [Time::ns(10); 3]
-    );
+    assert_eq!(scheduler.run(|cpu| cpu.spend(Time::ns(10))).unwrap().clocks, [Time::ns(10); 3]);
 }
 
 /// A seed changes what a program spends, not what the machine is made of.

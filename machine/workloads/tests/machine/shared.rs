@@ -24,10 +24,7 @@ use tablewright_machine::{
 use tablewright_workloads::random::Later;
 
 const fn arm(granule: Granule) -> Architecture {
-    Architecture::arm64(Regime::Arm64Stage1 {
-        granule,
-        wide: false,
-    })
+    Architecture::arm64(Regime::Arm64Stage1 { granule, wide: false })
 }
 
 /// Numbers that look random and are those of a seed.
@@ -243,11 +240,7 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     assert_eq!(violations, [], "{}: seed {seed}", F::NAME);
     // The root is left, and the tables above the two regions.
     let left = machine.memory().used();
-    assert!(
-        left <= F::LEVELS.into(),
-        "{}: seed {seed}: {left} frames are left",
-        F::NAME
-    );
+    assert!(left <= F::LEVELS.into(), "{}: seed {seed}: {left} frames are left", F::NAME);
     let _ = mapper.caps();
     outcome.end.as_ps() ^ machine.digest()
 }
@@ -255,11 +248,7 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
 #[test]
 fn guests_fault_and_the_host_takes_back_without_breaking_a_rule() {
     let base = arm(Granule::K4);
-    let flags = Architecture {
-        hardware_access: true,
-        hardware_dirty: true,
-        ..arm(Granule::K4)
-    };
+    let flags = Architecture { hardware_access: true, hardware_dirty: true, ..arm(Granule::K4) };
     let gentle = Architecture {
         bbm: 2,
         ordering: Ordering::Ets2,
@@ -330,11 +319,7 @@ fn park_in_place<F: Format<Input = Va>>(architecture: &Architecture, seed: u64) 
 #[test]
 fn what_is_parked_in_place_is_not_given_before_its_predecessor_is_forgotten() {
     // Without cache maintenance, for which the entry is frozen anyway.
-    let coherent = Architecture {
-        forced_write_back: true,
-        dic: true,
-        ..arm(Granule::K4)
-    };
+    let coherent = Architecture { forced_write_back: true, dic: true, ..arm(Granule::K4) };
     for seed in 1..60 {
         park_in_place::<Arm64K4>(&coherent, seed);
         park_in_place::<X86_64<4>>(&Architecture::x86_64(4), seed);

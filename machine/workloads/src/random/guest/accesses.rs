@@ -97,10 +97,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 }
             }
         }
-        machine.report(
-            Rule::NoProgress,
-            format!("an access to {va:#x} faults for ever"),
-        );
+        machine.report(Rule::NoProgress, format!("an access to {va:#x} faults for ever"));
         false
     }
 
@@ -108,11 +105,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     pub(super) fn seen(&self, va: u64) -> Seen {
         let at = Ipa::new(va);
         let slots = self.slots.borrow();
-        let slots: Vec<_> = slots
-            .iter()
-            .filter(|(slot, _)| slot.guest.contains(at))
-            .copied()
-            .collect();
+        let slots: Vec<_> =
+            slots.iter().filter(|(slot, _)| slot.guest.contains(at)).copied().collect();
         let backed = slots
             .iter()
             .map(|(slot, _)| slot.host + (va - slot.guest.start().get()))
@@ -141,14 +135,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             .find(|(slot, phase)| slot.log.is_on() && *phase == Phase::Steady)
             .map(|(slot, _)| (slot.id, self.logs.borrow()[usize::from(slot.id)].round))
             .filter(|&(id, _)| self.logs.borrow()[usize::from(id)].steady);
-        Seen {
-            version,
-            slots,
-            frames,
-            versions,
-            pages: behind,
-            log,
-        }
+        Seen { version, slots, frames, versions, pages: behind, log }
     }
 
     /// An access has succeeded.
@@ -162,17 +149,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let sure = same && after.slots.len() == 1;
         // Where a copy takes the place of a page, another address may still lead to the page.
         let one = |seen: &Seen| seen.frames.len() == 1;
-        let simulated = |seen: &Seen| {
-            seen.frames
-                .iter()
-                .all(|&(frame, _)| self.host.is_simulated(frame))
-        };
+        let simulated =
+            |seen: &Seen| seen.frames.iter().all(|&(frame, _)| self.host.is_simulated(frame));
         let mine = (va % self.host.page / 8) as usize;
         if want == Want::Write && sure {
-            after
-                .pages
-                .iter()
-                .for_each(|&page| pages[page].written = true);
+            after.pages.iter().for_each(|&page| pages[page].written = true);
         }
         if let Deed::Write(value) = *deed {
             let known = sure && simulated(before) && simulated(&after);
@@ -193,13 +174,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         if !steady {
             return;
         }
-        machine.check(
-            after
-                .slots
-                .iter()
-                .any(|(slot, _)| slot.perms.contains(perm(want))),
-            || format!("{want:?} of {va:#x} succeeds, and no slot allows it"),
-        );
+        machine.check(after.slots.iter().any(|(slot, _)| slot.perms.contains(perm(want))), || {
+            format!("{want:?} of {va:#x} succeeds, and no slot allows it")
+        });
         machine.check(
             want != Want::Write || after.frames.iter().any(|&(_, writable)| writable),
             || format!("a write to {va:#x} succeeds, and its page is shared"),
@@ -208,10 +185,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             (Deed::Touch(_), Some(pa)) => {
                 let is = |&(frame, _): &(Pa, bool)| frame.get() == pa & !(self.host.page - 1);
                 machine.check(after.frames.iter().any(is), || {
-                    format!(
-                        "{va:#x} leads to {pa:#x}, which does not back it: {:x?}",
-                        after.frames
-                    )
+                    format!("{va:#x} leads to {pa:#x}, which does not back it: {:x?}", after.frames)
                 });
             }
             (Deed::Read, Some(value))
@@ -338,8 +312,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.mapper.load();
         for id in 0..SLOTS {
             let Some(slot) = self.known(id) else {
-                self.machine
-                    .report(Rule::Program, format!("slot {id} is lost"));
+                self.machine.report(Rule::Program, format!("slot {id} is lost"));
                 continue;
             };
             let (page, block) = (self.host.page, self.host.block);

@@ -90,10 +90,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             }
             4 | 5 => {
                 let place = Self::place(slot.id, dice.below(PLACES));
-                let moved = Slot {
-                    guest: span(place, slot.guest.size()),
-                    ..slot
-                };
+                let moved = Slot { guest: span(place, slot.guest.size()), ..slot };
                 if let Some(zap) = self.replace(slot, moved) {
                     self.unmap(zap, dice, gather);
                     self.forget(slot);
@@ -135,10 +132,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let (mut marks, written) = {
             let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
             log.steady = false;
-            (
-                std::mem::take(&mut log.marks),
-                std::mem::take(&mut log.written),
-            )
+            (std::mem::take(&mut log.marks), std::mem::take(&mut log.written))
         };
         match dice.below(3) {
             0 if self.protect_all() => {}
@@ -212,11 +206,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             self.open.update(|open| open + 1);
             let pass = zap.unmap(gather, |leaf| {
                 held.push(leaf);
-                if held.len() < most {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
-                }
+                if held.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             });
             if pass != Ok(Pass::Went) {
                 self.open.update(|open| open - 1);
@@ -325,10 +315,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 Now::Away(to)
             })
         };
-        let new = away.unwrap_or(Now::Here {
-            frame,
-            writable: true,
-        });
+        let new = away.unwrap_or(Now::Here { frame, writable: true });
         host.change(number, new);
         host.unlock(number);
         if away.is_some() {
@@ -340,14 +327,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     pub(super) fn check_gone(&self, number: usize, frame: Pa) {
         let at = self.host.at(number);
         for &(slot, _) in self.slots.borrow().iter() {
-            let va = at
-                .wrapping_sub(slot.host)
-                .wrapping_add(slot.guest.start().get());
+            let va = at.wrapping_sub(slot.host).wrapping_add(slot.guest.start().get());
             let behind = slot.guest.contains(Ipa::new(va));
-            self.machine
-                .check(!behind || self.mapper.lookup(va) != Some(frame), || {
-                    format!("{va:#x} leads to {frame}, which was taken away")
-                });
+            self.machine.check(!behind || self.mapper.lookup(va) != Some(frame), || {
+                format!("{va:#x} leads to {frame}, which was taken away")
+            });
         }
     }
 
@@ -383,10 +367,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         });
         host.forget_past(number);
         self.cpu().spend(dice.time() * 8);
-        let copy = host
-            .is_simulated(frame)
-            .then(|| self.machine.take_page())
-            .flatten();
+        let copy = host.is_simulated(frame).then(|| self.machine.take_page()).flatten();
         if let Some(copy) = copy {
             host.copy(frame, copy);
         }
@@ -445,19 +426,14 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let (first, size) = (host.block, host.block);
         // All its pages go at once, or are protected, copied, and replaced.
         let at_once = dice.once_in(2);
-        let before: Vec<_> = (SMALL..PAGES)
-            .map(|number| host.pages.borrow()[number].now)
-            .collect();
+        let before: Vec<_> = (SMALL..PAGES).map(|number| host.pages.borrow()[number].now).collect();
         let here = |number: usize, writable| Now::Here {
             frame: Pa::new(base.get() + host.inside(number - SMALL)),
             writable,
         };
         for (number, &now) in (SMALL..PAGES).zip(&before) {
             let next = match now {
-                Now::Here { frame, .. } if !at_once => Now::Here {
-                    frame,
-                    writable: false,
-                },
+                Now::Here { frame, .. } if !at_once => Now::Here { frame, writable: false },
                 _ => Now::Moving,
             };
             host.change(number, next);

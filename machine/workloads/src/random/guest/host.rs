@@ -227,10 +227,7 @@ impl Host<'_> {
                 }
                 self.machine.write_page(frame);
                 let mut pages = self.pages.borrow_mut();
-                pages[number].now = Now::Here {
-                    frame,
-                    writable: true,
-                };
+                pages[number].now = Now::Here { frame, writable: true };
                 pages[number].version += 1;
                 drop(pages);
                 self.look_up(at, access)

@@ -161,10 +161,7 @@ impl Kind {
 
     fn regime(self) -> Regime {
         let arm = |granule, bits, forced| stage2(granule, bits, false, forced);
-        let ept = |levels| Regime::Ept {
-            levels,
-            mode_based: false,
-        };
+        let ept = |levels| Regime::Ept { levels, mode_based: false };
         match self {
             Self::K4 => arm(Granule::K4, 40, false),
             #[cfg(feature = "every-format")]
@@ -198,11 +195,7 @@ pub fn setup(dice: &Dice) -> (Kind, Architecture, Frames, usize) {
     let kind = Kind::of(dice);
     let architecture = kind.architecture(dice);
     let page_shift = architecture.regime.page_shift();
-    let frames = if page_shift == 12 {
-        FRAMES + BLOCKS * 512
-    } else {
-        FRAMES
-    };
+    let frames = if page_shift == 12 { FRAMES + BLOCKS * 512 } else { FRAMES };
     let cpus = 2 + dice.below(MOST_CPUS - 1) as usize;
     (kind, architecture, memory(frames, page_shift), cpus)
 }
@@ -380,11 +373,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         };
         let guest = span(Self::place(id, dice.below(PLACES)), size);
         Slot {
-            memory: if id == 3 {
-                Memory::Device
-            } else {
-                Memory::Normal
-            },
+            memory: if id == 3 { Memory::Device } else { Memory::Normal },
             page: hint,
             perms: if id == 3 {
                 Perms::READ | Perms::WRITE
@@ -397,9 +386,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     fn known(&self, id: u16) -> Option<Slot> {
         let slots = self.slots.borrow();
-        let mut of = slots
-            .iter()
-            .filter(|(slot, phase)| slot.id == id && *phase == Phase::Steady);
+        let mut of = slots.iter().filter(|(slot, phase)| slot.id == id && *phase == Phase::Steady);
         of.next().map(|&(slot, _)| slot)
     }
 
@@ -436,13 +423,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         for number in 0..PAGES {
             self.check_dirty(number, true);
         }
-        let Self {
-            machine,
-            mapper,
-            guest,
-            host,
-            ..
-        } = self;
+        let Self { machine, mapper, guest, host, .. } = self;
         let block = host.second.get();
         for page in host.pages.borrow().iter() {
             match page.now {
@@ -504,13 +485,7 @@ pub fn classify(va: u64, want: Want, trap: Trap, dice: &Dice) -> Option<Fault> {
         Trap::AccessFlag { depth } => (va, want, Cause::AccessFlag, depth),
         Trap::Permission { depth } => (va, want, Cause::Permission, depth),
         Trap::Address | Trap::LogFull => return None,
-        Trap::Second {
-            ipa,
-            want,
-            cause,
-            depth,
-            ..
-        } => {
+        Trap::Second { ipa, want, cause, depth, .. } => {
             let cause = match cause {
                 Why::Translation => Cause::Translation,
                 Why::AccessFlag => Cause::AccessFlag,

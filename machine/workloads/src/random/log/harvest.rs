@@ -107,8 +107,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             }
             let bitmap = &record.bitmap;
             let harvested = gather.harvest(slot, bitmap, pages, how, each);
-            self.machine
-                .check(harvested.is_ok(), || format!("a harvest: {harvested:?}"));
+            self.machine.check(harvested.is_ok(), || format!("a harvest: {harvested:?}"));
             self.finish_and_copy(plan, gather, used, dice, found);
         }
     }
@@ -153,8 +152,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         gather: &mut Edits<'_, 'a, 'm, F>,
     ) {
         let protected = gather.protect(slot, pages.clone());
-        self.machine
-            .check(protected.is_ok(), || format!("{protected:?}"));
+        self.machine.check(protected.is_ok(), || format!("{protected:?}"));
         let passed_over = protected.is_ok_and(|protected| protected.passed_over);
         if passed_over {
             for page in pages {
@@ -256,8 +254,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.plan.set(None);
         if dice.below(3) > 0 {
             let off = self.guest.protect_no_more();
-            self.machine
-                .check(off.is_ok(), || format!("the log ends: {off:?}"));
+            self.machine.check(off.is_ok(), || format!("the log ends: {off:?}"));
         }
         if dice.once_in(2) {
             let mut collapse = |page| self.collapse(page, dice, gather);
@@ -282,16 +279,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             }
             self.reclaim_one();
         }
-        let Self {
-            machine,
-            mapper,
-            guest,
-            pages,
-            page,
-            block,
-            logs,
-            ..
-        } = self;
+        let Self { machine, mapper, guest, pages, page, block, logs, .. } = self;
         logs.into_iter().for_each(|log| machine.give_page(log));
         let block = base.map_or(0..0, |base| base.get()..base.get() + block);
         for page in pages {
@@ -305,13 +293,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             {
                 machine.give_page(page.home);
             }
-            page.copy
-                .into_iter()
-                .for_each(|copy| machine.give_page(copy));
+            page.copy.into_iter().for_each(|copy| machine.give_page(copy));
         }
-        block
-            .step_by(page as usize)
-            .for_each(|frame| machine.give_page(Pa::new(frame)));
+        block.step_by(page as usize).for_each(|frame| machine.give_page(Pa::new(frame)));
         destroy(machine, guest.into_space().into_exclusive(), &mapper);
     }
 }

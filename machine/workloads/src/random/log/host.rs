@@ -7,10 +7,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     pub(super) fn manage<'g>(&'g self, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let page = dice.below(self.pages.len() as u64) as usize;
         // As long as large leaves can be written.
-        let early = self
-            .plan
-            .get()
-            .is_some_and(|plan| plan.start == Start::Marked);
+        let early = self.plan.get().is_some_and(|plan| plan.start == Start::Marked);
         if early && dice.once_in(2) {
             return self.split(dice, gather);
         }
@@ -46,8 +43,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         pending.set(Some(number));
         self.lock(number);
         self.machine.write_page(page.frame.get());
-        self.word(page.frame.get(), HOST_WORDS + self.cpu().id())
-            .store(dice.below(1 << 60) + 1);
+        self.word(page.frame.get(), HOST_WORDS + self.cpu().id()).store(dice.below(1 << 60) + 1);
         page.stale.set(true);
         self.unlock(number);
         if self.is(Bug::DeviceMarkedBefore) {
@@ -98,8 +94,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let slot = dice.pick(&self.slots);
         let _few = gather.top_up(1 + dice.below(2) as u8);
         let split = gather.split_range(slot.guest);
-        self.machine
-            .check(split.is_ok(), || format!("a split: {split:?}"));
+        self.machine.check(split.is_ok(), || format!("a split: {split:?}"));
         self.put_off(gather);
     }
 
@@ -132,10 +127,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     /// A leaf has gone that hardware may have marked.
     pub(super) fn report(&self, leaf: &Leaf<F>) {
-        let by_hardware = self
-            .plan
-            .get()
-            .is_some_and(|plan| plan.log() == Log::ByHardware);
+        let by_hardware = self.plan.get().is_some_and(|plan| plan.log() == Log::ByHardware);
         if !by_hardware || !leaf.attrs().dirty || self.is(Bug::FlagOfLeafIgnored) {
             return;
         }

@@ -120,11 +120,7 @@ impl Plan {
             (false, Marks::Ring) => dice.pick(&[Start::Zap, Start::Step]),
             (false, _) => dice.pick(&[Start::Zap, Start::Step, Start::Marked]),
         };
-        Self {
-            marks,
-            start,
-            keep: !hardware && dice.once_in(3),
-        }
+        Self { marks, start, keep: !hardware && dice.once_in(3) }
     }
 
     fn log(self) -> Log {
@@ -247,10 +243,7 @@ fn live<F: Format<Input = Ipa>>(
         let id = slots.len() as u16;
         let guest = span(SLOT << id, size);
         let slot = Slot::memory(guest, SLOT << id).with_id(id);
-        slots.push(Slot {
-            page: block,
-            ..slot
-        });
+        slots.push(Slot { page: block, ..slot });
         for &index in used {
             let (home, copy) = home(index);
             pages.push(Page {
@@ -292,9 +285,8 @@ fn live<F: Format<Input = Ipa>>(
             (0..words).map(|_| AtomicU64::new(0)).collect()
         })
         .collect();
-    let mut entries: Vec<[RingEntry; ENTRIES]> = (0..cpus)
-        .map(|_| [const { RingEntry::new() }; ENTRIES])
-        .collect();
+    let mut entries: Vec<[RingEntry; ENTRIES]> =
+        (0..cpus).map(|_| [const { RingEntry::new() }; ENTRIES]).collect();
     let records = slots.iter().zip(&mut words).map(|(slot, words)| {
         let count = slot.guest.size() / page;
         let third = words.len() / 3;
@@ -303,14 +295,9 @@ fn live<F: Format<Input = Ipa>>(
             let words = thirds.next().expect("three of them");
             Bitmap::new(words, count).expect("a bit for each page")
         };
-        Record {
-            bitmap: map(),
-            flip: Flip::new(map(), map()).expect("both for the same pages"),
-        }
+        Record { bitmap: map(), flip: Flip::new(map(), map()).expect("both for the same pages") }
     });
-    let rings = entries
-        .iter_mut()
-        .map(|entries| Ring::new(entries).expect("a power of two"));
+    let rings = entries.iter_mut().map(|entries| Ring::new(entries).expect("a power of two"));
     let mut cells = [const { SlotCell::new() }; 2];
     let space = SharedSpace::new(space).expect("no code runs on it");
     let vm = Vm::<F> {

@@ -33,16 +33,8 @@ impl<'k, 'a, 'm> Running<'k, 'a, 'm> {
     pub(super) fn broadcast(&self, next: Tlbi) {
         if let Some(last) = self.1.take() {
             if let (Some((first, end)), Some((start, to))) = (last.range, next.range) {
-                let joined = Tlbi {
-                    range: Some((first, to)),
-                    ..next
-                };
-                if end + 1 == start
-                    && (Tlbi {
-                        range: last.range,
-                        ..joined
-                    }) == last
-                {
+                let joined = Tlbi { range: Some((first, to)), ..next };
+                if end + 1 == start && (Tlbi { range: last.range, ..joined }) == last {
                     return self.1.set(Some(joined));
                 }
             }
@@ -75,10 +67,7 @@ impl<'a> Kernel<'a, '_> {
     }
 
     pub(super) fn forget_here(&self, tlbi: Tlbi) {
-        let here = Tlbi {
-            broadcast: false,
-            ..tlbi
-        };
+        let here = Tlbi { broadcast: false, ..tlbi };
         self.machine.tlbi(here);
         self.machine.dsb();
     }
@@ -189,9 +178,7 @@ unsafe impl Hypercalls for Running<'_, '_, '_> {
     }
 
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
-        let Kernel {
-            machine, refuses, ..
-        } = self.0;
+        let Kernel { machine, refuses, .. } = self.0;
         self.0.calls.update(|calls| calls + 1);
         // 0: none.
         if self.0.calls.get().is_multiple_of(*refuses) {
@@ -265,9 +252,7 @@ unsafe impl amd::Amd for Running<'_, '_, '_> {
 // SAFETY: as for `Amd` (1., 2.).
 unsafe impl arm64::Arm64 for Running<'_, '_, '_> {
     fn tlbi(&self, instruction: arm64::Tlbi) {
-        let arm64::Encoder {
-            page_shift, wide, ..
-        } = self.0.arm64;
+        let arm64::Encoder { page_shift, wide, .. } = self.0.arm64;
         self.broadcast(Tlbi::of_instruction(instruction, page_shift, wide));
     }
 
@@ -292,10 +277,7 @@ unsafe impl Platform for Of<'_, '_> {
         unsafe { self.0.mapper.table(frame, level) }
     }
     fn caps(&self) -> Caps {
-        Caps {
-            invalidate_all_above: self.0.kernel.all_above,
-            ..self.0.mapper.caps()
-        }
+        Caps { invalidate_all_above: self.0.kernel.all_above, ..self.0.mapper.caps() }
     }
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.0.mapper.link_of(frame)
@@ -305,13 +287,7 @@ unsafe impl Platform for Of<'_, '_> {
     }
 
     fn barrier(&self, barrier: Barrier) {
-        let Link {
-            kernel,
-            mapper,
-            batch,
-            space,
-            ..
-        } = &*self.0;
+        let Link { kernel, mapper, batch, space, .. } = &*self.0;
         if barrier == Barrier::Publish {
             return mapper.barrier(barrier);
         }

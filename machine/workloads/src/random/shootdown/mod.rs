@@ -188,18 +188,13 @@ pub fn run<F: Format<Input = Va>>(
         // SAFETY: by (1.).
         unsafe { &*program.cast::<Program<'_, '_, '_, F>>() }.handle();
     }
-    kernel
-        .handler
-        .set(Some((handle::<F>, std::ptr::from_ref(&program).cast())));
+    kernel.handler.set(Some((handle::<F>, std::ptr::from_ref(&program).cast())));
     let seed = dice.below(1 << 48);
     let steps = 20 + dice.below(40);
     let done = Cell::new(0);
     let outcome = machine.run(|cpu| {
         let dice = Dice::of(seed, cpu.id() as u64);
-        let mut at = At {
-            process: None,
-            state: CpuState::Active,
-        };
+        let mut at = At { process: None, state: CpuState::Active };
         for _ in 0..steps {
             program.step(cpu, &mut at, &dice);
             cpu.spend(dice.time());
@@ -299,11 +294,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
     }
 
     fn switch(&self, at: &mut At<'a, 'm, F>, to: Option<Shared<'a, 'm, F>>) {
-        let Kernel {
-            machine,
-            identified,
-            ..
-        } = self.kernel;
+        let Kernel { machine, identified, .. } = self.kernel;
         if let Some(to) = &to {
             to.add_user(1);
         }
@@ -327,8 +318,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                     to.link.mapper.load_as(id);
                 }
                 let same = |from: &&Shared<'a, 'm, F>| {
-                    to.as_ref()
-                        .is_some_and(|to| to.link.number == from.link.number)
+                    to.as_ref().is_some_and(|to| to.link.number == from.link.number)
                 };
                 if let Some(from) = from.as_ref().filter(|from| !same(from)) {
                     from.link.mapper.leave();
@@ -340,10 +330,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         if let Some(from) = from {
             from.add_user(-1);
         }
-        *at = At {
-            process: to,
-            state: CpuState::Active,
-        };
+        *at = At { process: to, state: CpuState::Active };
     }
 
     /// Accesses of the space that is loaded.
@@ -426,10 +413,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                 let own = at.process.as_ref();
                 let own = own.is_some_and(|own| own.link.number == process.link.number);
                 if own && at.state == CpuState::Active {
-                    let _fault = self
-                        .kernel
-                        .machine
-                        .write(page::<F>(first), process.link.number);
+                    let _fault = self.kernel.machine.write(page::<F>(first), process.link.number);
                 }
             }
             6..=7 => {
@@ -477,10 +461,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
     }
 
     fn map_global(&self, process: &Shared<'a, 'm, F>) {
-        let attrs = Attrs {
-            global: true,
-            ..Attrs::USER_DATA
-        };
+        let attrs = Attrs { global: true, ..Attrs::USER_DATA };
         self.map_page(process, global::<F>(process.link.number), attrs);
     }
 
@@ -553,19 +534,10 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         machine.cpu().order();
         if self.slots[slot].borrow().is_some() {
             // Another CPU was faster.
-            return self.take_down(Process {
-                link,
-                tables: RefCell::new(tables),
-            });
+            return self.take_down(Process { link, tables: RefCell::new(tables) });
         }
-        let process = Rc::new(Process {
-            link,
-            tables: RefCell::new(tables),
-        });
-        self.kernel
-            .links
-            .borrow_mut()
-            .push(Rc::clone(&process.link));
+        let process = Rc::new(Process { link, tables: RefCell::new(tables) });
+        self.kernel.links.borrow_mut().push(Rc::clone(&process.link));
         process.add_user(1);
         *self.slots[slot].borrow_mut() = Some(Rc::clone(&process));
         self.lock(&process.link);

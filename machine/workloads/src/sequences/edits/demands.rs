@@ -68,10 +68,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             };
             let first = slot.base + dice.pick(&[1, 4, 5]) * Self::BLOCK;
             let at = |first: u64, size| Span::new(F::Input::from_bits(first), size);
-            let (Ok(span), Ok(page)) = (
-                at(first, size),
-                at(first + dice.below(4) * Self::PAGE, Self::PAGE),
-            ) else {
+            let (Ok(span), Ok(page)) =
+                (at(first, size), at(first + dice.below(4) * Self::PAGE, Self::PAGE))
+            else {
                 return;
             };
             let attrs = self.attrs(dice);
@@ -81,9 +80,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.judge_map(slot, span, frame, attrs, mapped);
             // The table comes, is found by walkers, and is left empty.
             child.touch();
-            let mapped = self.edit(other, child, |gather| {
-                gather.map_page(page.start(), frame, attrs)
-            });
+            let mapped =
+                self.edit(other, child, |gather| gather.map_page(page.start(), frame, attrs));
             let number = self.slots.iter().position(|it| std::ptr::eq(it, other));
             let wide = other.wide.get();
             self.judge_map(other, page, frame, attrs, mapped);
@@ -167,11 +165,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         if let Some(batch) = batch {
             self.pass_on(cpu, to, batch);
-            let held = from
-                .held
-                .borrow_mut()
-                .extract_if(.., |it| it.0 == batch)
-                .collect::<Vec<_>>();
+            let held =
+                from.held.borrow_mut().extract_if(.., |it| it.0 == batch).collect::<Vec<_>>();
             into.held.borrow_mut().extend(held);
         }
     }

@@ -110,10 +110,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Pages that do not adjoin, mapped side by side.
     pub(super) fn map_frames(&self, cpu: usize, dice: &Dice) {
         self.with_exclusive(cpu, dice, |slot, exclusive| {
-            let attrs = Attrs {
-                perms: self.attrs(dice).perms - Perms::ANY_EXEC,
-                ..self.attrs(dice)
-            };
+            let attrs =
+                Attrs { perms: self.attrs(dice).perms - Perms::ANY_EXEC, ..self.attrs(dice) };
             let tracked = dice.once_in(2) && !slot.silent.get();
             let mut frames = Vec::new();
             for _ in 0..dice.below(4) {
@@ -137,9 +135,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 exclusive.touch();
             }
             let mapping = self.mapping(attrs, dice);
-            let mapped = self.edit(slot, exclusive, |gather| {
-                gather.map_frames(first, &frames, mapping)
-            });
+            let mapped =
+                self.edit(slot, exclusive, |gather| gather.map_frames(first, &frames, mapping));
             match (mapped, span) {
                 (Ok(mapped), _) if mapped != size => {
                     self.fail(format!("{mapped:#x} bytes of {size:#x} were mapped"));
@@ -158,9 +155,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 _ => {}
             }
             if let (Err(_), true) = (mapped, tracked) {
-                frames
-                    .iter()
-                    .for_each(|frame| self.give_back(frame.start()));
+                frames.iter().for_each(|frame| self.give_back(frame.start()));
             }
             self.account_for(cpu, slot, exclusive, dice);
         });
@@ -214,14 +209,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         let (first, last) = (span.start().bits(), span.last().bits());
         if let Ok(()) = forked {
-            let becomes = |perms| {
-                change
-                    .apply(Attrs {
-                        perms,
-                        ..Attrs::USER_RODATA
-                    })
-                    .perms
-            };
+            let becomes = |perms| change.apply(Attrs { perms, ..Attrs::USER_RODATA }).perms;
             let mut model = slot.model.borrow_mut();
             model.protect(first, last, becomes);
             let mut copy = other.model.borrow_mut();
@@ -277,10 +265,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let mut model = slot.model.borrow_mut();
         let taken = model.overlaps(first, last);
         let aligned = span.is_aligned(F::PAGE_SHIFT) && frame.is_aligned(F::PAGE_SHIFT);
-        let beyond = frame
-            .get()
-            .checked_add(last - first)
-            .is_none_or(|end| end >> F::OUTPUT_BITS != 0);
+        let beyond =
+            frame.get().checked_add(last - first).is_none_or(|end| end >> F::OUTPUT_BITS != 0);
         let right = match mapped {
             Ok(()) => !taken && aligned && !beyond && self.translates(slot, span),
             Err(EditError::Misaligned) => !aligned,
@@ -363,9 +349,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 Ok(Progress::Done) => slot.model.borrow_mut().remove(first, last),
                 Ok(Progress::Stopped(at)) => {
                     let at = at.bits();
-                    self.check((first..=last).contains(&at), || {
-                        format!("{span} stops at {at:#x}")
-                    });
+                    self.check((first..=last).contains(&at), || format!("{span} stops at {at:#x}"));
                     if at > first {
                         slot.model.borrow_mut().remove(first, at - 1);
                     }
@@ -428,9 +412,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let was = slot.model.borrow().at(first);
             match replaced {
                 Ok(leaf) => {
-                    self.check(was.is_some(), || {
-                        format!("{page} was not mapped, and is replaced")
-                    });
+                    self.check(was.is_some(), || format!("{page} was not mapped, and is replaced"));
                     {
                         let mut model = slot.model.borrow_mut();
                         model.remove(first, last);
@@ -472,9 +454,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         match gather.flush_with(held, |leaf| self.out(batch, &leaf)) {
             Ok(leaf) => {
-                self.check(of == batch, || {
-                    "a gather gives out what another holds".into()
-                });
+                self.check(of == batch, || "a gather gives out what another holds".into());
                 self.out(batch, &leaf);
                 exclusive.touched = false;
                 exclusive.murky = false;
@@ -517,10 +497,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         let caps = exclusive.look().platform().caps();
         let becomes = |perms| {
-            let attrs = Attrs {
-                perms,
-                ..Attrs::USER_RODATA
-            };
+            let attrs = Attrs { perms, ..Attrs::USER_RODATA };
             change.apply_on(attrs, F::RULE, &caps).perms
         };
         let (first, last) = (span.start().bits(), span.last().bits());
@@ -586,9 +563,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let (first, last) = (leaf.input().bits(), leaf.input().bits() + (leaf.size() - 1));
                 let meets = first <= span.last().bits() && span.start().bits() <= last;
                 let ordered = before.is_none_or(|before| before < first);
-                self.check(meets && ordered, || {
-                    format!("a walk of {span} comes to {leaf:?}")
-                });
+                self.check(meets && ordered, || format!("a walk of {span} comes to {leaf:?}"));
                 before = Some(last);
                 self.visited();
                 room -= u64::from(room > 0);
@@ -608,10 +583,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let (page, block) = (Self::PAGE, Self::BLOCK);
             let at = |number: u64, count: u64| Span::new(Pa::new(number * page), count * page);
             let first = dice.below(6);
-            let spans = [
-                at(first, 1 + dice.below(4)),
-                at(first + dice.below(8), 1 + dice.below(6)),
-            ];
+            let spans =
+                [at(first, 1 + dice.below(4)), at(first + dice.below(8), 1 + dice.below(6))];
             let [Ok(low), Ok(high)] = spans else { return };
             let large = Span::new(Pa::new(block), block).unwrap_or(high);
             let ram = [low, high, large];
@@ -665,20 +638,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             exclusive.touch();
             if dice.once_in(2) {
                 let change = self.change(dice);
-                if self
-                    .edit(slot, exclusive, |gather| {
-                        linear.protect(gather, low, change)
-                    })
-                    .is_ok()
+                if self.edit(slot, exclusive, |gather| linear.protect(gather, low, change)).is_ok()
                 {
-                    let becomes = |perms| {
-                        change
-                            .apply(Attrs {
-                                perms,
-                                ..Attrs::USER_RODATA
-                            })
-                            .perms
-                    };
+                    let becomes = |perms| change.apply(Attrs { perms, ..Attrs::USER_RODATA }).perms;
                     slot.model.borrow_mut().protect(first, last, becomes);
                 }
             } else {

@@ -50,10 +50,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::MakeLive => {
                 let is_dead =
                     |it: &Exclusive<'m, F>| it.is_of(cpu) && it.look().liveness() == Liveness::Dead;
-                let index = self.place(
-                    dice,
-                    |place| matches!(place, Place::Exclusive(it) if is_dead(it)),
-                );
+                let index =
+                    self.place(dice, |place| matches!(place, Place::Exclusive(it) if is_dead(it)));
                 self.make_live(cpu, index, dice);
             }
             Kind::Describe => self.describe(cpu, dice),
@@ -67,10 +65,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             Kind::Share => self.share(cpu, dice),
             Kind::Unshare => {
-                self.unshare(
-                    cpu,
-                    self.place(dice, |place| matches!(place, Place::Shared(_))),
-                );
+                self.unshare(cpu, self.place(dice, |place| matches!(place, Place::Shared(_))));
             }
             Kind::MakeGuest => {
                 self.make_guest(self.place(dice, |place| matches!(place, Place::Shared(_))));
@@ -144,9 +139,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::SharedProtect => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
                     let change = world.change(dice);
-                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
-                        it.gather.protect(span, change)
-                    });
+                    let _refused = world
+                        .watch(cpu, (it.slot, it.batch), span, || it.gather.protect(span, change));
                 }
             }),
             Kind::Age => self.with_gather(cpu, dice, |world, it| {
@@ -204,9 +198,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let generation = space.generation();
                 let opened = space.open(F::Input::from_bits(at), dice.once_in(2));
                 self.judge_address(index, at, refusal(&opened));
-                self.check(space.generation() >= generation, || {
-                    "a generation is back".into()
-                });
+                self.check(space.generation() >= generation, || "a generation is back".into());
             }),
             Kind::SharedIssue => self.shared_issue(cpu, dice),
             Kind::SharedFinish => {
@@ -260,11 +252,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
         let local = self.local(cpu);
         for it in local.gathers.borrow().iter() {
-            let _ = (
-                it.gather.space().root(),
-                it.gather.is_clean(),
-                it.gather.tables(),
-            );
+            let _ = (it.gather.space().root(), it.gather.is_clean(), it.gather.tables());
         }
         for (_, deferred) in local.deferred.borrow().iter() {
             let _ = deferred.grace_period();
@@ -293,10 +281,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
                 _ => {
                     let completed = issued.complete();
-                    self.local(cpu)
-                        .completed
-                        .borrow_mut()
-                        .push((batch, completed));
+                    self.local(cpu).completed.borrow_mut().push((batch, completed));
                 }
             }
             exclusive.touched = false;

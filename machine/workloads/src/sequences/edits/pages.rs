@@ -97,9 +97,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         page: Span<F::Input>,
         change: Change,
     ) {
-        let protected = self.edit(slot, exclusive, |gather| {
-            gather.protect_page(page.start(), change)
-        });
+        let protected =
+            self.edit(slot, exclusive, |gather| gather.protect_page(page.start(), change));
         self.judge_protect(slot, exclusive, page, change, protected);
     }
 

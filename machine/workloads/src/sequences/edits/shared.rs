@@ -22,11 +22,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.with_shared(dice, |slot, space: &'m SharedSpace<F, Faulty<'m>>| {
                     self.slots[slot].users.update(|users| users + 1);
                     let gather = space.gather();
-                    made = Some(Gathering {
-                        slot,
-                        batch: self.number_for(&self.slots[slot]),
-                        gather,
-                    });
+                    made =
+                        Some(Gathering { slot, batch: self.number_for(&self.slots[slot]), gather });
                 });
                 let Some(made) = made else { return };
                 made
@@ -136,10 +133,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let frame = Pa::new(FAR + (first - slot.base));
             let mapping = Mapping::new(world.attrs(dice)).pages_only();
             slot.mapping.set(true);
-            if let (Ok(span), true) = (
-                Span::new(F::Input::from_bits(first), block),
-                dice.once_in(2) && page < 1 << 16,
-            ) {
+            if let (Ok(span), true) =
+                (Span::new(F::Input::from_bits(first), block), dice.once_in(2) && page < 1 << 16)
+            {
                 let _mapped = it.gather.space().map_range(span, frame, mapping);
             }
             let attrs = world.attrs(dice);
@@ -170,16 +166,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.slots[index].mapping.set(false);
             let outside = matches!(
                 mapped,
-                Err(Refused::Edit(
-                    EditError::InputOutOfRange | EditError::Misaligned
-                ))
+                Err(Refused::Edit(EditError::InputOutOfRange | EditError::Misaligned))
             );
             let right = outside || self.translates(&self.slots[index], span);
             self.check(right, || format!("{span} is mapped: {mapped:?}"));
             if let Ok(bytes) = mapped {
-                self.check(bytes <= span.size(), || {
-                    format!("{bytes:#x} of {span} were mapped")
-                });
+                self.check(bytes <= span.size(), || format!("{bytes:#x} of {span} were mapped"));
             }
         });
     }
@@ -193,10 +185,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.reclaimed(cpu, batch);
         if let Err(deferred) = finished {
             self.release_all(cpu, batch, |held| deferred.release(held));
-            self.local(cpu)
-                .deferred
-                .borrow_mut()
-                .push((batch, deferred));
+            self.local(cpu).deferred.borrow_mut().push((batch, deferred));
         }
         it.batch = self.number_for(&self.slots[it.slot]);
         let clean = it.gather.is_clean();
@@ -234,9 +223,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let mut begun = true;
                 unwinds(|| match dice.once_in(3) {
                     true => {
-                        let aged = it
-                            .gather
-                            .age(span, |_| std::panic::resume_unwind(Box::new(Planned)));
+                        let aged =
+                            it.gather.age(span, |_| std::panic::resume_unwind(Box::new(Planned)));
                         begun = aged.is_ok();
                     }
                     false => begun = it.gather.unmap(span, &mut held).is_ok(),
@@ -279,14 +267,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.with_shared(dice, |index, space| {
             let (slot, page, block) = (&self.slots[index], Self::PAGE, Self::BLOCK);
             let first = slot.base + (4 + dice.below(2)) * block;
-            let attrs = Attrs {
-                accessed: true,
-                ..self.attrs(dice)
-            };
-            if let (Ok(span), true) = (
-                Span::new(F::Input::from_bits(first), block),
-                dice.below(4) > 0,
-            ) {
+            let attrs = Attrs { accessed: true, ..self.attrs(dice) };
+            if let (Ok(span), true) =
+                (Span::new(F::Input::from_bits(first), block), dice.below(4) > 0)
+            {
                 let frame = Pa::new(FAR + (first - slot.base));
                 let _mapped = space.map_range(span, frame, Mapping::new(attrs));
             }

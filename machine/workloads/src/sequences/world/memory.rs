@@ -14,10 +14,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             size = size.wrapping_add(leaf.size());
             let (frame, perms) = (leaf.frame().get(), leaf.attrs().perms);
             let ends = [(first, frame), (last, frame + (leaf.size() - 1))];
-            if ends
-                .iter()
-                .any(|&(at, pa)| model.at(at) != Some((pa, perms)))
-            {
+            if ends.iter().any(|&(at, pa)| model.at(at) != Some((pa, perms))) {
                 other = other.or(Some((first, last, frame, perms, model.at(first))));
             }
         });
@@ -25,10 +22,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.fail(format!("the space and the model disagree: {other:x?}"));
         }
         self.check(size == model.size(), || {
-            format!(
-                "{size:#x} bytes are mapped, and should be {:#x}",
-                model.size()
-            )
+            format!("{size:#x} bytes are mapped, and should be {:#x}", model.size())
         });
     }
 
@@ -279,16 +273,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 Attrs::KERNEL_RODATA,
                 Attrs::USER_RODATA,
             ]),
-            false => Attrs::GUEST_MEMORY.with_perms(
-                dice.pick(&[
-                    Perms::READ.union(Perms::WRITE).and_user(),
-                    Perms::READ
-                        .union(Perms::WRITE)
-                        .union(Perms::EXEC)
-                        .and_user(),
-                    Perms::READ.and_user(),
-                ]),
-            ),
+            false => Attrs::GUEST_MEMORY.with_perms(dice.pick(&[
+                Perms::READ.union(Perms::WRITE).and_user(),
+                Perms::READ.union(Perms::WRITE).union(Perms::EXEC).and_user(),
+                Perms::READ.and_user(),
+            ])),
         };
         let attrs = Attrs {
             dirty: dice.once_in(2),
@@ -322,10 +311,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             9 => change.accessed(false).dirty(false),
             10 => change.memory(dice.pick(&[Memory::Normal, Memory::WriteThrough])),
             11 => change.global(dice.once_in(2)),
-            12 => change.shareability(dice.pick(&[
-                tablewright::Shareability::Inner,
-                tablewright::Shareability::Outer,
-            ])),
+            12 => change.shareability(
+                dice.pick(&[tablewright::Shareability::Inner, tablewright::Shareability::Outer]),
+            ),
             13 => change.native(dice.pick(&[0, 1, u64::MAX])),
             14 => change.perms(Perms::from_bits_truncate(dice.below(64) as u8)),
             15..=16 => change.global(true),

@@ -7,11 +7,7 @@
 //! takes what it uses out of its place, and an interrupt finds only what is left.
 
 // There are few of them, and their types say what belongs together.
-#![allow(
-    clippy::large_enum_variant,
-    clippy::result_large_err,
-    clippy::type_complexity
-)]
+#![allow(clippy::large_enum_variant, clippy::result_large_err, clippy::type_complexity)]
 
 mod memory;
 mod places;
@@ -360,16 +356,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// An interrupt: an operation in the midst of another.
     pub fn interrupt(&self) {
         let id = self.machine.cpu().id();
-        let kind = self.planned[id]
-            .take()
-            .unwrap_or_else(|| super::draw(&self.dice));
+        let kind = self.planned[id].take().unwrap_or_else(|| super::draw(&self.dice));
         let seed = self.dice.next();
-        let operation = Operation {
-            number: 0,
-            cpu: id,
-            kind,
-            seed,
-        };
+        let operation = Operation { number: 0, cpu: id, kind, seed };
         self.step(id, operation, true);
     }
 
@@ -521,9 +510,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Err(EditError::Misaligned) => !aligned,
             Err(_) => true,
         };
-        self.check(right, || {
-            format!("a shared edit of {span} comes to {result:?}")
-        });
+        self.check(right, || format!("a shared edit of {span} comes to {result:?}"));
         if result.is_ok() {
             self.note(cpu, batch, span, begun);
         }
@@ -534,11 +521,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     pub fn begin(&self, slot: usize) -> Option<Begun<'m>> {
         let mapper = self.slots[slot].plat.get()?.mapper;
         let interrupts = self.interrupts[self.machine.cpu().id()].get();
-        Some(Begun {
-            mapper,
-            look: mapper.look(),
-            interrupts,
-        })
+        Some(Begun { mapper, look: mapper.look(), interrupts })
     }
 
     /// It has come to its end.
@@ -558,10 +541,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// What was gathered under a number is complete.
     pub fn reclaimed(&self, cpu: usize, batch: u64) {
         let edited = &self.locals[cpu].edited;
-        let done: Vec<_> = edited
-            .borrow_mut()
-            .extract_if(.., |it| it.batch == batch)
-            .collect();
+        let done: Vec<_> = edited.borrow_mut().extract_if(.., |it| it.batch == batch).collect();
         for it in done {
             it.mapper.rely(it.range, it.look);
             if let Some(end) = it.end {
@@ -573,11 +553,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// What was gathered under a number is complete on another CPU.
     pub fn pass_on(&self, cpu: usize, to: usize, batch: u64) {
         let of = |it: &mut Edited<'m>| it.batch == batch;
-        let passed = self.locals[cpu]
-            .edited
-            .borrow_mut()
-            .extract_if(.., of)
-            .collect::<Vec<_>>();
+        let passed = self.locals[cpu].edited.borrow_mut().extract_if(.., of).collect::<Vec<_>>();
         let passed = passed.into_iter().map(|it| Edited { end: None, ..it });
         self.locals[to].edited.borrow_mut().extend(passed);
     }
@@ -685,11 +661,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// A guest writes where nothing lets it.
     pub fn write_lulled(&self, slot: &Slot<'m, F, G>, at: u64) {
-        let request = Access {
-            va: at,
-            want: Want::Write,
-            user: false,
-        };
+        let request = Access { va: at, want: Want::Write, user: false };
         let before = slot.protected.get();
         let written = self.machine.touch(request).is_ok();
         self.check(!(written && before && slot.protected.get()), || {
@@ -754,10 +726,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// memory is free again.
     pub fn end(&self) {
         let later = self.later.take();
-        self.locals[0]
-            .held
-            .borrow_mut()
-            .append(&mut self.later_held.borrow_mut());
+        self.locals[0].held.borrow_mut().append(&mut self.later_held.borrow_mut());
         for (batch, deferred) in later {
             self.release_all(0, batch, |held| deferred.release(held));
             match deferred.try_complete() {
@@ -768,9 +737,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.locals[0].held.borrow_mut().clear();
         for index in 0..SPACES {
             let users = self.slots[index].users.get();
-            self.check(users == 0, || {
-                format!("the run has miscounted: {users} users are left")
-            });
+            self.check(users == 0, || format!("the run has miscounted: {users} users are left"));
             self.unguest(index);
             self.unshare(0, index);
             if let Place::Exclusive(it) = &mut *self.slots[index].place.borrow_mut() {
@@ -789,9 +756,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.check(alive >= 0 && alive == used as i64, || {
             format!("{used} frames are in use, and {alive} tables")
         });
-        self.check(alive == 0 || self.leaked.get(), || {
-            format!("{alive} tables were leaked")
-        });
+        self.check(alive == 0 || self.leaked.get(), || format!("{alive} tables were leaked"));
     }
 }
 

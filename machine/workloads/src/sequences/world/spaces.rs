@@ -9,10 +9,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let Some(slot) = self.slots.iter().find(empty) else {
             return;
         };
-        let plat = Faulty {
-            linked: !dice.once_in(4),
-            ..Faulty::new(self.machine, self.control)
-        };
+        let plat = Faulty { linked: !dice.once_in(4), ..Faulty::new(self.machine, self.control) };
         *slot.place.borrow_mut() = Place::Taken;
         let space = match slot.half {
             Half::Lower if dice.once_in(2) => AddressSpace::<F, _>::new(plat),
@@ -60,9 +57,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if ignored {
                 // SAFETY: it is put back at once.
                 let owned = unsafe { std::ptr::read(exclusive.space) }.with_id(id.wrapping_add(1));
-                self.check(owned.id() == id, || {
-                    "a live space has changed its identity".into()
-                });
+                self.check(owned.id() == id, || "a live space has changed its identity".into());
                 // SAFETY: what was read is written back.
                 unsafe { std::ptr::write(exclusive.space, owned) };
             }
@@ -216,10 +211,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     pub fn share(&self, cpu: usize, dice: &Dice) {
-        let index = self.place(
-            dice,
-            |place| matches!(place, Place::Exclusive(it) if it.is_of(cpu)),
-        );
+        let index =
+            self.place(dice, |place| matches!(place, Place::Exclusive(it) if it.is_of(cpu)));
         let slot = &self.slots[index];
         let place = slot.place.replace(Place::Taken);
         let exclusive = match place {
@@ -303,8 +296,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         // SAFETY: it came out of a box, and nothing borrows it.
         let space = unsafe { Box::from_raw(guest) }.into_space();
-        slot.place
-            .replace(Place::Shared(Box::into_raw(Box::new(space))));
+        slot.place.replace(Place::Shared(Box::into_raw(Box::new(space))));
     }
 
     /// A live space refuses; one that no CPU uses is taken down.
