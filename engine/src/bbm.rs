@@ -35,7 +35,10 @@ pub use crate::format::Rule;
 /// ```
 /// use tablewright::{Level, bbm::State, format::X86_64};
 /// assert_eq!(State::of::<X86_64<4>>(0, Level::PAGE), State::Absent);
-/// assert!(matches!(State::of::<X86_64<4>>(0x1063, Level::PAGE), State::Leaf { contiguous: false, .. }));
+/// assert!(matches!(
+///     State::of::<X86_64<4>>(0x1063, Level::PAGE),
+///     State::Leaf { contiguous: false, .. }
+/// ));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -123,7 +126,10 @@ pub enum Contents {
 /// ```
 /// use tablewright::bbm::Transition;
 /// // The dearer, the greater.
-/// assert!(Transition::Store < Transition::Invalidate && Transition::Invalidate < Transition::Break);
+/// assert!(
+///     Transition::Store < Transition::Invalidate
+///         && Transition::Invalidate < Transition::Break
+/// );
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transition {
@@ -139,8 +145,8 @@ pub enum Transition {
 /// How an entry at `level` may change from `old` to `new` while walkers use it.
 ///
 /// ```
-/// use tablewright::{Attrs, Caps, Level, Pa};
 /// use tablewright::bbm::{Contents, Rule, State, Transition, transition};
+/// use tablewright::{Attrs, Caps, Level, Pa};
 ///
 /// let block = State::Leaf { frame: Pa::new(0), attrs: Attrs::KERNEL_DATA, contiguous: false };
 /// let table = State::Table { frame: Pa::new(0x1000), denied: tablewright::Perms::empty() };

@@ -100,7 +100,10 @@ pub enum What<'a> {
 /// use tablewright::Stale;
 /// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: true };
 /// assert_eq!(page.last - page.first + 1, 4096);
-/// assert_eq!(format!("{page:?}"), "Stale { first: 0x7000, last: 0x7fff, level: None, tables: true }");
+/// assert_eq!(
+///     format!("{page:?}"),
+///     "Stale { first: 0x7000, last: 0x7fff, level: None, tables: true }"
+/// );
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stale {

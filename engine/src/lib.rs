@@ -96,15 +96,28 @@
 //! #     fn barrier(&self, _: Barrier) {}
 //! #     fn invalidate(&self, _: &Invalidation<'_>) {}
 //! # }
-//! struct Kernel { frames: Frames, cpu: Cpu }
+//! struct Kernel {
+//!     frames: Frames,
+//!     cpu: Cpu,
+//! }
 //!
 //! // SAFETY: (the obligations of the trait are numbered: say here why each holds)
 //! unsafe impl Platform for Kernel {
-//!     fn alloc_table(&self, _: Level) -> Option<Pa> { self.frames.take() }
-//!     unsafe fn free_table(&self, frame: Pa, _: Level) { self.frames.put(frame) }
-//!     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> { self.frames.reach(frame) }
-//!     fn barrier(&self, barrier: Barrier) { self.cpu.barrier(barrier) }
-//!     fn invalidate(&self, what: &Invalidation<'_>) { self.cpu.invalidate(what) }
+//!     fn alloc_table(&self, _: Level) -> Option<Pa> {
+//!         self.frames.take()
+//!     }
+//!     unsafe fn free_table(&self, frame: Pa, _: Level) {
+//!         self.frames.put(frame)
+//!     }
+//!     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+//!         self.frames.reach(frame)
+//!     }
+//!     fn barrier(&self, barrier: Barrier) {
+//!         self.cpu.barrier(barrier)
+//!     }
+//!     fn invalidate(&self, what: &Invalidation<'_>) {
+//!         self.cpu.invalidate(what)
+//!     }
 //! }
 //! ```
 //!

@@ -20,15 +20,16 @@ use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Stale, TableLink, What, prefetch,
 };
 
-/// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every
-/// leaf that a format has, because no processor reads these tables.
+/// Default capabilities of the hosted platforms: [`Caps::CONSERVATIVE`], and every leaf that a
+/// format has, because no processor reads these tables.
 ///
 /// ```
 /// use tablewright::{Caps, Level};
 /// use tablewright_hosted as hosted;
 /// use tablewright_hosted::Hosted;
 /// // As on a processor of x86-64 without pages of 1 GiB.
-/// let platform = Hosted::new(8, 12).with_caps(Caps { largest_leaf: Level::new(1), ..hosted::CAPS });
+/// let platform =
+///     Hosted::new(8, 12).with_caps(Caps { largest_leaf: Level::new(1), ..hosted::CAPS });
 /// ```
 pub const CAPS: Caps = Caps { largest_leaf: Level::ANY, ..Caps::CONSERVATIVE };
 

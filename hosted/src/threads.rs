@@ -1,8 +1,7 @@
 //! A platform on ordinary memory for edits by several threads at once.
 //!
-//! Each walk announces itself in a slot that it has to itself: claimed by an exchange, first the one
-//! that its thread used last. A walk that finds none free is put on a list under a lock: slower, and
-//! no less correct.
+//! Each walk announces itself in a slot of its own, which it claims by an exchange. A walk that
+//! finds none free is put on a list under a lock, which is slower.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -31,8 +30,8 @@ std::thread_local! {
 ///
 /// ```
 /// use core::ops::ControlFlow;
-/// use tablewright_hosted::{Event, Threads};
 /// use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64};
+/// use tablewright_hosted::{Event, Threads};
 ///
 /// let platform = Threads::new(64, 12, 1).recording();
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -69,9 +68,9 @@ pub enum Event {
 ///
 /// ```
 /// use std::thread;
-/// use tablewright_hosted::Threads;
 /// use tablewright::shared::{NewLeaf, SharedSpace};
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64};
+/// use tablewright_hosted::Threads;
 ///
 /// let platform = Threads::new(64, 12, 2);
 /// let space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -83,7 +82,9 @@ pub enum Event {
 ///             let mut gather = space.gather();
 ///             for page in 0..100 {
 ///                 let at = (page * 2 + cpu) << 12;
-///                 let leaf = NewLeaf::new(Va::new(at), Pa::new(at), Level::PAGE, Attrs::USER_DATA).unwrap();
+///                 let leaf =
+///                     NewLeaf::new(Va::new(at), Pa::new(at), Level::PAGE, Attrs::USER_DATA)
+///                         .unwrap();
 ///                 while gather.top_up(3) && gather.map(&leaf).is_err() {}
 ///             }
 ///             assert!(gather.finish(|_| ()).is_ok());
@@ -142,7 +143,7 @@ pub struct Walk<'t> {
     not_send: PhantomData<*const ()>,
 }
 
-/// Where a walk is announced.
+/// The announcement of a walk.
 enum Announced<'t> {
     /// In the slot of this number. `Walk::drop` ends it before it gives the slot up.
     Slot(ManuallyDrop<Walking<'t>>, usize),
@@ -287,9 +288,9 @@ impl Threads {
                 .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         })?;
-        // SAFETY: the slot is this walk's alone until it is given up (1.), in a thread of a program,
-        // which no interrupt walks in (2.). A `Walk` is not `Send` (3.). Nothing else is made of the
-        // slots (4.).
+        // SAFETY: the slot is this walk's alone until it is given up (1.), in a thread of a
+        // program, which no interrupt walks in (2.). A `Walk` is not `Send` (3.). Nothing else is
+        // made of the slots (4.).
         let walking = unsafe { self.epochs.enter(number) }?;
         Some(Announced::Slot(ManuallyDrop::new(walking), number))
     }

@@ -744,7 +744,8 @@ impl Machine {
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Half, Ipa, Mapping, Pa, Span, format::Ept};
     /// # use tablewright_machine::{Architecture, Machine, Memory, Request, Setup};
-    /// let architecture = Architecture { hardware_access: true, hardware_dirty: true, ..Architecture::ept() };
+    /// let architecture =
+    ///     Architecture { hardware_access: true, hardware_dirty: true, ..Architecture::ept() };
     /// let machine = Machine::new(Setup::new(architecture, Memory::new(16, 12, 1 << 30)));
     /// let mapper = machine.new_space();
     /// let mut space = AddressSpace::<Ept<4>, _>::new(mapper).unwrap();

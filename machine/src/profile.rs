@@ -201,7 +201,8 @@ impl Source {
 ///
 /// ```
 /// use tablewright_machine::RowSelector;
-/// let column = RowSelector { system: "Ampere Altra VM, 64G".into(), ..RowSelector::default() };
+/// let column =
+///     RowSelector { system: "Ampere Altra VM, 64G".into(), ..RowSelector::default() };
 /// assert!(column.selects("Ampere Altra VM, 64G", "cumulative up to base"));
 /// assert!(!column.selects("Ampere Altra VM, 256G", "cumulative up to base"));
 /// ```
@@ -250,7 +251,9 @@ impl RowSelector {
 /// use tablewright_machine::Profile;
 /// let profile = Profile::load("ampere-altra-metal-512g")?;
 /// let last = |gap: &&tablewright_machine::Unexplained| {
-///     gap.rows.iter().any(|row| row.selects("Ampere Altra Metal, 512G", "cumulative up to batch-barriers"))
+///     gap.rows.iter().any(|row| {
+///         row.selects("Ampere Altra Metal, 512G", "cumulative up to batch-barriers")
+///     })
 /// };
 /// assert!(!profile.unexplained.iter().find(last).unwrap().ruled_out.is_empty());
 /// # Ok::<(), tablewright_machine::ProfileError>(())
@@ -486,7 +489,8 @@ impl Profile {
     /// use tablewright_machine::Profile;
     /// let profile = Profile::load("kunpeng-920")?;
     /// let row = &profile.fitted_on[0];
-    /// let (configuration, metric) = (row.configuration.as_deref().unwrap(), row.metric.as_deref().unwrap());
+    /// let (configuration, metric) =
+    ///     (row.configuration.as_deref().unwrap(), row.metric.as_deref().unwrap());
     /// assert!(profile.is_fitted_on_metric(&row.system, configuration, metric));
     /// assert!(!profile.is_fitted_on_metric(&row.system, configuration, "another"));
     /// # Ok::<(), tablewright_machine::ProfileError>(())

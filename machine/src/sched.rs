@@ -68,7 +68,8 @@ impl Config {
 ///
 /// ```
 /// use tablewright_machine::{Config, Outcome, Scheduler, Time};
-/// let outcome = Scheduler::new(Config::new(2)).run(|cpu| cpu.spend(Time::ns(5) * cpu.id() as u64))?;
+/// let outcome =
+///     Scheduler::new(Config::new(2)).run(|cpu| cpu.spend(Time::ns(5) * cpu.id() as u64))?;
 /// let clocks = vec![Time::ZERO, Time::ns(5)];
 /// assert_eq!(outcome, Outcome { end: Time::ns(5), clocks, accesses: 0, switches: 2 });
 /// # Ok::<(), tablewright_machine::RunError>(())

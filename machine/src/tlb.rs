@@ -37,11 +37,17 @@ use tablewright_walker::Denied;
 /// ```
 /// use tablewright_machine::{Stages, Tlbi};
 /// // TLBI IPAS2E1IS of one page: what was combined with stage 1 stays.
-/// let by_ipa =
-///     Tlbi { id: Some(7), range: Some((0x1000, 0x1fff)), stages: Stages::Second, broadcast: true, ..Tlbi::default() };
+/// let by_ipa = Tlbi {
+///     id: Some(7),
+///     range: Some((0x1000, 0x1fff)),
+///     stages: Stages::Second,
+///     broadcast: true,
+///     ..Tlbi::default()
+/// };
 /// assert!(by_ipa.covers(7, false, (0x1000, 0x1fff), 0, false));
 /// // TLBI VMALLE1IS: what was found of stage 2 alone stays.
-/// let combined = Tlbi { id: Some(7), stages: Stages::First, broadcast: true, ..Tlbi::default() };
+/// let combined =
+///     Tlbi { id: Some(7), stages: Stages::First, broadcast: true, ..Tlbi::default() };
 /// assert!(!combined.covers(7, false, (0x1000, 0x1fff), 0, false));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -76,8 +82,14 @@ pub enum Globals {
 /// ```
 /// use tablewright_machine::Tlbi;
 /// // TLBI VALE1IS, ASID 7, one page, level hint 3.
-/// let page = Tlbi { id: Some(7), range: Some((0x1000, 0x1fff)), depth: Some(0), leaves_only: true, broadcast: true,
-///     ..Tlbi::default() };
+/// let page = Tlbi {
+///     id: Some(7),
+///     range: Some((0x1000, 0x1fff)),
+///     depth: Some(0),
+///     leaves_only: true,
+///     broadcast: true,
+///     ..Tlbi::default()
+/// };
 /// assert!(page.covers(7, false, (0x1000, 0x1fff), 0, false));
 /// assert!(!page.covers(8, false, (0x1000, 0x1fff), 0, false)); // of another space
 /// assert!(page.covers(8, true, (0x1000, 0x1fff), 0, false)); // but global
@@ -147,7 +159,11 @@ impl Tlbi {
     /// ```
     /// use tablewright_machine::Tlbi;
     /// let (page, block) = ((0x1000, 0x1fff), (0, 0x1f_ffff));
-    /// for tlbi in [Tlbi::invpcid(Some(7), Some(page)), Tlbi::invpcid(Some(7), None), Tlbi::invpcid(None, None)] {
+    /// for tlbi in [
+    ///     Tlbi::invpcid(Some(7), Some(page)),
+    ///     Tlbi::invpcid(Some(7), None),
+    ///     Tlbi::invpcid(None, None),
+    /// ] {
     ///     assert!(tlbi.covers(7, false, page, 0, false));
     ///     assert!(tlbi.covers(7, false, block, 1, true)); // the table that leads to it
     ///     assert!(!tlbi.covers(7, true, page, 0, false));

@@ -57,7 +57,8 @@ pub enum Descriptor {
 ///
 /// let regime = Regime::X86_64 { levels: 4 };
 /// // A table that may not be written, and a 4 KiB page that may.
-/// let Descriptor::Table { pa: 0x5000, denied } = decode(regime, 2, 0, Denied::NONE, 0x5005) else {
+/// let Descriptor::Table { pa: 0x5000, denied } = decode(regime, 2, 0, Denied::NONE, 0x5005)
+/// else {
 ///     panic!("a table at 0x5000");
 /// };
 /// let Descriptor::Leaf(leaf) = decode(regime, 1, 0x7f00_0000_1234, denied, 0x9007) else {

@@ -22,7 +22,10 @@ use crate::walk::Slice;
 /// let platform = Hosted::new(8, 12);
 /// let mut kernel = AddressSpace::<Arm64K4, _>::new_in(&platform, Half::Upper).unwrap();
 /// let low = Span::new(Va::new(0), 4096)?;
-/// assert_eq!(kernel.map(low, Pa::new(0), Attrs::KERNEL_DATA), Err(EditError::InputOutOfRange));
+/// assert_eq!(
+///     kernel.map(low, Pa::new(0), Attrs::KERNEL_DATA),
+///     Err(EditError::InputOutOfRange)
+/// );
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,10 @@ use crate::format::Inexpressible;
 /// let platform = Hosted::new(8, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// let hole = Span::new(Va::new(0x8000_0000_0000), 4096)?;
-/// assert_eq!(space.map(hole, Pa::new(0), Attrs::KERNEL_DATA), Err(EditError::InputOutOfRange));
+/// assert_eq!(
+///     space.map(hole, Pa::new(0), Attrs::KERNEL_DATA),
+///     Err(EditError::InputOutOfRange)
+/// );
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -72,8 +72,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// invalidates everything.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, Pa, Perms, Span, Va, Change};
 /// use tablewright::format::X86_64;
+/// use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va};
 /// use tablewright_hosted::Hosted;
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -81,7 +81,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// space.make_live();
 ///
 /// // Two edits, one invalidation.
-/// let (low, high) = (Span::new(Va::new(0), 32 << 20)?, Span::new(Va::new(32 << 20), 32 << 20)?);
+/// let (low, high) =
+///     (Span::new(Va::new(0), 32 << 20)?, Span::new(Va::new(32 << 20), 32 << 20)?);
 /// let mut gather = space.gather();
 /// gather.protect(low, Change::new().perms(Perms::READ))?;
 /// gather.protect(high, Change::new().perms(Perms::READ))?;
@@ -268,7 +269,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// })?;
     /// assert!(progress.is_done());
     /// let flushed = gather.flush(|leaf| frames.push(leaf.frame())); // those of whole tables
-    /// frames.extend(held.into_iter().filter_map(|leaf| Some(flushed.release(leaf).ok()?.frame())));
+    /// frames
+    ///     .extend(held.into_iter().filter_map(|leaf| Some(flushed.release(leaf).ok()?.frame())));
     /// assert_eq!(frames, [Pa::new(0x10_0000), Pa::new(0x10_1000)]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

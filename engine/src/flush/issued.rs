@@ -93,7 +93,10 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
 /// assert!(gather.unmap(all, |_| ControlFlow::Continue(()))?.is_done());
 /// let mut completed = gather.issue().complete();
 /// let mut leaves = 0;
-/// while !completed.reclaim(|_| { leaves += 1; ControlFlow::Break(()) }) {}
+/// while !completed.reclaim(|_| {
+///     leaves += 1;
+///     ControlFlow::Break(())
+/// }) {}
 /// assert_eq!(leaves, 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -17,8 +17,14 @@ use crate::format::{Attrs, Format, Perms, address_of};
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// space.map(Span::new(Va::new(0x20_0000), 2 << 20)?, Pa::new(0), Attrs::USER_DATA)?;
 /// let leaf = space.query(Va::new(0x30_0000)).unwrap();
-/// assert_eq!((leaf.input(), leaf.frame(), leaf.level()), (Va::new(0x20_0000), Pa::new(0), Level::new(1)));
-/// assert!(format!("{leaf:?}").starts_with("Leaf { input: Va(0x200000), frame: Pa(0x0), size: 0x200000, attrs: "));
+/// assert_eq!(
+///     (leaf.input(), leaf.frame(), leaf.level()),
+///     (Va::new(0x20_0000), Pa::new(0), Level::new(1))
+/// );
+/// assert!(
+///     format!("{leaf:?}")
+///         .starts_with("Leaf { input: Va(0x200000), frame: Pa(0x0), size: 0x200000, attrs: ")
+/// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,8 +172,11 @@ fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {
 /// })?;
 /// assert!(progress.is_done());
 /// let flushed = gather.flush(|_| ());
-/// let frames: Vec<_> =
-///     held.into_iter().filter_map(|leaf| flushed.release(leaf).ok()).map(|l| l.frame()).collect();
+/// let frames: Vec<_> = held
+///     .into_iter()
+///     .filter_map(|leaf| flushed.release(leaf).ok())
+///     .map(|l| l.frame())
+///     .collect();
 /// assert_eq!(frames, [Pa::new(0x10_0000), Pa::new(0x10_1000)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -217,7 +226,9 @@ impl Held<Span<Pa>> {
     ///
     /// ```
     /// use core::ops::ControlFlow;
-    /// use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, flush::Held, format::X86_64};
+    /// use tablewright::{
+    ///     AddressSpace, Attrs, Mapping, Pa, Span, Va, flush::Held, format::X86_64,
+    /// };
     /// use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -239,7 +250,8 @@ impl Held<Span<Pa>> {
     /// # assert!(progress.is_done());
     /// let completed = gather.issue().complete();
     /// // Pages of tables that were not detached, at both ends: 508 and 4.
-    /// let mut free: Vec<Span<Pa>> = held.into_iter().filter_map(|it| completed.release(it).ok()).collect();
+    /// let mut free: Vec<Span<Pa>> =
+    ///     held.into_iter().filter_map(|it| completed.release(it).ok()).collect();
     /// assert_eq!(free.len(), 2);
     /// // The table between them, whose pages need not be held.
     /// completed.finish(|leaf| match free.last().and_then(|last| last.join(leaf.memory())) {

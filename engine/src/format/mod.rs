@@ -85,7 +85,11 @@ use packed::{ACCESSED, DIRTY, Packed};
 /// The architecture whose rules hold. Algorithms ask for what follows from them.
 ///
 /// ```
-/// use tablewright::{Format, bbm::Rule, format::{Arm64K4, X86_64}};
+/// use tablewright::{
+///     Format,
+///     bbm::Rule,
+///     format::{Arm64K4, X86_64},
+/// };
 /// assert_eq!((Arm64K4::RULE, X86_64::<4>::RULE), (Rule::Arm, Rule::X86));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -347,7 +351,10 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
 /// What an entry that is not valid tells editors of the tables.
 ///
 /// ```
-/// use tablewright::{Format, Pa, Perms, format::{Absence, Arm64K4}};
+/// use tablewright::{
+///     Format, Pa, Perms,
+///     format::{Absence, Arm64K4},
+/// };
 /// let table = Arm64K4::table(Pa::new(0x1000), Perms::empty());
 /// assert_eq!(Arm64K4::absence(0), Absence::Hole);
 /// assert_eq!(Arm64K4::absence(Arm64K4::suspend(table)), Absence::Suspended);
@@ -540,6 +547,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// let below = Arm64K4::restricted(Arm64K4::meaning(leaf), Level::PAGE, Perms::ANY_WRITE);
     /// let expected = shared.with_perms(shared.perms - Perms::ANY_WRITE);
     /// assert_eq!(Arm64K4::decode_meaning(below, Level::PAGE), expected); // dirty, if it was
+    ///     
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
     #[inline]
@@ -593,6 +601,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// let parked = Arm64K4::encode(&Attrs::USER_DATA.with_perms(Perms::empty()), Level::PAGE)?;
     /// assert!(Arm64K4::is_parked(parked) && Arm64K4::kind(parked, Level::PAGE) == Kind::Leaf);
     /// assert!(Arm64K4::decode(parked, Level::PAGE).dirty); // as it was
+    ///     
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
     #[inline(always)]
@@ -607,7 +616,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// ```
     /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64K4};
     /// let page = Arm64K4::encode(&Attrs::USER_DATA, Level::PAGE)?;
-    /// assert!(Arm64K4::is_single_page(page) && !Arm64K4::is_single_page(page | Arm64K4::CONTIGUOUS));
+    /// assert!(
+    ///     Arm64K4::is_single_page(page) && !Arm64K4::is_single_page(page | Arm64K4::CONTIGUOUS)
+    /// );
     /// let parked = Arm64K4::encode(&Attrs::USER_DATA.with_perms(Perms::empty()), Level::PAGE)?;
     /// assert!(!Arm64K4::is_single_page(parked) && !Arm64K4::is_single_page(0));
     /// # Ok::<(), tablewright::Inexpressible>(())
@@ -643,7 +654,10 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// let table = Arm64K4::table(Pa::new(0x1000), Perms::empty());
     /// assert_eq!(Arm64K4::table_below(table, level), Some(Pa::new(0x1000)));
     /// let block = Arm64K4::encode(&Attrs::USER_DATA, level)?;
-    /// assert_eq!((Arm64K4::table_below(block, level), Arm64K4::table_below(0, level)), (None, None));
+    /// assert_eq!(
+    ///     (Arm64K4::table_below(block, level), Arm64K4::table_below(0, level)),
+    ///     (None, None)
+    /// );
     /// # Ok::<(), tablewright::Inexpressible>(())
     /// ```
     #[inline(always)]
@@ -671,7 +685,10 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// use tablewright::{Format, Kind, Level, Pa, Perms};
     /// let table = Ept::<4>::table(Pa::new(0x1000), Perms::empty());
     /// let protected = Ept::<4>::protect_table(table);
-    /// assert!(Ept::<4>::is_protected(protected) && Ept::<4>::kind(protected, Level::new(1)) == Kind::Table);
+    /// assert!(
+    ///     Ept::<4>::is_protected(protected)
+    ///         && Ept::<4>::kind(protected, Level::new(1)) == Kind::Table
+    /// );
     /// assert_eq!(Ept::<4>::open_table(protected), table);
     /// ```
     #[inline(always)]
@@ -723,7 +740,10 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The largest leaf that processors with these capabilities have.
     ///
     /// ```
-    /// use tablewright::{Caps, Format, Level, format::{Arm64K4, X86_64}};
+    /// use tablewright::{
+    ///     Caps, Format, Level,
+    ///     format::{Arm64K4, X86_64},
+    /// };
     /// let pages_of_1g = Caps { largest_leaf: Level::new(2), ..Caps::CONSERVATIVE };
     /// assert_eq!(X86_64::<4>::largest_leaf(&Caps::CONSERVATIVE), Level::new(1)); // 2 MiB
     /// assert_eq!(X86_64::<4>::largest_leaf(&pages_of_1g), Level::new(2));

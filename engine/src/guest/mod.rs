@@ -85,9 +85,9 @@ pub const HOST_WRITES: u8 = 1;
 /// ```
 /// use tablewright::format::Stage2K4;
 /// use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
-/// use tablewright_hosted::Threads;
 /// use tablewright::shared::{Mapped, SharedSpace};
 /// use tablewright::{AddressSpace, Ipa, Pa, Span};
+/// use tablewright_hosted::Threads;
 ///
 /// type K4 = Stage2K4<40>; // 1 TiB of guest addresses
 /// let platform = Threads::new(64, 12, 1);

@@ -26,9 +26,8 @@ use crate::sync::{AtomicU64, Ordering, const_new, fence};
 /// use tablewright::guest::Slot;
 /// use tablewright::{Ipa, Perms, Span};
 /// let rom = Span::new(Ipa::new(0), 16 << 20)?;
-/// let slot = Slot::memory(rom, 0x7f12_0000_0000)
-///     .with_id(3)
-///     .with_perms(Perms::READ | Perms::EXEC);
+/// let slot =
+///     Slot::memory(rom, 0x7f12_0000_0000).with_id(3).with_perms(Perms::READ | Perms::EXEC);
 /// assert_eq!(slot.log, tablewright::guest::Log::Off);
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```

@@ -7,20 +7,29 @@ use crate::invalidation::{Invalidation, What};
 /// Writes flushes into the input page of a processor.
 ///
 /// ```
-/// use tablewright::hyperv::{Call, FlushEncoder, Flags, PAGE_WORDS};
+/// use tablewright::hyperv::{Call, Flags, FlushEncoder, PAGE_WORDS};
 /// use tablewright::{Invalidation, Pa, Stale, What, shootdown::Cpus};
 /// let mut page = [0; PAGE_WORDS];
 /// let mut to = Cpus::EMPTY;
 /// to.insert(5);
 /// let range = Stale { first: 0x7000, last: 0x8fff, level: None, tables: false };
-/// let flush = Invalidation { root: Pa::new(0x1234_5000), id: 1, global: false, what: What::Ranges(&[range]) };
-/// let input = FlushEncoder::default().encode(&mut page, Some(&to), &flush)?.ok_or("no processor to tell")?;
+/// let flush = Invalidation {
+///     root: Pa::new(0x1234_5000),
+///     id: 1,
+///     global: false,
+///     what: What::Ranges(&[range]),
+/// };
+/// let input = FlushEncoder::default()
+///     .encode(&mut page, Some(&to), &flush)?
+///     .ok_or("no processor to tell")?;
 /// assert_eq!((input.code(), input.reps()), (Call::List.code(), 1));
 /// assert_eq!(page[..4], [0x1234_5000, 0, 1 << 5, 0x7001]);
 ///
 /// // What is global is in all address spaces.
 /// let global = Invalidation { global: true, ..flush };
-/// FlushEncoder::default().encode(&mut page, Some(&to), &global)?.ok_or("no processor to tell")?;
+/// FlushEncoder::default()
+///     .encode(&mut page, Some(&to), &global)?
+///     .ok_or("no processor to tell")?;
 /// assert_eq!(page[..4], [0, Flags::ALL_SPACES.bits(), 1 << 5, 0x7001]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

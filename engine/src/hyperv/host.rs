@@ -142,7 +142,12 @@ impl Decoded {
 ///
 /// ```
 /// use tablewright::hyperv::{Call, HostCaps, Input, Status, decode};
-/// let host = HostCaps { processors: 4, xmm_input: true, extended_ranges: true, guest_physical: false };
+/// let host = HostCaps {
+///     processors: 4,
+///     xmm_input: true,
+///     extended_ranges: true,
+///     guest_physical: false,
+/// };
 /// let input = Input::new(Call::List).with_reps(1);
 /// let flush = decode(input, 0x8000, &[0x1000, 0, 0b0100, 0x7001], &host)?;
 /// assert!(flush.targets.is_some_and(|set| set.iter().eq([2])));

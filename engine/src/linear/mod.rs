@@ -65,8 +65,12 @@ pub struct MemoryMap<'a> {
 /// The error of a linear map that could not be made.
 ///
 /// ```
-/// use tablewright::{Attrs, Mapping, Pa, Span, Va, linear::{LinearError, LinearMap}};
-/// let linear = LinearMap::new(Va::new(0xffff_8000_0000_0000), Mapping::new(Attrs::KERNEL_DATA));
+/// use tablewright::{
+///     Attrs, Mapping, Pa, Span, Va,
+///     linear::{LinearError, LinearMap},
+/// };
+/// let linear =
+///     LinearMap::new(Va::new(0xffff_8000_0000_0000), Mapping::new(Attrs::KERNEL_DATA));
 /// let far = Span::new(Pa::new(1 << 48), 4096)?;
 /// assert_eq!(linear.span(far), Err(LinearError::TooHigh(far.last())));
 /// # Ok::<(), tablewright::AddressError>(())
@@ -239,7 +243,8 @@ impl Iterator for Regions<'_> {
 /// let ram = [Span::new(Pa::new(0x8000_0000), 1 << 30)?];
 /// let memory = MemoryMap { ram: &ram, reserved: &[], special: &[] };
 ///
-/// let linear = LinearMap::new(Va::new(0xffff_0000_0000_0000), Mapping::new(Attrs::KERNEL_DATA));
+/// let linear =
+///     LinearMap::new(Va::new(0xffff_0000_0000_0000), Mapping::new(Attrs::KERNEL_DATA));
 /// linear.build(&mut space, &memory)?;
 /// let leaf = space.query(Va::new(0xffff_0000_8123_4567)).unwrap();
 /// assert_eq!((leaf.frame(), leaf.size()), (Pa::new(0x8000_0000), 1 << 30));
@@ -397,7 +402,11 @@ impl<A: Address> LinearMap<A> {
 ///
 /// ```
 /// use core::{cell::Cell, ptr::NonNull};
-/// use tablewright::{AddressSpace, Entry, Level, Pa, Platform, format::X86_64, linear::{Window, Windowed}};
+/// use tablewright::{
+///     AddressSpace, Entry, Level, Pa, Platform,
+///     format::X86_64,
+///     linear::{Window, Windowed},
+/// };
 /// use tablewright_hosted::Hosted;
 ///
 /// /// A window that counts, over memory that is reachable anyway.
@@ -494,7 +503,11 @@ unsafe impl Window for Direct {
 /// A platform whose tables are reached through a window. Everything else it passes on.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Pa, Platform, format::X86_64, linear::{Direct, Windowed}};
+/// use tablewright::{
+///     AddressSpace, Pa, Platform,
+///     format::X86_64,
+///     linear::{Direct, Windowed},
+/// };
 /// use tablewright_hosted::Hosted;
 /// let hosted = Hosted::new(8, 12);
 /// // SAFETY: the frame is the first of the region.
@@ -502,7 +515,8 @@ unsafe impl Window for Direct {
 /// // SAFETY: all frames of the platform lie in the region that starts there.
 /// let window = unsafe { Direct::new(base.cast(), Hosted::BASE) };
 /// // SAFETY: all frames of the platform lie in that region (1.).
-/// let space = AddressSpace::<X86_64<4>, _>::new(unsafe { Windowed::new(&hosted, &window) }).unwrap();
+/// let space =
+///     AddressSpace::<X86_64<4>, _>::new(unsafe { Windowed::new(&hosted, &window) }).unwrap();
 /// assert_eq!(space.root(), Hosted::BASE);
 /// ```
 #[derive(Debug)]

@@ -31,7 +31,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
-    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
+    /// let space =
+    ///     SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
     /// let span = Span::new(Va::new(0), 64 << 20)?;
     /// let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
     /// assert_eq!(space.map_range(span, Pa::new(0), mapping), Ok(64 << 20));

@@ -16,9 +16,15 @@ use super::{Found, Gather, Refused, SharedPlatform, SharedSpace, plain};
 ///
 /// ```
 /// use tablewright::{Attrs, EditError, Level, Pa, Va, format::X86_64, shared::NewLeaf};
-/// let leaf = NewLeaf::<X86_64<4>>::new(Va::new(0x20_1234), Pa::new(0x4000_0000), Level::new(1), Attrs::USER_DATA)?;
+/// let leaf = NewLeaf::<X86_64<4>>::new(
+///     Va::new(0x20_1234),
+///     Pa::new(0x4000_0000),
+///     Level::new(1),
+///     Attrs::USER_DATA,
+/// )?;
 /// assert_eq!(leaf.input(), Va::new(0x20_0000)); // the 2 MiB around the address
-/// let askew = NewLeaf::<X86_64<4>>::new(Va::new(0), Pa::new(0x1000), Level::new(1), Attrs::USER_DATA);
+/// let askew =
+///     NewLeaf::<X86_64<4>>::new(Va::new(0), Pa::new(0x1000), Level::new(1), Attrs::USER_DATA);
 /// assert_eq!(askew.err(), Some(EditError::Misaligned));
 /// # Ok::<(), tablewright::EditError<Va>>(())
 /// ```
@@ -145,8 +151,10 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace};
     /// # let platform = Threads::new(64, 12, 1);
-    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
-    /// let page = NewLeaf::new(Va::new(0x1000), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA)?;
+    /// let space =
+    ///     SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
+    /// let page =
+    ///     NewLeaf::new(Va::new(0x1000), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA)?;
     /// let mut gather = space.gather();
     /// let needs = match gather.map(&page) {
     ///     Err(Refused::NeedsTables(count)) => count,

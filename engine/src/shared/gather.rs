@@ -60,14 +60,15 @@ pub(super) fn is_taken<F: Format>(invalid: u64) -> bool {
 /// tables go back to the platform.
 ///
 /// ```
+/// use tablewright::shared::{Mapped, NewLeaf, SharedSpace};
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::Arm64K4};
 /// use tablewright_hosted::Threads;
-/// use tablewright::shared::{Mapped, NewLeaf, SharedSpace};
 /// let platform = Threads::new(8, 12, 1);
 /// let space = SharedSpace::new(AddressSpace::<Arm64K4, _>::new(&platform).unwrap()).unwrap();
 /// let mut gather = space.gather();
 /// assert!(gather.top_up(3));
-/// let page = NewLeaf::new(Va::new(0x1000), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA)?;
+/// let page =
+///     NewLeaf::new(Va::new(0x1000), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA)?;
 /// assert_eq!(gather.map(&page), Ok(Mapped::Installed));
 /// assert!(gather.is_clean() && gather.tables() == 0);
 /// assert!(gather.finish(|_| ()).is_ok());

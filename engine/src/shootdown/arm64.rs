@@ -177,7 +177,12 @@ pub enum Regime {
 /// use tablewright::{Invalidation, Level, Pa, Stale, What};
 /// let stage1 = Encoder { regime: Regime::El1, page_shift: 12, ranges: true, wide: false };
 /// let range = Stale { first: 0x1000, last: 0x7fff, level: Some(Level::PAGE), tables: false };
-/// let flush = Invalidation { root: Pa::new(0x1000), id: 9, global: false, what: What::Ranges(&[range]) };
+/// let flush = Invalidation {
+///     root: Pa::new(0x1000),
+///     id: 9,
+///     global: false,
+///     what: What::Ranges(&[range]),
+/// };
 /// let encode = |encoder: Encoder| {
 ///     let mut all = Vec::new();
 ///     encoder.encode(&flush, |one| all.push(one));

@@ -261,7 +261,12 @@ pub unsafe trait Messenger {
 /// use tablewright::{Invalidation, Pa, Stale, What};
 /// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: false };
 /// let mut batch = Batch::new();
-/// batch.add(&Invalidation { root: Pa::new(0x1000), id: 5, global: false, what: What::Ranges(&[page]) });
+/// batch.add(&Invalidation {
+///     root: Pa::new(0x1000),
+///     id: 5,
+///     global: false,
+///     what: What::Ranges(&[page]),
+/// });
 /// let sent = batch.take();
 /// assert_eq!(sent.flush(Pa::new(0x1000), 5).what, What::Ranges(&[page]));
 /// assert!(!sent.is_empty() && batch.is_empty());

@@ -350,6 +350,7 @@ impl PerCpu<'_, '_> {
     /// let root = space.root();
     /// let everything = Invalidation { root, id: 0, global: true, what: What::Everything };
     /// me.flush(&space, &everything, &[], &kernel); // waits for no other
+    ///     
     /// # Ok::<(), &str>(())
     /// ```
     pub fn go_offline(&self, actions: &impl Actions) {

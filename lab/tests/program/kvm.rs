@@ -173,7 +173,7 @@ fn doctor_has_a_row_for_each_problem_and_runs_to_fit_to() {
 #[test]
 fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
     use std::fs;
-    use std::os::unix::process::ExitStatusExt as _;
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
     use std::process::{Command, Stdio};
     use std::time::{Duration, SystemTime};
 
@@ -196,7 +196,16 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
         random =
             random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let delay = (random >> 33) % (most * 1000);
-        let mut doctor = Command::new(env!("CARGO_BIN_EXE_tablewright"))
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_tablewright"));
+        // SAFETY: `signal`, a system call alone. A signal that is ignored, as by `nohup`, stays so
+        // in a child.
+        unsafe {
+            doctor.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        let mut doctor = doctor
             .args(["doctor", "--json", "--report", "results"])
             .current_dir(&directory)
             .env("TMPDIR", &directory)

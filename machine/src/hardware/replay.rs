@@ -118,7 +118,12 @@ pub struct Replayed {
 /// use tablewright_machine::replay::{Made, Replay};
 /// use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
 ///
-/// let regime = Regime::Arm64Stage2 { granule: Granule::K4, input_bits: 39, wide: false, forced_write_back: false };
+/// let regime = Regime::Arm64Stage2 {
+///     granule: Granule::K4,
+///     input_bits: 39,
+///     wide: false,
+///     forced_write_back: false,
+/// };
 /// let first = 0x4000_0000;
 /// let mut run = Replay::new(Architecture::arm64(regime), 1, Memory::new(4, 12, first));
 /// // A root and a table below it, written, published and loaded under VMID 1.

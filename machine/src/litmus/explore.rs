@@ -123,7 +123,9 @@ impl Reached {
 ///
 /// ```
 /// use tablewright_machine::litmus::{Profile, Verdict, explore, parse};
-/// let tests = parse("example.litmus", "
+/// let tests = parse(
+///     "example.litmus",
+///     "
 /// test CoWTf.inv+po
 /// data a = 1
 /// map x invalid
@@ -131,7 +133,8 @@ impl Reached {
 ///     STR leaf(a), [pte(x)]
 ///     LDR r0, [x]
 /// ask 0:r0 = fault
-/// ")?;
+/// ",
+/// )?;
 /// let base = explore(&tests[0], Profile::Base, 1_000)?;
 /// assert!(base.outcomes[0].agrees(Verdict::Allowed));
 /// let ets2 = explore(&tests[0], Profile::Ets2, 1_000)?;

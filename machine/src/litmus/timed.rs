@@ -38,7 +38,9 @@ impl Simulated {
 ///
 /// ```
 /// use tablewright_machine::litmus::{Profile, parse, simulate};
-/// let tests = parse("example.litmus", "
+/// let tests = parse(
+///     "example.litmus",
+///     "
 /// test CoWinvT+po
 /// data a = 1
 /// map x leaf(a)
@@ -46,7 +48,8 @@ impl Simulated {
 ///     STR invalid, [pte(x)]
 ///     LDR r0, [x]
 /// ask 0:r0 = 1
-/// ")?;
+/// ",
+/// )?;
 /// let simulated = simulate(&tests[0], Profile::Base, 100)?;
 /// assert!(simulated.outcomes[0].0.is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())

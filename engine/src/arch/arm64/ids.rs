@@ -204,7 +204,9 @@ impl Ids {
     /// use tablewright::arch::arm64::Ids;
     /// let ids = Ids { isar0: 2 << 56, mmfr0: 0x25, mmfr1: 2, mmfr2: 2 << 52 };
     /// let caps = ids.caps();
-    /// assert!(caps.hardware_access && caps.hardware_dirty && caps.invalidate_all_above == 1 << 21);
+    /// assert!(
+    ///     caps.hardware_access && caps.hardware_dirty && caps.invalidate_all_above == 1 << 21
+    /// );
     /// assert_eq!((caps.bbm, ids.bbm()), (0, 2));
     /// ```
     pub const fn caps(self) -> Caps {

@@ -57,7 +57,12 @@ pub enum Domain {
 /// let ids = Ids { isar0: 0, mmfr0: 0x0010_0025, mmfr1: 0, mmfr2: 0 };
 /// let cpu = Cpu::of::<Arm64K4>(&ids);
 /// let page = Stale { first: 0x7000, last: 0x7fff, level: Some(Level::PAGE), tables: false };
-/// let flush = Invalidation { root: Pa::new(0x1000), id: 9, global: false, what: What::Ranges(&[page]) };
+/// let flush = Invalidation {
+///     root: Pa::new(0x1000),
+///     id: 9,
+///     global: false,
+///     what: What::Ranges(&[page]),
+/// };
 /// let mut all = Vec::new();
 /// cpu.instructions(&flush, |one| all.push(one)); // what `cpu.invalidate(&flush)` executes
 /// let tlbi = Tlbi { op: Op::Vale1, operand: 9 << 48 | 1 << 46 | 3 << 44 | 7 };

@@ -254,7 +254,10 @@ pub fn vtcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupport
 ///
 /// ```
 /// use tablewright::arch::arm64::ttbr;
-/// use tablewright::{Pa, format::{Arm64K4, Arm64K4Wide}};
+/// use tablewright::{
+///     Pa,
+///     format::{Arm64K4, Arm64K4Wide},
+/// };
 /// assert_eq!(ttbr::<Arm64K4>(Pa::new(0x4567_8000), 0x12, true), 0x0012_0000_4567_8001);
 /// // Of 52 bits, 51:48 stand in 5:2.
 /// assert_eq!(ttbr::<Arm64K4Wide>(Pa::new(0xa_0000_4567_8000), 0, false), 0x4567_8028);

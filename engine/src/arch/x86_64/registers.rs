@@ -26,7 +26,11 @@ impl<const LEVELS: u8, const MODE_BASED: bool> Extended for Ept<LEVELS, MODE_BAS
 /// root. Sub-page permissions and shadow stacks are off.
 ///
 /// ```
-/// use tablewright::{Caps, Pa, arch::x86_64::{EptFeatures, eptp}, format::Ept};
+/// use tablewright::{
+///     Caps, Pa,
+///     arch::x86_64::{EptFeatures, eptp},
+///     format::Ept,
+/// };
 /// let flags = EptFeatures(1 << 21).caps();
 /// assert_eq!(eptp::<Ept<4>>(Pa::new(0x1234_5000), &flags), 0x1234_505e);
 /// assert_eq!(eptp::<Ept<5>>(Pa::new(0x1234_5000), &EptFeatures(0).caps()), 0x1234_5026);
