@@ -23,9 +23,10 @@ pub struct Bug {
 pub const FREED_AT_ONCE: Bug = Bug {
     name: "freed-at-once",
     file: "shared/gather.rs",
-    find: "let wait = self.flush.issue::<F, P>(&space.platform, target);",
-    with: "Completed::<F, P>::new(space.platform.clone(), 0, self.flush.detached.take()).finish(|_| ()); \
-           let wait = self.flush.issue::<F, P>(&space.platform, target);",
+    find: "let wait = self.flush.issue::<F, P>(space.platform(), target);",
+    with: "let freed = self.flush.detached.take(); \
+           Completed::<F, P>::new(space.platform().clone(), 0, freed).finish(|_| ()); \
+           let wait = self.flush.issue::<F, P>(space.platform(), target);",
 };
 
 /// What the hypervisor is built of.
