@@ -4,6 +4,8 @@
 
 use super::Bug;
 
+const FORK: &str = "edit/fork.rs";
+const RING: &str = "dirty/ring.rs";
 const FAULT: &str = "shared/fault.rs";
 const LEAF: &str = "flush/leaf.rs";
 const RANGES: &str = "flush/ranges.rs";
@@ -445,5 +447,108 @@ pub const BUGS: &[Bug] = &[
         find: "PARKED) ^ «Self::address_mask(level)»",
         with: "0",
         rules: &["forbidden memory", "program"],
+    },
+    // What is lent for a time.
+    Bug {
+        name: "a ring moves when all of it is harvested",
+        file: RING,
+        find: "«self.harvested.store(number, Ordering::Relaxed);»",
+        with: "if self.entry(number).flags.load(Ordering::Acquire) != WRITTEN { \
+               self.harvested.store(number, Ordering::Relaxed) }",
+        rules: SAID,
+    },
+    Bug {
+        name: "two take at a time",
+        file: "offer.rs",
+        find: "let busy = «self.0.swap(true, Ordering::Acquire)»;",
+        with: "{ self.0.swap(true, Ordering::Acquire); false }",
+        rules: SAID,
+    },
+    Bug {
+        name: "entries that are dropped are lost",
+        file: RING,
+        find: "«impl Collected<'_> {»",
+        with: "impl Drop for Collected<'_> { fn drop(&mut self) { if PLANTED { \
+               self.ring.collected.fetch_max(self.last, Ordering::Relaxed); } } } \
+               impl Collected<'_> {",
+        rules: SAID,
+    },
+    Bug {
+        name: "entries are released twice",
+        file: RING,
+        find: "let first = «self.ring.collected.load(Ordering::Relaxed).max(self.first)»;",
+        with: "self.first",
+        rules: SAID,
+    },
+    Bug {
+        name: "marks of a visitor that unwinds are lost",
+        file: "dirty/bitmap.rs",
+        find: "let put_back = || {\n        «word.fetch_or(bits, Ordering::Release);»",
+        with: "",
+        rules: SAID,
+    },
+    Bug {
+        name: "a flush of a visitor that unwinds is lost",
+        file: "hyperv/host.rs",
+        find: "offer(|| «self.push(pages)», || each(pages));",
+        with: "",
+        rules: SAID,
+    },
+    Bug {
+        name: "a processor that is taken off twice is not flushed",
+        file: "shootdown/deferred.rs",
+        find: "«self.0.fetch_or(Self::PREEMPTED, Ordering::Release);»",
+        with: "self.0.store(Self::PREEMPTED, Ordering::Release);",
+        rules: SAID,
+    },
+    Bug {
+        name: "a harvest believes any slot",
+        file: LOG,
+        find: "if «own != Some(Packed::new(*slot))» {",
+        with: "false",
+        rules: SAID,
+    },
+    Bug {
+        name: "hardware that marks nothing has a log",
+        file: "guest/mod.rs",
+        find: "let by_hardware = «matches!(slot.log, Log::ByHardware | Log::ByModification)»;",
+        with: "false",
+        rules: SAID,
+    },
+    Bug {
+        name: "a start that is dropped is under way",
+        file: PROTECT_ALL,
+        find: "generation.store(«generation.load(Relaxed) & !STARTING | dropped», Release);",
+        with: "generation.load(Relaxed) | dropped",
+        rules: SAID,
+    },
+    // What a child is not told.
+    Bug {
+        name: "a fork does not say that it makes leaves global",
+        file: FORK,
+        find: "child.space.debt.add_globals(«globals»);",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a child has no runs",
+        file: FORK,
+        find: "child.space.note_runs(«self.space.debt.has_runs()»);",
+        with: "false",
+        rules: &["broken run", "break-before-make", "invalidation", "conflict"],
+    },
+    Bug {
+        name: "a page in the place of another is not global",
+        file: "edit/replace.rs",
+        find: "space.debt.add_globals(«attrs.global»);",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a split loses the flags that walkers set in the block",
+        file: SPLIT,
+        find: "if «last != known» {\n            // A walker",
+        with: "false",
+        rules: &["program", "lost flag"],
     },
 ];

@@ -15,10 +15,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{
-    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, Zap,
+    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, SlotError, Zap,
 };
 use tablewright::shared::{Mapped, Refused, SharedSpace};
-use tablewright::{EditError, Format, Ipa, Memory, Pa, Perms, Span};
+use tablewright::{EditError, Format, Ipa, Memory, Pa, Perms, Platform, Span};
 use tablewright_machine::Time;
 
 use super::operations::Kind;
@@ -330,6 +330,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             if let Some(slot) = self.some_slot(index)
                 && guest.change(|guest| guest.insert(slot)).is_ok()
             {
+                self.may_be_logged(guest, &slot);
                 let found = guest.guest.slot(slot.guest.start());
                 let right = found.is_err() || found.is_ok_and(|found| found.guest.size() > 0);
                 self.world.check(right, || format!("{slot:?} became {found:?}"));
@@ -341,7 +342,13 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         self.with_guest(|index, guest| {
             let changed = match (removes, self.some_slot(index)) {
                 (true, _) => guest.change(|guest| guest.remove(self.dice.below(6) as u16)),
-                (false, Some(slot)) => guest.change(|guest| guest.replace(slot)),
+                (false, Some(slot)) => {
+                    let replaced = guest.change(|guest| guest.replace(slot));
+                    if replaced.is_ok() {
+                        self.may_be_logged(guest, &slot);
+                    }
+                    replaced
+                }
                 _ => return,
             };
             if let Ok(zap) = changed {
@@ -584,6 +591,9 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let Ok(slot) = guest.guest.slot(Ipa::new(at)) else {
                 return;
             };
+            if host.dice.once_in(8) {
+                return host.harvest_another(guest, it, slot);
+            }
             let count = slot.guest.size() >> F::PAGE_SHIFT;
             let first = host.dice.below(count.min(64));
             let end = match host.dice.below(4) {
@@ -599,6 +609,39 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             });
             let right = harvested.is_ok() || end > count || how.bits() == 2 || !slot.log.is_on();
             host.world.check(right, || format!("{first}..{end} of {slot:?}: {harvested:?}"));
+        });
+    }
+
+    /// A slot that is not the guest's own is not believed: neither how it is logged, nor how long
+    /// it is.
+    fn harvest_another(&self, guest: &Vm<'m, F>, it: &mut Gathering<'m, F>, slot: Slot) {
+        let log = self.dice.pick(&[Log::Off, Log::ByFault, Log::ByHardware]);
+        let size = slot.guest.size() + Self::PAGE;
+        let other = match self.dice.below(3) {
+            0 => Slot { log, ..slot },
+            1 => slot.with_id(slot.id ^ 1),
+            _ => match Span::new(slot.guest.start(), size) {
+                Ok(guest) => Slot { guest, ..slot },
+                Err(_) => return,
+            },
+        };
+        if other == slot {
+            return;
+        }
+        let how = Harvest::from_bits_retain(0);
+        let harvested = it.gather.harvest(&other, &guest.bitmap, 0..1, how, |page, _| {
+            self.world.fail(format!("page {page} of {other:?} is given out"));
+        });
+        self.world.check(harvested == Err(SlotError::Unknown), || {
+            format!("{other:?} is not the guest's slot: {harvested:?}")
+        });
+    }
+
+    /// Writes to what is inserted are logged by hardware only where there is hardware that does.
+    fn may_be_logged(&self, guest: &Vm<'m, F>, slot: &Slot) {
+        let has = guest.guest.space().platform().caps().hardware_dirty;
+        self.world.check(has || slot.log != Log::ByHardware, || {
+            format!("{slot:?} is logged by hardware that marks nothing")
         });
     }
 

@@ -1,5 +1,5 @@
-//! Bitmaps and rings of pages that were written, and the counting of software walks, by themselves:
-//! compared with sets.
+//! Bitmaps and rings of pages that were written, flushes that wait for a processor, and the counting
+//! of software walks, by themselves: compared with sets.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -8,7 +8,9 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::Format;
 use tablewright::dirty::{Bitmap, Flip, Ring, RingEntry};
+use tablewright::hyperv::{FlushQueue, Pages};
 use tablewright::shared::{Epochs, GracePeriod, WalkSlot};
+use tablewright::shootdown::PreemptedFlag;
 
 use super::world::{Guests, Planned, World, unwinds};
 use crate::dice::Dice;
@@ -178,6 +180,9 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
                 let right =
                     entries.len() == seen.len() as u64 && entries.is_empty() == seen.is_empty();
                 world.check(right, || "entries are miscounted".into());
+                // Another may have collected them too, and releases them after they were filled
+                // again.
+                let also = dice.once_in(4).then(|| ring.collect(|_, _| ()));
                 if dice.once_in(8) {
                     // They are collected again.
                     drop(entries);
@@ -185,6 +190,16 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
                     entries.release();
                     harvested.clear();
                 }
+                let Some(also) = also else { continue };
+                for _ in 0..dice.below(3) {
+                    if ring.has_room() {
+                        let entry = (dice.below(4) as u16, dice.below(1 << 40));
+                        ring.push(entry.0, entry.1);
+                        written.push_back(entry);
+                    }
+                }
+                also.release();
+                harvested.clear();
             }
         }
     }
@@ -226,6 +241,71 @@ impl Visits {
             resume_unwind(Box::new(Planned));
         }
         left == Some(0)
+    }
+}
+
+/// Flushes that wait until a processor runs again: of pages in a queue, of everything by a flag.
+pub fn queues<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
+    let queue = FlushQueue::<3>::new();
+    let (mut waiting, mut all) = (BTreeSet::new(), false);
+    for _ in 0..16 {
+        match dice.below(4) {
+            0..=1 => {
+                let (first, count) = (dice.below(1 << 20) << 12, 1 + dice.below(16));
+                // What finds no room becomes a flush of everything.
+                match waiting.len() < 3 {
+                    true => _ = waiting.insert((first, count)),
+                    false => all = true,
+                }
+                queue.push(Pages::small(first, count));
+            }
+            2 if dice.once_in(4) => {
+                queue.push_all();
+                all = true;
+            }
+            _ => {
+                let visits = Visits::new(dice);
+                let (mut found, mut pushed) = (BTreeSet::new(), false);
+                let mut everything = false;
+                let unwound = unwinds(|| {
+                    everything = queue.take(|pages| {
+                        if visits.comes_back() {
+                            queue.push_all();
+                            pushed = true;
+                        }
+                        found.insert((pages.first, pages.count));
+                    });
+                });
+                let right = found.is_subset(&waiting)
+                    && (unwound || found == waiting && everything == (all || pushed));
+                world.check(right, || format!("{found:x?} is taken, not {waiting:x?}"));
+                waiting.retain(|pages| !found.contains(pages));
+                // A range that two have named is one range.
+                all = unwound && (all || pushed);
+            }
+        }
+    }
+    let flag = PreemptedFlag::default();
+    let (mut off, mut owed) = (false, false);
+    for _ in 0..8 {
+        match dice.below(3) {
+            0 => {
+                flag.preempt();
+                off = true;
+            }
+            1 => {
+                let deferred = flag.defer();
+                world.check(deferred == off, || "a flush waits for a CPU that runs".into());
+                owed |= deferred;
+            }
+            _ => {
+                let flushes = flag.enter();
+                world.check(flushes == owed, || {
+                    format!("a CPU runs: a flush is owed: {owed}, and made: {flushes}")
+                });
+                (off, owed) = (false, false);
+            }
+        }
     }
 }
 

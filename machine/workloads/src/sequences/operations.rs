@@ -163,6 +163,7 @@ operations! {
         "dirty::Ring::new" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
         "dirty::Ring::collect" "dirty::Collected::release" "dirty::Collected::len" "dirty::Collected::is_empty"
     ];
+    Queues 1 [];
 
     // ---- Walks of software by themselves ----
     Walks 1 [
@@ -273,6 +274,7 @@ impl Kind {
                 | Self::SplitRange
                 | Self::Bitmaps
                 | Self::Rings
+                | Self::Queues
                 | Self::Walks
                 | Self::Access
                 | Self::Load

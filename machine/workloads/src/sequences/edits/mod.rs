@@ -227,6 +227,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::ProtectAndSplit => self.write_protect(cpu, dice),
             Kind::Bitmaps => logs::bitmaps(self, dice),
             Kind::Rings => logs::rings(self, dice),
+            Kind::Queues => logs::queues(self, dice),
             Kind::Walks => logs::walks(self, dice),
             other => G::operate(self, cpu, other, dice),
         }

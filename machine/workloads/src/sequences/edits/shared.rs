@@ -326,7 +326,21 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         // vain.
         let alone = self.slots[slot].users.get() == 1 && !self.leaked.get();
         if alone && dice.once_in(2) {
-            start.drive(|| self.machine.cpu().spend(Time::ns(200)));
+            // What waits for the start may unwind: the next start is not kept away by that.
+            let mut left = dice.once_in(3).then(|| dice.below(3));
+            let unwound = unwinds(|| {
+                start.drive(|| {
+                    self.machine.cpu().spend(Time::ns(200));
+                    if left == Some(0) {
+                        std::panic::resume_unwind(Box::new(Planned));
+                    }
+                    left = left.map(|left| left - 1);
+                });
+            });
+            if unwound && let Some(space) = self.tables_at(slot) {
+                let again = space.protect_all();
+                self.check(again.is_ok(), || "a start that unwound has not ended".into());
+            }
             self.slots[slot].users.update(|users| users - 1);
             return;
         }

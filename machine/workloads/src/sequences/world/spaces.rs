@@ -184,7 +184,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.slots[index].users.update(|users| users - 1);
     }
 
-    pub(super) fn tables_at(&self, index: usize) -> Option<&'m Tables<'m, F>> {
+    pub fn tables_at(&self, index: usize) -> Option<&'m Tables<'m, F>> {
         match *self.slots[index].place.borrow() {
             // SAFETY: it lives until nothing borrows it, which is counted.
             Place::Shared(tables) => Some(unsafe { &*tables }),
