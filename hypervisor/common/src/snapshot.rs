@@ -6,7 +6,7 @@
 //! 2. All memory is copied; then, in rounds, what was written meanwhile. Each round takes the
 //!    marks, protects those pages, waits until every processor has forgotten that they could be
 //!    written, and copies. The guest runs all the time.
-//! 3. The guest stops ([`Gate`](crate::log::Gate)). What was written since the last round is copied.
+//! 3. The guest stops ([`Gate`]). What was written since the last round is copied.
 //! 4. **Every page is compared** with the one that the guest has.
 //! 5. As a second proof the guest goes on *on the copy*: its frames are put behind its pages, and
 //!    those it had until now are poisoned. Its processors hold what they held when it stopped.
@@ -19,7 +19,7 @@
 //!
 //! # How a guest is stopped
 //!
-//! The [`Gate`](crate::log::Gate) is closed. Where an interrupt brings a processor back from its guest, each comes to
+//! The [`Gate`] is closed. Where an interrupt brings a processor back from its guest, each comes to
 //! the gate and waits there. On arm64 no interrupt reaches a virtual CPU but its own. So its memory
 //! is taken away: all of it is write-protected in one pass over the root, and each virtual CPU
 //! comes by itself, with its next access, and waits at the gate. One that waits for an interrupt
@@ -28,6 +28,8 @@
 //! There the guest's time does not pass either: each processor's virtual counter is set back by as
 //! much as the guest stood still, before its next instruction. To compare 1 GiB takes an emulator
 //! half a minute, which a guest's watchdog would take for a fault.
+//!
+//! [`Gate`]: crate::log::Gate
 
 use core::ptr;
 use core::sync::atomic::Ordering;
