@@ -284,8 +284,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a shared edit does not say that it means global translations",
         file: SHARED,
-        find: "Target { «global», ..self.space.target() }",
-        with: "global: global && !PLANTED",
+        find: "            global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;\n        «}»",
+        with: "} if PLANTED { global = false; }",
         rules: FORGOTTEN,
     },
     Bug {
@@ -399,8 +399,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page is in another frame before the first is forgotten",
         file: "edit/replace.rs",
-        find: "if breaks {\n            «self.complete_pending();»",
-        with: "",
+        find: "let now = «if breaks { 0 } else { new }»;",
+        with: "new",
         rules: FORGOTTEN,
     },
     // The half that all roots share.
