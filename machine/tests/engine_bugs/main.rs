@@ -179,7 +179,7 @@ fn plant(text: &str, number: usize, bug: &Bug) -> Result<String, String> {
 fn copy_with_bugs() -> Result<PathBuf, String> {
     let io = |error: io::Error| error.to_string();
     let (from, to) = (workspace(), workspace().join("target/engine-bugs"));
-    for part in ["engine", "walker", "machine", "processes", "Cargo.lock"] {
+    for part in ["engine", "hosted", "walker", "machine", "processes", "Cargo.lock"] {
         // What is not there any more is not in the copy either.
         let _none = fs::remove_dir_all(to.join(part));
         fs::create_dir_all(&to).map_err(io)?;
@@ -190,7 +190,7 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     let line = |line: &str| match line.split_once("members = ") {
         Some((which, _)) => {
             format!(
-                "{which}members = [\"engine\", \"walker\", \"machine\", \"machine/workloads\", \"processes\"]\n"
+                "{which}members = [\"engine\", \"hosted\", \"walker\", \"machine\", \"machine/workloads\", \"processes\"]\n"
             )
         }
         None => format!("{line}\n"),
