@@ -182,25 +182,13 @@ struct Readme;
 struct Package;
 
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/embedding.md")]
-struct Embedding;
+#[doc = include_str!("../../docs/GUIDE.md")]
+struct Guide;
 
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/process.md")]
-struct Processes;
+#[doc = include_str!("../../docs/GUESTS.md")]
+struct Guests;
 
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/guest.md")]
-struct GuestMemory;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/log.md")]
-struct Logging;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/shootdown.md")]
+#[doc = include_str!("../../docs/SHOOTDOWN.md")]
 struct RemoteFlushes;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/hyper-v.md")]
-struct Hypercalls;

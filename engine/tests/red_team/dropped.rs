@@ -190,7 +190,7 @@ fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
     let mut one = space.gather();
     assert_eq!(one.map(&block), Ok(Mapped::Collapsed));
     platform.take_events();
-    // Processor 2 takes the block back, twice, as docs/sharing.md says.
+    // Processor 2 takes the block back, twice, as docs/GUESTS.md says.
     let mut two = space.gather();
     for _ in 0..2 {
         unmap(&mut two, va(0, BLOCK));

@@ -7,7 +7,7 @@
 //! that may change at a time) and it is **performed** (a load reads, a store enters the buffer).
 //! Between any two steps, anything may happen that the hardware is free to do. The explorer tries
 //! every order of all steps, depth first, and goes on from each state once. The rules, with the
-//! sections of DDI 0487 and SDM that they are from, are in `docs/litmus.md`; in short:
+//! sections of DDI 0487 and SDM that they are from, are in `docs/MACHINE.md`; in short:
 //!
 //! * A translation may be made at any time after the last context synchronisation event. No barrier
 //!   holds it back; with FEAT_ETS2 a DSB does.

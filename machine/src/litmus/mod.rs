@@ -11,7 +11,7 @@
 //!
 //! The tests that come with the crate are re-derived from the published ones of the Cambridge group
 //! (ESOP 2022) and of Arm's own catalogue, and from the manuals: [`built_in`]. The format of a test
-//! is described in `docs/litmus.md`.
+//! is described in `docs/MACHINE.md`.
 
 mod explore;
 mod layout;

@@ -2,7 +2,7 @@
 //!
 //! One statement a line; a `#` starts a comment. Names are declared before they are used, so that
 //! one pass resolves them and a misspelt one is an error. The format is described in
-//! `docs/litmus.md`.
+//! `docs/MACHINE.md`.
 
 mod declarations;
 mod instructions;
