@@ -12,7 +12,7 @@
 //! long as it goes wrong in the same way. Without a count, the one sequence of the seed prints its
 //! operations; `--only` runs those of them that it names, and `--trace` writes every step to a
 //! file, in the format of `tablewright_machine::trace`. `--bug` plants one into the embedder's
-//! part, to see that it is found; `--also` demands of the engine what it does not keep yet.
+//! part, to see that it is found.
 //!
 //! Exit status: 0 if all were clean, 1 if one went wrong, 2 if the arguments are no good.
 
@@ -30,7 +30,6 @@ use std::time::Instant;
 use clap::{Parser, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use tablewright_machine::trace::Sink;
-use tablewright_workloads::sequences::operations::Demands;
 use tablewright_workloads::sequences::{Bug, Failure, Sequence, silence};
 
 /// Runs random sequences of calls of every safe function of the engine, and makes the first that
@@ -55,25 +54,6 @@ struct Arguments {
     /// A promise of the embedder that is not kept, to see that it is found
     #[arg(long, value_name = "NAME", value_parser = bug)]
     bug: Option<Bug>,
-    /// What is demanded besides: gathers, forks, moves, visitors
-    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = demand)]
-    also: Vec<Demands>,
-}
-
-impl Arguments {
-    fn sequence(&self, seed: u64) -> Sequence {
-        let demands = self.also.iter().copied();
-        let demands = demands.fold(Demands::default(), Demands::and);
-        Sequence::new(seed).demanding(demands)
-    }
-}
-
-fn demand(name: &str) -> Result<Demands, String> {
-    let known = Demands::ALL.iter().find(|(known, _)| *known == name);
-    known.map(|&(_, demand)| demand).ok_or_else(|| {
-        let names = Demands::ALL.map(|(name, _)| name).join(", ");
-        format!("there is {names}")
-    })
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
@@ -132,7 +112,7 @@ fn all(arguments: &Arguments) -> (Option<(u64, Failure)>, u64) {
                             return;
                         }
                         run.fetch_add(1, Ordering::Relaxed);
-                        if let Err(failure) = arguments.sequence(seed).run(arguments.bug) {
+                        if let Err(failure) = Sequence::new(seed).run(arguments.bug) {
                             limit.fetch_min(seed, Ordering::Relaxed);
                             if let Ok(mut worst) = worst.lock()
                                 && worst.as_ref().is_none_or(|(other, _)| seed < *other)
@@ -186,7 +166,7 @@ fn main() -> ExitCode {
     };
     silence();
     if let (Some(seed), None) = (arguments.seed, arguments.count) {
-        let mut sequence = arguments.sequence(seed);
+        let mut sequence = Sequence::new(seed);
         if let Some(only) = &arguments.only {
             sequence.only(only);
         }
@@ -220,7 +200,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     println!("sequences: {} (seed {seed})", failure.what);
-    let (shortest, failure) = arguments.sequence(seed).shorten(arguments.bug);
+    let (shortest, failure) = Sequence::new(seed).shorten(arguments.bug);
     println!("made short, to {} operations:", shortest.operations.len());
     print(&shortest);
     println!("sequences: {} (seed {seed})", failure.what);

@@ -74,6 +74,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if let Some(at) = mapped.0 {
             return Err(EditError::AlreadyMapped(F::Input::from_bits(at)));
         }
+        self.complete_parked_runs(slice, &change);
         self.cleave(slice)?;
         // Before there is one: what is made stays where the rest cannot be.
         if self.space.may_deny() {

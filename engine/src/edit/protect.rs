@@ -139,6 +139,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Changes the leaves in `slice`, which has been checked.
     #[inline(always)]
     fn change_leaves(&mut self, slice: Slice, change: &Change) -> Result<(), EditError<F::Input>> {
+        self.complete_parked_runs(slice, change);
         if self.space.take_up(change)
             && let Some((frame, range)) = self.space.pages_of(slice)
             && is_cut::<F, P>(&self.space.open(frame), &range, self.space.debt.has_runs())
@@ -147,6 +148,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             return Ok(());
         }
         self.change_tree(slice, change)
+    }
+
+    /// Completes what is pending in `slice` before a change that gives permissions: a run that was
+    /// parked may be cached whole, and its members come back one after the other.
+    #[inline(always)]
+    pub(super) fn complete_parked_runs(&mut self, slice: Slice, change: &Change) {
+        if F::CONTIGUOUS != 0 && self.space.debt.has_runs() && !change.gives().is_empty() {
+            self.complete_overlap(slice.first, slice.last);
+        }
     }
 
     /// Fast path. Changes pages of one table, which are mostly like the last one, by the change

@@ -551,4 +551,18 @@ pub const BUGS: &[Bug] = &[
         with: "false",
         rules: &["program", "lost flag"],
     },
+    Bug {
+        name: "a table is linked where the gather has detached one",
+        file: SPLIT,
+        find: "«slices.iter().for_each(|slice| self.complete_overlap(slice.first, slice.last));»",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a run that was parked comes back before it is forgotten",
+        file: PROTECT,
+        find: "has_runs() && !change.gives().is_empty() {\n            «self.complete_overlap(slice.first, slice.last);»",
+        with: "",
+        rules: FORGOTTEN,
+    },
 ];

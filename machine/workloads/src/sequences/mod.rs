@@ -26,7 +26,7 @@ use tablewright_machine::{Architecture, Granule, Machine, Outcome, Regime, RunEr
 
 use guest::Vm;
 use kernel::Halves;
-use operations::{Demands, Kind, OPERATIONS, Operation};
+use operations::{Kind, OPERATIONS, Operation};
 use world::{Guests, NoGuests, World};
 
 use crate::dice::Dice;
@@ -189,23 +189,23 @@ impl Sequence {
             };
             Operation { number: number as usize, cpu, kind, seed }
         };
-        Self { seed, tables, architecture, operations: (0..count).map(operation).collect() }
+        let mut operations: Vec<_> = (0..count).map(operation).collect();
+        // A third has what other sequences seldom come to: see `edits::meetings`.
+        if program.is_multiple_of(3) {
+            operations.iter_mut().skip(2).for_each(Self::meet);
+        }
+        Self { seed, tables, architecture, operations }
     }
 
-    /// Demands more of the engine: some of the operations become others.
-    #[must_use]
-    pub fn demanding(mut self, demands: Demands) -> Self {
-        let kinds = demands.kinds();
-        for operation in self.operations.iter_mut().skip(2) {
-            let dice = Dice::new(operation.seed ^ 0x5eed);
-            if !kinds.is_empty() && dice.once_in(3) {
-                operation.kind = dice.pick(&kinds);
-                if operation.kind.is_exclusive() {
-                    operation.cpu = usize::from(dice.once_in(5));
-                }
+    /// Some of the operations become others.
+    fn meet(operation: &mut Operation) {
+        let dice = Dice::new(operation.seed ^ 0x5eed);
+        if dice.once_in(3) {
+            operation.kind = dice.pick(&[Kind::OneGather, Kind::ForkOver, Kind::Move, Kind::Visit]);
+            if operation.kind.is_exclusive() {
+                operation.cpu = usize::from(dice.once_in(5));
             }
         }
-        self
     }
 
     /// Those of its operations that have one of these numbers.

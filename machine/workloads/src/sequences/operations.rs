@@ -185,53 +185,6 @@ operations! {
     Pause 2 [];
 }
 
-/// Behaviour that a sequence demands of the engine only if told to, because the engine does not
-/// show all of it yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demands(u32);
-
-impl Demands {
-    /// Edits of every kind meet in one gather.
-    pub const GATHERS: Self = Self(1);
-    /// Forks put large leaves over empty tables.
-    pub const FORKS: Self = Self(2);
-    /// Values move between CPUs.
-    pub const MOVES: Self = Self(4);
-    /// Visitors of every call unwind, and come back into the engine.
-    pub const VISITORS: Self = Self(8);
-
-    /// All of them, as they are named on a command line.
-    pub const ALL: [(&'static str, Self); 4] = [
-        ("gathers", Self::GATHERS),
-        ("forks", Self::FORKS),
-        ("moves", Self::MOVES),
-        ("visitors", Self::VISITORS),
-    ];
-
-    /// Both.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether all of `other` is demanded.
-    pub fn has(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// The operations that are drawn for what is demanded.
-    pub fn kinds(self) -> Vec<Kind> {
-        let kinds = [
-            (Self::GATHERS, Kind::OneGather),
-            (Self::FORKS, Kind::ForkOver),
-            (Self::MOVES, Kind::Move),
-            (Self::VISITORS, Kind::Visit),
-        ];
-        let wanted = kinds.into_iter().filter(|&(of, _)| self.has(of));
-        wanted.map(|(_, kind)| kind).collect()
-    }
-}
-
 impl Kind {
     /// Whether it is about spaces that one CPU edits.
     pub fn is_exclusive(self) -> bool {

@@ -191,6 +191,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.edit(other, child, |into| {
                     parent.fork(span, change, into, |leaf| {
                         size += leaf.size();
+                        // Two spaces have what is global at one address.
+                        if change.apply(leaf.attrs()).global || leaf.attrs().global {
+                            other.wide.set(true);
+                        }
                         self.share_page(&leaf);
                         told.push((leaf.input().bits(), leaf.size()));
                         self.visited();

@@ -3,8 +3,8 @@
 // Every kind of value is forgotten and dropped, with a destructor or without.
 #![allow(clippy::forget_non_drop)]
 
-mod demands;
 mod exclusive;
+mod meetings;
 mod pages;
 mod shared;
 

@@ -177,7 +177,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     pub(super) fn shared_finish(&self, cpu: usize, it: &mut Gathering<'m, F>) {
-        let batch = it.batch;
+        // First: what is held of a finish whose visitor unwinds is lost.
+        let batch = std::mem::replace(&mut it.batch, self.number_for(&self.slots[it.slot]));
         let finished = it.gather.finish(|leaf| {
             self.out(batch, &leaf);
             self.visited();
@@ -187,7 +188,6 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.release_all(cpu, batch, |held| deferred.release(held));
             self.local(cpu).deferred.borrow_mut().push((batch, deferred));
         }
-        it.batch = self.number_for(&self.slots[it.slot]);
         let clean = it.gather.is_clean();
         self.check(clean, || "a gather is finished, and is not clean".into());
     }

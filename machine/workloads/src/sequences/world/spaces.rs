@@ -127,9 +127,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             if unwound {
-                // A gather that was being used has ended on the way.
+                // A gather that was being used has ended on the way. Whether there was one that has
+                // paid what others have left is not known.
                 exclusive.gather = None;
-                exclusive.dropped();
                 self.look_anew(slot, &exclusive);
             }
             self.put_back(slot, exclusive);

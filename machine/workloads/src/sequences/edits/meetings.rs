@@ -1,5 +1,5 @@
-//! Demands on the engine that are made only if told to: edits that nothing completes between,
-//! forks over empty tables, values that move between CPUs.
+//! Meetings that random operations seldom come to: edits that nothing completes between, forks over
+//! empty tables, values that move between CPUs, visitors that unwind or come back into the engine.
 
 use std::marker::PhantomData;
 
@@ -73,7 +73,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             else {
                 return;
             };
-            let attrs = self.attrs(dice);
+            let attrs = Attrs { global: false, ..self.attrs(dice) };
             let frame = Pa::new(FAR + (first - slot.base));
             exclusive.touch();
             let mapped = self.edit(slot, exclusive, |gather| gather.map(span, frame, attrs));
