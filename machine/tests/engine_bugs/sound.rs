@@ -545,13 +545,6 @@ pub const BUGS: &[Bug] = &[
         rules: FORGOTTEN,
     },
     Bug {
-        name: "a split loses the flags that walkers set in the block",
-        file: SPLIT,
-        find: "if «last != known» {\n            // A walker",
-        with: "false",
-        rules: &["program", "lost flag"],
-    },
-    Bug {
         name: "a table is linked where the gather has detached one",
         file: SPLIT,
         find: "«slices.iter().for_each(|slice| self.complete_overlap(slice.first, slice.last));»",

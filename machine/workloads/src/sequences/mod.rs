@@ -190,8 +190,8 @@ impl Sequence {
             Operation { number: number as usize, cpu, kind, seed }
         };
         let mut operations: Vec<_> = (0..count).map(operation).collect();
-        // A third has what other sequences seldom come to: see `edits::meetings`.
-        if program.is_multiple_of(3) {
+        // Half of them have what the others seldom come to: see `edits::meetings`.
+        if program.is_multiple_of(2) {
             operations.iter_mut().skip(2).for_each(Self::meet);
         }
         Self { seed, tables, architecture, operations }

@@ -405,6 +405,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             let mut attrs = self.attrs(dice);
             attrs.perms -= Perms::ANY_EXEC;
+            attrs.global |= F::GLOBALS && dice.once_in(3);
             exclusive.touch();
             let (batch, mut gather) = match exclusive.gather.take() {
                 Some(it) => it,

@@ -74,10 +74,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             let attrs = Attrs { global: false, ..self.attrs(dice) };
+            let forked = Attrs { global: F::GLOBALS && dice.once_in(3), ..attrs };
             let frame = Pa::new(FAR + (first - slot.base));
             exclusive.touch();
-            let mapped = self.edit(slot, exclusive, |gather| gather.map(span, frame, attrs));
-            self.judge_map(slot, span, frame, attrs, mapped);
+            let mapped = self.edit(slot, exclusive, |gather| gather.map(span, frame, forked));
+            self.judge_map(slot, span, frame, forked, mapped);
             // The table comes, is found by walkers, and is left empty.
             child.touch();
             let mapped =
@@ -116,6 +117,18 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             self.complete(cpu, other, child);
             read(first);
+            // A part of it goes: of a run, or of what is global.
+            let at = first + dice.below(4) * Self::PAGE;
+            if dice.once_in(2) && other.model.borrow().at(at).is_some() {
+                child.touch();
+                let page = F::Input::from_bits(at);
+                let taken = self.edit(other, child, |gather| gather.unmap_page(page));
+                if taken.is_ok() {
+                    other.model.borrow_mut().remove(at, at + (Self::PAGE - 1));
+                }
+                self.complete(cpu, other, child);
+                read(at);
+            }
         });
     }
 

@@ -327,7 +327,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let alone = self.slots[slot].users.get() == 1 && !self.leaked.get();
         if alone && dice.once_in(2) {
             // What waits for the start may unwind: the next start is not kept away by that.
-            let mut left = dice.once_in(3).then(|| dice.below(3));
+            let mut left = dice.once_in(2).then(|| dice.below(2));
             let unwound = unwinds(|| {
                 start.drive(|| {
                     self.machine.cpu().spend(Time::ns(200));

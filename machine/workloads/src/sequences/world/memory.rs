@@ -283,6 +283,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             dirty: dice.once_in(2),
             accessed: !dice.once_in(4),
             software: dice.below(8) as u8,
+            global: base.global && !self.few_globals,
             ..base
         };
         // Rarely it is parked from the start.

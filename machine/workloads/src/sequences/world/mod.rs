@@ -172,6 +172,9 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
     /// Some mappings have tables that deny execution. Not everywhere: such spaces are not shared.
+    /// Nothing is global but what a page is replaced by, a fork hands on, or a change makes so: what
+    /// is not told then is not covered by anything else.
+    few_globals: bool,
     pub denying: bool,
     numbers: Cell<u64>,
     /// A CPU that has to be alone.
@@ -281,6 +284,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             memory: RefCell::default(),
             leaked: Cell::new(false),
             denying: seed.is_multiple_of(3),
+            few_globals: seed % 4 == 2,
             numbers: Cell::new(0),
             solo: Cell::new(None),
             parked: Default::default(),
