@@ -447,6 +447,7 @@ impl Obligations {
         let goes_on = |o: &Obligation| {
             o.span.1.wrapping_add(1) == new.span.0
                 && o.pa.wrapping_add(o.span.1 - o.span.0).wrapping_add(1) == new.pa
+                && (o.raw ^ new.raw) & TYPE == 0
                 && alike(o)
         };
         if !new.table
@@ -748,6 +749,10 @@ fn leaf_break(
 
 /// arm64: the access flag, AP\[2\], and what hardware ignores. They may differ within a run.
 pub(crate) const HARDWARE_FLAGS: u64 = 1 << 10 | 1 << 7 | 0xf << 55 | 1 << 63;
+
+/// Bits of a leaf that say how its memory is cached and shared, in every format that has breaks:
+/// AttrIndx or MemAttr, and SH (DDI 0487 D8.3.1).
+const TYPE: u64 = 7 << 2 | 3 << 8;
 
 /// Whether an old copy of a leaf allows nothing that the new one forbids: at worst it faults where
 /// it need not.

@@ -191,7 +191,8 @@ impl Hardware {
             raw: *before,
             writer: cpu as u16,
             cutter: None,
-            published: self.architecture.ordering == Ordering::X86,
+            // On x86 a store is visible when it leaves the buffer, and no barrier waits for that.
+            published: self.architecture.ordering == Ordering::X86 && !self.buffering.get(),
             harmless,
             issued: Cpus::default(),
             local: Vec::new(),

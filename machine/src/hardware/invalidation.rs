@@ -214,9 +214,10 @@ impl Hardware {
     /// Members of a run were changed, and that is visible or complete: what is left of the run has
     /// to be whole.
     pub(super) fn check_run(&self, cpu: usize, space: u16, (first, last): (u64, u64), depth: u8) {
-        let size = 1usize << self.shift(depth);
-        let found: Vec<_> =
-            (first..=last).step_by(size).map(|at| self.leaf_at(space, at)).collect();
+        let size = 1u64 << self.shift(depth);
+        // What is below a table that has taken the place of a member is of no run here.
+        let member = |at| self.leaf_at(space, at).filter(|leaf| leaf.size == size);
+        let found: Vec<_> = (first..=last).step_by(size as usize).map(member).collect();
         let contiguous = |leaf: &&Leaf| leaf.contiguous;
         let hinted = found.iter().flatten().filter(contiguous).count();
         // Hardware may make one member dirty.

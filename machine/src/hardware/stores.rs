@@ -121,6 +121,9 @@ impl Hardware {
             How::Atomic => {
                 self.drain(cpu);
                 self.memory.write(pa, value);
+                if self.architecture.ordering == Ordering::X86 {
+                    self.obligations.borrow_mut().publish(cpu);
+                }
             }
             _ if !self.buffering.get() => self.memory.write(pa, value),
             _ => {
@@ -388,6 +391,9 @@ impl Hardware {
         if let Some(frame) = self.memory.frame_at(pa) {
             self.linked(cpu, pa, frame, value);
         }
+        if self.architecture.ordering == Ordering::X86 && !self.has_buffered(cpu) {
+            self.obligations.borrow_mut().publish(cpu);
+        }
     }
 
     /// What another CPU has stored between the store and now is overwritten: that is the change
@@ -455,7 +461,9 @@ impl Hardware {
             self.drain(cpu);
         }
         self.hold_walks(cpu);
-        self.obligations.borrow_mut().publish(cpu);
+        if !self.has_buffered(cpu) {
+            self.obligations.borrow_mut().publish(cpu);
+        }
         for (space, run, depth) in self.cores[cpu].runs.take() {
             self.check_run(cpu, space, run, depth);
         }

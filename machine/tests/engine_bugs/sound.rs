@@ -336,7 +336,7 @@ pub const BUGS: &[Bug] = &[
         find: "«table.detach(index, 0, self.cache)»;",
         with: "table.store(index, 0)",
         // An edit writes a leaf where a table was, which is one elsewhere by then.
-        rules: &["walk astray", "freed early"],
+        rules: &["walk astray", "freed early", "invalidation", "program"],
     },
     Bug {
         name: "pages are near whose tables a collapse has cut off",
@@ -535,7 +535,7 @@ pub const BUGS: &[Bug] = &[
         file: FORK,
         find: "child.space.note_runs(«self.space.debt.has_runs()»);",
         with: "false",
-        rules: &["broken run", "break-before-make", "invalidation", "conflict"],
+        rules: &["broken run", "break-before-make", "invalidation", "conflict", "program"],
     },
     Bug {
         name: "a page in the place of another is not global",

@@ -192,16 +192,22 @@ impl Sequence {
         let mut operations: Vec<_> = (0..count).map(operation).collect();
         // Half of them have what the others seldom come to: see `edits::meetings`.
         if program.is_multiple_of(2) {
-            operations.iter_mut().skip(2).for_each(Self::meet);
+            let kinds: &[Kind] = match focus {
+                0 | 2 => {
+                    &[Kind::OneGather, Kind::OneGather, Kind::ForkOver, Kind::Move, Kind::Visit]
+                }
+                _ => &[Kind::Move, Kind::Visit],
+            };
+            operations.iter_mut().skip(2).for_each(|operation| Self::meet(operation, kinds));
         }
         Self { seed, tables, architecture, operations }
     }
 
     /// Some of the operations become others.
-    fn meet(operation: &mut Operation) {
+    fn meet(operation: &mut Operation, kinds: &[Kind]) {
         let dice = Dice::new(operation.seed ^ 0x5eed);
         if dice.once_in(3) {
-            operation.kind = dice.pick(&[Kind::OneGather, Kind::ForkOver, Kind::Move, Kind::Visit]);
+            operation.kind = dice.pick(kinds);
             if operation.kind.is_exclusive() {
                 operation.cpu = usize::from(dice.once_in(5));
             }

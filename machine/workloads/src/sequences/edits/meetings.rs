@@ -40,7 +40,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let slots = self.slots.iter().filter(|slot| !slot.silent.get());
                 slots.for_each(|slot| slot.recent.set((slot.base + Self::BLOCK, size)));
             }
-            match dice.below(14) {
+            match dice.below(17) {
+                14 => self.park_and_back(cpu, dice),
+                15..=16 => self.unmap_and_forget(cpu, dice),
                 0..=2 => self.map(cpu, dice, false),
                 3..=4 => self.unmap(cpu, dice, false),
                 5..=6 => self.protect(cpu, dice),
@@ -54,6 +56,35 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         }
         self.hurried[cpu].set(before);
+    }
+
+    /// What was mapped, a run perhaps, is parked, and comes back with other permissions.
+    fn park_and_back(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            exclusive.touch();
+            let back = self.attrs(dice).perms;
+            for change in [Perms::empty(), back].map(|perms| Change::new().perms(perms)) {
+                let changed = self.edit(slot, exclusive, |gather| gather.protect(span, change));
+                self.judge_protect(slot, exclusive, span, change, changed);
+            }
+            self.account_for(cpu, slot, exclusive, dice);
+        });
+    }
+
+    /// A gather that has unmapped something is forgotten, and the next maps there.
+    fn unmap_and_forget(&self, cpu: usize, dice: &Dice) {
+        self.unmap(cpu, dice, false);
+        self.with_exclusive(cpu, dice, |_, exclusive| {
+            if let Some((_, gather)) = exclusive.gather.take() {
+                std::mem::forget(gather);
+                self.leaked.set(true);
+                exclusive.murky = true;
+            }
+        });
+        self.map(cpu, dice, false);
     }
 
     /// A large leaf of the parent, and an empty table in its place in the child.
