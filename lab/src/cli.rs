@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
@@ -134,8 +134,25 @@ fn help_or_error(error: &clap::Error) -> Result<(), Error> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             report::print(&error.render().to_string())
         }
-        _ => Err(Error::Usage(one_line(&error.render().to_string()))),
+        kind => {
+            let mut line = one_line(&error.render().to_string());
+            if kind == ErrorKind::InvalidSubcommand {
+                line = format!("{line}; there are {}", subcommands_beside(error));
+            }
+            Err(Error::Usage(line))
+        }
     }
+}
+
+/// The names that may stand where an unknown one does.
+fn subcommands_beside(error: &clap::Error) -> String {
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let cli = Cli::command();
+    // The usage names the command that the unknown one is of.
+    let of =
+        cli.get_subcommands().find(|it| usage.contains(&format!("tablewright {}", it.get_name())));
+    let names = of.unwrap_or(&cli).get_subcommands().map(clap::Command::get_name);
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// The parser's message is a paragraph, perhaps a tip, then usage and where to read more: keeps the

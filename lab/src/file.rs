@@ -15,6 +15,22 @@ pub fn read(path: &Path, kind: &'static str) -> Result<Vec<u8>, Error> {
     read_up_to(path, LIMIT, kind)
 }
 
+/// Opens a file that can be mapped. To open a pipe would wait for its other end.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    match fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::other("not a regular file")),
+    }
+}
+
+/// The first bytes of a file, at most so many.
+pub fn start_of(path: &Path, bytes: u64) -> Result<Vec<u8>, Error> {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(bytes).read_to_end(&mut start));
+    read.map_err(|error| Error::Read { path: path.to_owned(), error })?;
+    Ok(start)
+}
+
 /// Reads a file of a kind that may be up to `limit` bytes long.
 pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>, Error> {
     let read = || -> io::Result<Vec<u8>> {
@@ -30,9 +46,14 @@ pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>
     Ok(bytes)
 }
 
+/// Bytes that most results fit into: a disk without these is full.
+const ROOM: usize = 64 << 10;
+
 /// A file for a result: known to be writable before the work starts, and untouched until the result
 /// is complete.
 pub struct Target {
+    /// The option that asked for it.
+    option: &'static str,
     path: PathBuf,
     /// The file's neighbour, which takes its place once it is written.
     draft: PathBuf,
@@ -44,7 +65,7 @@ impl Target {
     /// Checks that there will be no trouble later. `option` asked for the file.
     pub fn new(option: &'static str, path: &Path) -> Result<Self, Error> {
         let named = |error| Error::Output { option, path: path.to_owned(), error };
-        let target = Self::beside(path).map_err(named)?;
+        let target = Self::beside(option, path).map_err(named)?;
         target.try_in(directory_of(&target.path)).map_err(named)?;
         Ok(target)
     }
@@ -68,7 +89,7 @@ impl Target {
             }
             // Of a relative name nothing is left in the end: that is here.
             found => {
-                let mut target = Self::beside(&directory.join(name)).map_err(named)?;
+                let mut target = Self::beside("--report", &directory.join(name)).map_err(named)?;
                 target.is_made_with_directory = true;
                 target.try_in(found.unwrap_or(Path::new("."))).map_err(named)?;
                 Ok(target)
@@ -76,20 +97,21 @@ impl Target {
         }
     }
 
-    /// That a file can be made there. Nothing stays behind if the program is stopped meanwhile,
-    /// where files need no name.
+    /// That a file can be made there, and has room. Nothing stays behind if the program is stopped
+    /// meanwhile, where files need no name.
     fn try_in(&self, directory: &Path) -> io::Result<()> {
         match nameless(directory) {
-            Some(file) => file.map(|_| ()),
+            Some(file) => file?.write_all(&[0; ROOM]),
             None => {
                 let name = self.draft.file_name().unwrap_or_default();
-                let file = directory.join(name);
-                File::create_new(&file).and_then(|_| fs::remove_file(&file))
+                let path = directory.join(name);
+                let written = File::create_new(&path)?.write_all(&[0; ROOM]);
+                fs::remove_file(&path).and(written)
             }
         }
     }
 
-    fn beside(path: &Path) -> io::Result<Self> {
+    fn beside(option: &'static str, path: &Path) -> io::Result<Self> {
         // What a link names is replaced, not the link.
         let path = match fs::canonicalize(path) {
             Ok(path) if path.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -109,7 +131,7 @@ impl Target {
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
         let draft = path.with_file_name(hidden);
-        Ok(Self { path, draft, is_made_with_directory: false })
+        Ok(Self { option, path, draft, is_made_with_directory: false })
     }
 
     /// Puts the result there, all of it or nothing.
@@ -143,7 +165,7 @@ impl Target {
         fill().map_err(|error| {
             // The first error is the one to tell.
             let _ = fs::remove_file(&self.draft);
-            Error::Write(error)
+            Error::Output { option: self.option, path: self.path.clone(), error }
         })
     }
 }
@@ -320,7 +342,8 @@ mod tests {
         // The directory disappears while the program measures.
         let target = Target::new("--plot", &path).unwrap();
         fs::remove_dir_all(&directory).unwrap();
-        assert!(matches!(target.fill("three"), Err(Error::Write(_))));
+        let failed = target.fill("three").unwrap_err();
+        assert!(failed.to_string().contains(&path.display().to_string()), "{failed}");
     }
 
     /// Replaces a file until the next test kills it.

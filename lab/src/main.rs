@@ -38,7 +38,8 @@ use std::process::ExitCode;
 use output::report;
 
 fn main() -> ExitCode {
-    match cli::run(std::env::args_os()) {
+    let done = report::check_stdout().and_then(|()| cli::run(std::env::args_os()));
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             report::complain("error", &error);

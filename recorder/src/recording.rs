@@ -347,6 +347,11 @@ pub struct Recording {
 }
 
 impl Recording {
+    /// Whether a recording may start with these bytes.
+    pub fn may_start_with(bytes: &[u8]) -> bool {
+        bytes.starts_with(MAGIC)
+    }
+
     /// Reads what is in a file.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, RecordingError> {
         let mut cursor = Cursor { bytes: &bytes, at: 0 };

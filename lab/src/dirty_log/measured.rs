@@ -305,7 +305,15 @@ pub fn read(path: &Path) -> Result<Vec<Measured>, Error> {
     let usage = |why: String| {
         Error::Usage(format!("{}: no run of dirty-log --on kvm or doctor: {why}", path.display()))
     };
-    let wrong = |why: serde_json::Error| usage(why.to_string());
+    let wrong = |error: serde_json::Error| {
+        // Its own place stands behind the message.
+        let (said, line) = (error.to_string(), error.line());
+        let why = said.rsplit_once(" at line ").map_or(&*said, |(why, _)| why);
+        usage(match line {
+            0 => why.to_owned(),
+            line => format!("line {line}: {why}"),
+        })
+    };
     let runs = match serde_json::from_slice::<Kind>(&bytes).map_err(wrong)? {
         Kind { runs: Some(_) } => serde_json::from_slice::<Several>(&bytes).map_err(wrong)?.runs,
         Kind { runs: None } => vec![serde_json::from_slice::<Measured>(&bytes).map_err(wrong)?],

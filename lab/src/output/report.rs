@@ -40,6 +40,29 @@ pub fn print_json(result: &impl Serialize) -> Result<(), Error> {
     print(&(json + "\n"))
 }
 
+/// Checks that there is a standard output. One that was closed is `/dev/null` by now, open for
+/// reading too, which `> /dev/null` is not: the language's start makes it so.
+#[cfg(target_os = "linux")]
+pub fn check_stdout() -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt as _;
+    // SAFETY: `fcntl` with `F_GETFL` reads the flags of a descriptor.
+    let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFL) };
+    let device = |path: &str| std::fs::metadata(path).map(|it| it.rdev()).unwrap_or(0);
+    let closed = flags & libc::O_ACCMODE == libc::O_RDWR
+        && device("/dev/null") != 0
+        && device("/proc/self/fd/1") == device("/dev/null");
+    match closed {
+        true => Err(Error::Write(io::Error::other("standard output is closed"))),
+        false => Ok(()),
+    }
+}
+
+/// Elsewhere it is not known.
+#[cfg(not(target_os = "linux"))]
+pub fn check_stdout() -> Result<(), Error> {
+    Ok(())
+}
+
 /// Writes to stdout. A closed pipe is not an error: `head` has what it wants.
 pub fn print(text: &str) -> Result<(), Error> {
     let mut out = io::stdout().lock();

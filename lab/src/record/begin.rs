@@ -50,7 +50,7 @@ fn record_into(
     arguments: &Arguments,
     methods: &[(Method, u64)],
     stop: &AtomicBool,
-    command: Option<&mut Child>,
+    mut command: Option<&mut Child>,
     target: Target,
 ) -> Result<Outcome, Error> {
     let pid = match (arguments.pid, &command) {
@@ -62,10 +62,15 @@ fn record_into(
         Some(command) => command.display().to_string(),
         None => format!("process {pid}"),
     };
-    let refused = |problem: String| Error::input(&name, problem);
-    let process = match command {
+    let process = match &mut command {
         Some(command) => Process::of_command(command),
         None => Process::open(pid),
+    };
+    let mut refused = |problem: String| match command.as_mut().map(|command| command.try_wait()) {
+        Some(Ok(Some(_))) => {
+            Error::input(&name, "it ended before its first interval: there is nothing to record")
+        }
+        _ => Error::input(&name, problem),
     };
     let process = process.map_err(|error| refused(error.to_string()))?;
     let options = Options {
@@ -73,7 +78,7 @@ fn record_into(
         duration: arguments.duration,
         intervals: arguments.intervals,
     };
-    let mut session = Session::begin(&options, methods, process).map_err(refused)?;
+    let mut session = Session::begin(&options, methods, process).map_err(&mut refused)?;
     // A command writes to the same terminal.
     let expected = match options.intervals {
         Some(intervals) => u32::try_from(intervals)

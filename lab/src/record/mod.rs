@@ -92,8 +92,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     record(arguments)
 }
 
+/// Bytes that tell a recording from another file.
+const START: u64 = 64;
+
 /// Reads a recording.
 pub fn open(path: &Path) -> Result<Recording, Error> {
+    // What is no recording is not read to its end.
+    let start = file::start_of(path, START)?;
+    if !Recording::may_start_with(&start) {
+        let why = Recording::parse(start).err();
+        return Err(Error::input(path.display(), why.map_or(String::new(), |why| why.to_string())));
+    }
     let bytes = file::read_up_to(path, LONGEST, "recording")?;
     Recording::parse(bytes).map_err(|error| Error::input(path.display(), error))
 }

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::job::described;
 use crate::error::Error;
+use crate::file;
 use crate::output::progress::Progress;
 use crate::output::report::{self, Report};
 
@@ -57,7 +58,9 @@ pub fn run(program: &Program) -> Result<(), Error> {
         )));
     }
     let (path, file) = match &program.file {
-        Some(path) => (path.clone(), File::open(path).map_err(|error| refused(path, error))?),
+        Some(path) => {
+            (path.clone(), file::open_regular(path).map_err(|error| refused(path, error))?)
+        }
         None => make(bytes)?,
     };
     let refused = |error| refused(&path, error);

@@ -29,7 +29,8 @@ const FILES: &[(&str, &[u8])] = &[
 /// Command lines, and a part of what is said of each.
 #[rustfmt::skip]
 const WRONG: &[(&str, &str)] = &[
-    ("fly", "unrecognized subcommand 'fly'"),
+    ("fly", "unrecognized subcommand 'fly'; there are map-mem, page-table-test,"),
+    ("machine show", "unrecognized subcommand 'show'; there are list, new, check"),
     ("--fly", "unexpected argument '--fly' found"),
     ("map-mem --fly", "unexpected argument '--fly' found"),
     ("map-mem extra", "unexpected argument 'extra' found"),
