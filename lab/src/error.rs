@@ -74,6 +74,12 @@ pub enum Error {
     Write(io::Error),
 }
 
+/// What is wrong with JSON. Its place, which stands behind the message, is that of the caller.
+pub fn json_problem(error: &serde_json::Error) -> String {
+    let said = error.to_string();
+    said.rsplit_once(" at line ").map_or(&*said, |(problem, _)| problem).to_owned()
+}
+
 impl Error {
     /// Refuses an input: names it, a file for one, and its problem.
     pub fn input(what: impl Display, problem: impl Display) -> Self {

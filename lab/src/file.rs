@@ -17,9 +17,10 @@ pub fn read(path: &Path, kind: &'static str) -> Result<Vec<u8>, Error> {
 
 /// Opens a file that can be mapped. To open a pipe would wait for its other end.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    match fs::metadata(path)?.is_file() {
-        true => File::open(path),
-        false => Err(io::Error::other("not a regular file")),
+    match fs::metadata(path)? {
+        it if it.is_file() => File::open(path),
+        it if it.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        _ => Err(io::Error::other("not a regular file")),
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tablewright_machine::Profile;
 
 use super::job::{Case, How, Job, MOST_BYTES, Ran};
-use crate::error::Error;
+use crate::error::{Error, json_problem};
 use crate::file;
 use crate::guest::input::{Backing, Mode, PAGE};
 use crate::guest::nanoseconds;
@@ -306,11 +306,9 @@ pub fn read(path: &Path) -> Result<Vec<Measured>, Error> {
         Error::Usage(format!("{}: no run of dirty-log --on kvm or doctor: {why}", path.display()))
     };
     let wrong = |error: serde_json::Error| {
-        // Its own place stands behind the message.
-        let (said, line) = (error.to_string(), error.line());
-        let why = said.rsplit_once(" at line ").map_or(&*said, |(why, _)| why);
-        usage(match line {
-            0 => why.to_owned(),
+        let why = json_problem(&error);
+        usage(match error.line() {
+            0 => why,
             line => format!("line {line}: {why}"),
         })
     };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use super::job::{self, How, Job, Ran, Run};
-use crate::error::Error;
+use crate::error::{Error, json_problem};
 use crate::file;
 use crate::output::columns::{self, Cell, columns};
 use crate::output::report::{self, Report};
@@ -175,7 +175,7 @@ pub fn run(
     let (mut lines, mut jobs) = (Vec::new(), Vec::new());
     for (number, text) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
         let line: Result<Line, _> = serde_json::from_str(text);
-        let line = line.map_err(|error| wrong(number, error.to_string()))?;
+        let line = line.map_err(|error| wrong(number, json_problem(&error)))?;
         jobs.push(line.job(profile).map_err(|why| wrong(number, why))?);
         lines.push(line);
     }

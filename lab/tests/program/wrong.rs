@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::common::{assert_refused, stderr};
+
 /// Files that are there when the lines are run.
 const FILES: &[(&str, &[u8])] = &[
     ("short.toml", b"name = \"x\"\n"),
@@ -198,10 +200,10 @@ const WRONG: &[(&str, &str)] = &[
     ("tlb-flush --on moon", "invalid value 'moon' for '--on <ON>'"),
     ("tlb-flush --file short.toml", "--file: only with --on native"),
     ("tlb-flush --on native --file dir",
-     "--file dir: it has 4096 bytes, and 67149824 bytes are mapped"),
+     "--file dir: is a directory"),
     ("tlb-flush --on native --how before", "invalid value 'before' for '--how <HOW>'"),
     ("tlb-flush --on native --machine neutral", "--machine: not with --on native"),
-    ("tlb-flush --from other.json", "other.json: line 1: missing field `vcpus` at line 1 column 7"),
+    ("tlb-flush --from other.json", "other.json: line 1: missing field `vcpus`"),
     ("tlb-flush --from missing", "missing: No such file or directory"),
     ("tlb-flush --from list.json",
      "list.json: line 1: invalid length 0, expected struct Line with 5"),
@@ -349,10 +351,10 @@ const WRONG: &[(&str, &str)] = &[
      "--rows 'base': no row of map-mem is of that system or"),
     ("fit --machine apple-m2-vm-16g -o dir", "--output dir: is a directory"),
     ("fit --machine apple-m2-vm-16g --from other.json",
-     "other.json: no run of dirty-log --on kvm or doctor: missing field"),
-    ("fit --from other.json", "other.json: no run of dirty-log --on kvm or doctor: missing field"),
+     "other.json: no run of dirty-log --on kvm or doctor: line 1: missing field"),
+    ("fit --from other.json", "other.json: no run of dirty-log --on kvm or doctor: line 1: missing field"),
     ("fit --from missing", "missing: No such file or directory"),
-    ("fit --from bytes", "bytes: no run of dirty-log --on kvm or doctor: expected value at line 1"),
+    ("fit --from bytes", "bytes: no run of dirty-log --on kvm or doctor: line 1: expected value"),
     ("fit --machine neutral --free fly", "no cost is called 'fly'"),
     ("fit --machine apple-m2-vm-16g --table dirty-log", "cannot fit to its rows"),
     ("fit --machine apple-m2-vm-16g --rows Toaster", "--rows 'Toaster'"),
@@ -456,7 +458,7 @@ const WRONG: &[(&str, &str)] = &[
     ("migrate --profile neutral --machine neutral",
      "the argument '--profile <PROFILE>' cannot be used multiple times"),
     ("migrate --from other.json",
-     "other.json: no run of dirty-log --on kvm or doctor: missing field"),
+     "other.json: no run of dirty-log --on kvm or doctor: line 1: missing field"),
     ("migrate --from missing", "missing: No such file or directory"),
     ("migrate --plot dir", "--plot dir: is a directory"),
     ("migrate --seed -1", "invalid value '-1' for '--seed <N>': not a whole number, zero or more"),
@@ -532,4 +534,42 @@ fn every_wrong_input_is_one_line_and_nothing_is_done() {
     assert!(WRONG.len() >= 200);
     assert_eq!(files(&path), before, "files were made or changed");
     fs::remove_dir_all(&path).expect("it goes");
+}
+
+/// To open a pipe would wait for its other end.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_file_to_map() {
+    let pipe = std::env::temp_dir().join(format!("tablewright-pipe-{}", std::process::id()));
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let path = pipe.to_str().expect("a name");
+    let line = ["tlb-flush", "--on", "native", "--file", path, "-r", "1", "-t", "1"];
+    assert_refused(&line, "not a regular file");
+    fs::remove_file(pipe).expect("it was made");
+}
+
+/// What does not begin like a recording is not read to its end.
+#[test]
+fn a_large_file_that_is_no_recording_is_refused_at_its_start() {
+    let sparse = std::env::temp_dir().join(format!("tablewright-sparse-{}", std::process::id()));
+    fs::File::create(&sparse).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+    let line = ["record", "--show", sparse.to_str().expect("a name")];
+    assert_refused(&line, "not a recording: it does not begin with 'TWRECORD'");
+    fs::remove_file(sparse).expect("it was made");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_standard_output_that_is_closed_is_said() {
+    let run = |redirection: &str| {
+        Command::new("sh")
+            .arg("-c")
+            .arg(format!("{} machine list {redirection}", env!("CARGO_BIN_EXE_tablewright")))
+            .output()
+            .expect("a shell")
+    };
+    let closed = run(">&-");
+    assert_eq!(closed.status.code(), Some(1));
+    assert_eq!(stderr(&closed), "error: cannot write the result: standard output is closed\n");
+    assert!(run(">/dev/null").status.success());
 }
