@@ -2,7 +2,8 @@
 //! loop.
 //!
 //! `loops
-//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
+//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|around|mapped|
+//! exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
 //! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
 //! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
@@ -107,7 +108,9 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|\
+         replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|\
+         nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }

@@ -74,7 +74,7 @@ pub enum Error {
     Write(io::Error),
 }
 
-/// What is wrong with JSON. Its place, which stands behind the message, is that of the caller.
+/// Says what is wrong with JSON. Its place, which stands behind the message, is that of the caller.
 pub fn json_problem(error: &serde_json::Error) -> String {
     let said = error.to_string();
     said.rsplit_once(" at line ").map_or(&*said, |(problem, _)| problem).to_owned()

@@ -26,7 +26,8 @@ Examples:
   tablewright litmus mine.litmus --profile ets2
   tablewright litmus --seeds 2000             the machine in virtual time as well
 
-The format of a test is described in docs/MACHINE.md. The exit status is 1 if a verdict does not hold, or a test has no answer.")]
+The format of a test is described in docs/MACHINE.md. The exit status is 1 if a verdict
+does not hold, or a test has no answer.")]
 pub struct Arguments {
     /// Files of tests, or directories with files *.litmus [default: those that come with the
     /// program]

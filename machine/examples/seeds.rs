@@ -1,8 +1,10 @@
 //! Random programs on the machine, by the thousand: none may break a rule.
 //!
 //! ```text
-//! cargo run --release --features tablewright-workloads/every-format --example seeds -- [SEEDS] [--from N] [--workload NAME] [--threads T] [--twice]
-//! cargo run --release --features tablewright-workloads/every-format --example seeds -- --seed N --workload NAME [--trace FILE]
+//! cargo run --release --features tablewright-workloads/every-format --example seeds \
+//!     -- [SEEDS] [--from N] [--workload NAME] [--threads T] [--twice]
+//! cargo run --release --features tablewright-workloads/every-format --example seeds \
+//!     -- --seed N --workload NAME [--trace FILE]
 //! ```
 //!
 //! Each seed is run on every workload. What is printed is the same for any number of threads: a

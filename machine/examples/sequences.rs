@@ -2,8 +2,10 @@
 //! wrong.
 //!
 //! ```text
-//! cargo run --release --features tablewright-workloads/every-format --example sequences -- [COUNT] [--seed S] [--threads T] [--bug NAME]
-//! cargo run --release --features tablewright-workloads/every-format --example sequences -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
+//! cargo run --release --features tablewright-workloads/every-format --example sequences \
+//!     -- [COUNT] [--seed S] [--threads T] [--bug NAME]
+//! cargo run --release --features tablewright-workloads/every-format --example sequences \
+//!     -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
 //! ```
 //!
 //! Each seed is a sequence of 5 to 40 operations on two CPUs (see `workloads/src/sequences/`). With

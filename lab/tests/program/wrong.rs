@@ -352,7 +352,8 @@ const WRONG: &[(&str, &str)] = &[
     ("fit --machine apple-m2-vm-16g -o dir", "--output dir: is a directory"),
     ("fit --machine apple-m2-vm-16g --from other.json",
      "other.json: no run of dirty-log --on kvm or doctor: line 1: missing field"),
-    ("fit --from other.json", "other.json: no run of dirty-log --on kvm or doctor: line 1: missing field"),
+    ("fit --from other.json",
+     "other.json: no run of dirty-log --on kvm or doctor: line 1: missing field"),
     ("fit --from missing", "missing: No such file or directory"),
     ("fit --from bytes", "bytes: no run of dirty-log --on kvm or doctor: line 1: expected value"),
     ("fit --machine neutral --free fly", "no cost is called 'fly'"),
@@ -548,7 +549,7 @@ fn a_pipe_is_no_file_to_map() {
     fs::remove_file(pipe).expect("it was made");
 }
 
-/// What does not begin like a recording is not read to its end.
+/// A file that does not begin like a recording is not read to its end.
 #[test]
 fn a_large_file_that_is_no_recording_is_refused_at_its_start() {
     let sparse = std::env::temp_dir().join(format!("tablewright-sparse-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! Bitmaps and rings of pages that were written, flushes that wait for a processor, and the counting
-//! of software walks, by themselves: compared with sets.
+//! Bitmaps and rings of pages that were written, flushes that wait for a processor, and the
+//! counting of software walks, by themselves: compared with sets.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};

@@ -62,7 +62,10 @@ operations! {
     PageByPage 0 ["edit::Gather::map_page" "edit::Gather::protect_page" "edit::Gather::unmap_page"];
     /// Edits of every kind with nothing complete between them, in one gather or in several of which
     /// some are forgotten.
-    OneGather 0 ["edit::Gather::map" "edit::Gather::split" "edit::Gather::collapse" "edit::Gather::replace" "edit::Gather::fork"];
+    OneGather 0 [
+        "edit::Gather::map" "edit::Gather::split" "edit::Gather::collapse" "edit::Gather::replace"
+        "edit::Gather::fork"
+    ];
     /// A large leaf is forked over an empty table of the child.
     ForkOver 0 ["edit::Gather::fork"];
     /// An unmap whose visitor unwinds.

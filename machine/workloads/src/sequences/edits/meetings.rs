@@ -58,7 +58,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.hurried[cpu].set(before);
     }
 
-    /// What was mapped, a run perhaps, is parked, and comes back with other permissions.
+    /// A page that was mapped, of a run perhaps, is parked, and comes back with other permissions.
     fn park_and_back(&self, cpu: usize, dice: &Dice) {
         self.with_exclusive(cpu, dice, |slot, exclusive| {
             let Ok(span) = self.span(slot.base, dice) else {

@@ -172,10 +172,10 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
     /// Some mappings have tables that deny execution. Not everywhere: such spaces are not shared.
-    /// Nothing is global but what a page is replaced by, a fork hands on, or a change makes so: what
-    /// is not told then is not covered by anything else.
-    few_globals: bool,
     pub denying: bool,
+    /// Nothing is global but what a page is replaced by, a fork hands on, or a change makes so: an
+    /// invalidation that is missing then is not covered by another.
+    few_globals: bool,
     numbers: Cell<u64>,
     /// A CPU that has to be alone.
     solo: Cell<Option<usize>>,
