@@ -1,5 +1,5 @@
-//! Where the images lie. For the hypervisor `image.ld` is the startup crate's, and `memory.ld` says
-//! where in memory.
+//! Sets where the images lie. For the hypervisor `image.ld` is the startup crate's, and `memory.ld`
+//! says where in memory.
 fn main() {
     println!("cargo::rustc-link-search={}", env!("CARGO_MANIFEST_DIR"));
     for script in ["image.ld", "memory.ld"] {

@@ -1,4 +1,4 @@
-//! What it costs to harvest a bitmap, beside reading and zeroing its memory.
+//! Measures the harvest of a bitmap, beside reading and zeroing its memory.
 //!
 //! ```text
 //! cargo run --release -p tablewright --example harvest [MEGABYTES]

@@ -237,7 +237,7 @@ fn mapped<F: Format<Input = Va>>(pages: u64) -> Result<(), EditError<Va>> {
     Ok(())
 }
 
-/// Where the pages of a small program are, four in each place: text, heap, a library, the stack.
+/// Addresses of a small program's pages, four in each place: text, heap, a library, the stack.
 const PLACES: [u64; 4] = [0x400, 0x600, 0x3f8_0000, 0x7ff_fff0];
 
 /// Programs of 16 pages: as many as have so many pages exit, or are forked, place by place.

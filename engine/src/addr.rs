@@ -29,7 +29,7 @@ pub const MIN_PAGE_SHIFT: u32 = 12;
 pub trait Address:
     Copy + Eq + Ord + fmt::Debug + fmt::Display + sealed::Sealed + Send + Sync + 'static
 {
-    /// What an error message calls it.
+    /// The name of such an address in an error message.
     const KIND: &'static str;
     /// Addresses are signed: those that start with ones count backwards from zero, and are as good
     /// as those that start with zeros. Virtual addresses are; memory starts at 0 and ends.
@@ -157,7 +157,7 @@ pub enum AddressError {
     Misaligned {
         /// The offending address or size.
         value: u64,
-        /// What it has to be a multiple of, as a power of two.
+        /// The alignment that is asked for, as a power of two.
         shift: u32,
     },
     /// The range holds no page.
@@ -286,7 +286,7 @@ impl<A: Address> Span<A> {
         Self { start, size }
     }
 
-    /// What the two ranges share, if anything.
+    /// Returns the part that the two ranges share, if there is one.
     pub fn intersect(self, other: Self) -> Option<Self> {
         let start = self.start.max(other.start);
         let last = self.last().min(other.last());

@@ -30,7 +30,7 @@ use crate::platform::Caps;
 
 pub use crate::format::Rule;
 
-/// What an entry says, as far as a change of it matters to a walker.
+/// An entry's state, as far as a change of it matters to a walker.
 ///
 /// ```
 /// use tablewright::{Level, bbm::State, format::X86_64};
@@ -46,9 +46,9 @@ pub enum State {
     Absent,
     /// A table.
     Table {
-        /// Where it is.
+        /// The physical address of the table.
         frame: Pa,
-        /// What it takes away from everything below it.
+        /// Permissions that it takes away from everything below it.
         denied: Perms,
     },
     /// A page or a block.
@@ -79,8 +79,9 @@ impl State {
         }
     }
 
-    /// The same where what a parked leaf was before may be remembered still, because the edit that
-    /// has parked it is perhaps not complete: it is a leaf without permissions.
+    /// Describes an entry like [`of`](Self::of), but as what may still be remembered of a parked
+    /// leaf, because the edit that has parked it is perhaps not complete: a leaf without
+    /// permissions.
     pub(crate) fn remembered<F: Format>(entry: u64, level: Level) -> Self {
         match F::kind(entry, level) {
             Kind::Leaf => Self::leaf::<F>(entry, level),
@@ -88,7 +89,7 @@ impl State {
         }
     }
 
-    /// The same of what is a leaf, valid or parked.
+    /// Describes an entry that is a leaf, valid or parked.
     #[inline(never)]
     pub(crate) fn leaf<F: Format>(entry: u64, level: Level) -> Self {
         Self::Leaf {
@@ -99,7 +100,7 @@ impl State {
     }
 }
 
-/// What the caller knows of the memory behind the two entries.
+/// Knowledge that the caller has of the memory behind the two entries.
 ///
 /// ```
 /// use tablewright::{Attrs, Caps, Level, Pa};
@@ -172,8 +173,8 @@ pub fn transition(
     }
 }
 
-/// The same as [`transition`] of a leaf, or of a member of a run, that stays one and translates the
-/// same memory as before, by the attributes that it had and has.
+/// Judges, like [`transition`], the change of a leaf, or of a member of a run, that stays one and
+/// translates the same memory as before, by the attributes that it had and has.
 #[inline]
 pub(crate) fn recoding(
     rule: Rule,
@@ -202,8 +203,8 @@ pub(crate) fn recoding(
     }
 }
 
-/// The same of a leaf that becomes a table which translates the same, or of what becomes or ceases
-/// to be a member of a run, where level `needed` of FEAT_BBM allows it.
+/// Judges, like [`transition`], a leaf that becomes a table which translates the same, or an entry
+/// that becomes or ceases to be a member of a run, where level `needed` of FEAT_BBM allows it.
 #[inline]
 pub(crate) fn resizing(rule: Rule, needed: u8, caps: &Caps) -> Transition {
     match rule.breaks() && caps.bbm < needed {

@@ -1,4 +1,4 @@
-//! What a platform is asked to have forgotten.
+//! Invalidations that a platform is asked for.
 
 use core::fmt;
 

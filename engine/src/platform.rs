@@ -1,4 +1,4 @@
-//! What the embedder provides.
+//! The services that an embedder provides.
 //!
 //! A boot-time user writes five functions: two that hand table frames out and take them back, one
 //! that makes a table reachable, and two that talk to the processor: [`barrier`](Platform::barrier)

@@ -253,7 +253,8 @@ impl<'p, P: Platform> Table<'p, P> {
         index
     }
 
-    /// Where a loop goes on that has come to a hole at `index`, as far as `end`.
+    /// Returns the index at which a loop goes on that has come to a hole at `index`, as far as
+    /// `end`.
     #[inline]
     pub fn past_hole(&self, index: usize, end: usize) -> usize {
         self.first_used(index + 1..end)
@@ -307,7 +308,7 @@ impl<P: Platform> Table<'_, P> {
         self.recode_few(index..range.end, from, mask, to)
     }
 
-    /// The same of a few entries, one by one.
+    /// Recodes a few entries, one by one.
     #[inline]
     pub fn recode_few(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;
@@ -322,8 +323,8 @@ impl<P: Platform> Table<'_, P> {
         index
     }
 
-    /// The same where walkers may write the entries. One that a walker has changed under our hands
-    /// is looked at again.
+    /// Recodes entries that walkers may write meanwhile. One that a walker has changed under our
+    /// hands is looked at again.
     #[inline(never)]
     pub fn recode_contended(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;

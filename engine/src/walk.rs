@@ -18,7 +18,7 @@ use crate::table::Table;
 /// The most levels that any format has.
 pub(crate) const MAX_LEVELS: usize = 5;
 
-/// What to do about one entry.
+/// The next step of a walk, after one entry.
 pub(crate) enum Step {
     /// Go on with the next entry.
     Next,
@@ -36,7 +36,7 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// What one entry at `level` covers, around an address.
+    /// Returns the slice that one entry at `level` covers, around an address.
     #[inline(always)]
     pub fn around<F: Format>(input: u64, level: Level) -> Self {
         let low = (1 << F::shift(level)) - 1;
@@ -67,7 +67,7 @@ impl Slice {
 #[derive(Clone, Copy)]
 pub(crate) struct ByLevel<T, const ROOM: usize = 8>([T; ROOM]);
 
-/// The same for levels that have leaves, of which no format has more.
+/// A value for each level that has leaves, of which no format has more.
 pub(crate) type ByLeafLevel<T> = ByLevel<T, 4>;
 
 impl<T: Copy, const ROOM: usize> ByLevel<T, ROOM> {
@@ -93,7 +93,7 @@ impl<T, const ROOM: usize> IndexMut<Level> for ByLevel<T, ROOM> {
     }
 }
 
-/// What the tables above each level take away, along the path that a walk is on.
+/// Permissions that the tables above each level take away, along the path that a walk is on.
 #[derive(Clone, Copy)]
 pub(crate) struct Denied(ByLevel<Perms>);
 
@@ -104,7 +104,7 @@ impl Denied {
         Self(ByLevel::new(denied))
     }
 
-    /// What is taken away from the entries at `level`.
+    /// Returns the permissions that are taken away from the entries at `level`.
     #[inline(always)]
     pub fn at(&self, level: Level) -> Perms {
         self.0[level]
@@ -117,7 +117,7 @@ impl Denied {
     }
 }
 
-/// What is done at the entries.
+/// An operation at the entries of a walk.
 pub(crate) trait Visit<F: Format, P: Platform> {
     /// One entry above the level of pages, and the part of the range below it.
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step;
@@ -164,7 +164,7 @@ pub(crate) fn one_by_one<F: Format, P: Platform>(
     ControlFlow::Continue(())
 }
 
-/// Where a walk has gone straight down to.
+/// The table and index that a straight walk down has reached.
 pub(crate) struct Place<'p, P: Platform> {
     pub table: Table<'p, P>,
     pub range: Range<usize>,
@@ -204,8 +204,8 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool, const O
     Some(Place { table, range })
 }
 
-/// The same from the table in `tables`, whose entries are tables of pages, where the first address
-/// is in the page of this number below it.
+/// Descends like [`descend`], from the table in `tables`, whose entries are tables of pages, where
+/// the first address is in the page of this number below it.
 ///
 /// # Safety
 /// 1. `tables` holds such a table of a tree of this format, on `platform`.
@@ -234,8 +234,8 @@ pub(crate) unsafe fn descend_near<F: Format, P: Platform, const ONE: bool>(
     Some(Place { table, range })
 }
 
-/// The same as far as the table whose entries are tables of pages; the root, where there is no
-/// other.
+/// Descends like [`descend`], as far as the table whose entries are tables of pages; the root,
+/// where there is no other.
 ///
 /// # Safety
 /// 1. As of [`descend`].

@@ -148,7 +148,7 @@ fn a_ring_that_is_full_says_so_and_loses_nothing() {
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Where the guest's memory lies.
+/// The address of the guest's memory.
 const OFFSET: u64 = 1 << 36;
 
 struct Vm<'s, F: Format<Input = Ipa>> {
@@ -166,7 +166,7 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
         Self { guest: Guest::new(space.ok().unwrap(), cells), platform }
     }
 
-    /// What hardware may do at an address.
+    /// Returns the accesses that hardware allows at an address.
     fn access(&self, at: u64) -> Option<walker::Permissions> {
         let root = self.guest.space().root().get();
         let mut read = |table: u64, index: usize| {
@@ -308,7 +308,8 @@ fn everything_is_protected_in_one_step_whatever_the_format() {
     everything_is_protected_in_one_step::<Npt<4>>();
 }
 
-/// What is mapped like the last page is still below tables that may have been protected since.
+/// A page that is mapped like the last one is still below tables that may have been protected
+/// since.
 fn a_page_below_a_protected_table_is_mapped_to_be_written<F: Decoded<Input = Ipa>>() {
     let platform = Threads::new(100, F::PAGE_SHIFT, 1).with_caps(by_faults());
     let mut cells = [const { SlotCell::new() }; 1];

@@ -1,5 +1,5 @@
-//! What is particular to stage 2: first tables beside each other, addresses that end with the
-//! memory of the guest, and what an edit of a guest's space leaves to invalidate.
+//! Properties of stage 2 alone: first tables beside each other, addresses that end with the memory
+//! of the guest, and what an edit of a guest's space leaves to invalidate.
 
 mod common;
 

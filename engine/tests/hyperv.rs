@@ -37,7 +37,7 @@ fn set(processors: impl IntoIterator<Item = usize>) -> Cpus {
     set
 }
 
-/// What a guest asks for, decoded by a host from a page with rubbish behind it.
+/// Encodes a guest's request, and decodes it as a host does, from a page with rubbish behind it.
 fn through(
     encoder: FlushEncoder,
     targets: Option<&Cpus>,

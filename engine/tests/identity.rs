@@ -300,7 +300,8 @@ fn shared_edits_name_it_too() {
     assert!(told.len() >= 2 && told.iter().all(|&named| named == id), "{told:?}");
 }
 
-/// What a space without global leaves has forgotten is its own: one instruction, of its identifier.
+/// All that a space without global leaves has to forget is its own: one instruction, of its
+/// identifier.
 #[test]
 fn everything_of_a_space_is_one_instruction_of_its_identifier() {
     const PCIDE: u64 = 1 << 17;
@@ -384,8 +385,8 @@ fn everything_of_a_space_is_one_instruction_of_its_identifier() {
     }
 }
 
-/// What a processor remembers: under which identifier, of which space, which page of it in which
-/// state.
+/// A translation that a processor remembers: under which identifier, of which space, which page of
+/// it in which state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Remembered {
     id: u16,
@@ -503,8 +504,8 @@ proptest! {
     }
 }
 
-/// What a change of so many pages beside each other takes, by what each kind of processor is said
-/// to do best.
+/// A change of so many pages beside each other takes as few instructions as each kind of processor
+/// allows.
 #[test]
 fn a_range_of_any_size_takes_few_instructions() {
     fn told<F: Format<Input = Va>>(caps: Caps, pages: u64, unmap: bool) -> Vec<Told> {

@@ -143,7 +143,8 @@ fn span(start: u64, size: u64) -> Span<Pa> {
     Span::new(Pa::new(start), size).unwrap()
 }
 
-/// What the memory map says, page by page and without sharing code with the engine.
+/// Returns the map that the memory map asks for, page by page and without sharing code with the
+/// engine.
 fn expected<F: Format>(memory: &MemoryMap<'_>, offset: u64, rest: Attrs) -> Model {
     let mut model = Model::default();
     for ram in memory.ram {

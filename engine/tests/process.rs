@@ -1,5 +1,5 @@
-//! What the address space of a process does: fork, and copy on write. Against a plain model, judged
-//! by the separate walker.
+//! The address space of a process: fork, and copy on write. Against a plain model, judged by the
+//! separate walker.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn span(first: u64, size: u64) -> Span<Va> {
     Span::new(Va::new(first), size).unwrap()
 }
 
-/// What is mapped: addresses and sizes in pages, memory at the same offset in a block or not,
+/// A mapped piece: addresses and sizes in pages, memory at the same offset in a block or not,
 /// attributes, kind of leaves.
 #[derive(Clone, Debug)]
 struct Piece {
@@ -264,8 +264,8 @@ fn a_fork_whose_visitor_unwinds_has_everything_forgotten() {
     assert!(!parent.query(Va::new(0)).unwrap().attrs().perms.contains(Perms::WRITE));
 }
 
-/// What a break has taken out is put back, or other edits take it for theirs: a block for a table
-/// that they have built.
+/// An entry that a break has taken out is put back, or other edits take it for theirs: a block for
+/// a table that they have built.
 #[test]
 fn a_fork_whose_visitor_unwinds_leaves_nothing_suspended() {
     let mapping = Mapping::new(Attrs::USER_DATA);
@@ -336,7 +336,7 @@ fn a_child_knows_the_tables_of_a_fork_that_failed() {
     assert_eq!(denied, Err(EditError::Denied(at)));
 }
 
-/// What is made writable can be written, where hardware does not mark it first.
+/// A page that is made writable can be written, where hardware does not mark it first.
 #[test]
 fn what_is_made_writable_is_writable_in_hardware() {
     for hardware in [false, true] {
@@ -359,8 +359,8 @@ fn what_is_made_writable_is_writable_in_hardware() {
     }
 }
 
-/// What a gather that was forgotten has mapped is published by the next one, though that has
-/// nothing of its own to tell.
+/// A page that a forgotten gather has mapped is published by the next one, though that has nothing
+/// of its own to tell.
 #[test]
 fn what_a_forgotten_gather_has_mapped_is_published_by_the_next() {
     let platform = Hosted::new(64, 12);

@@ -1,4 +1,4 @@
-//! What an unmap takes away, as runs of memory and not page by page.
+//! Unmapped memory is visited as runs, and not page by page.
 
 use std::ops::ControlFlow;
 

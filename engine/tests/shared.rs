@@ -21,7 +21,7 @@ use tablewright_walker as walker;
 type Space<'t, F> = SharedSpace<F, &'t Threads>;
 type Edits<'s, 't, F> = Gather<'s, F, &'t Threads>;
 
-/// Where the memory of a guest lies: an address a whole block away from its own.
+/// The distance of a guest's memory from its own addresses: a whole block.
 const OFFSET: u64 = 1 << 30;
 
 fn share<F: Format<Input = Va>>(platform: &Threads) -> Space<'_, F> {

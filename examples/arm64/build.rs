@@ -1,4 +1,4 @@
-//! Where the image lies.
+//! Sets where the image lies.
 fn main() {
     println!("cargo::rustc-link-search={}", env!("CARGO_MANIFEST_DIR"));
     for argument in ["-Timage.ld", "--oformat=binary"] {

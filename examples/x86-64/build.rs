@@ -1,4 +1,4 @@
-//! Where the image lies. It is loaded where it is linked to, and moves nowhere.
+//! Sets where the image lies. It is loaded where it is linked to, and moves nowhere.
 fn main() {
     println!("cargo::rustc-link-search={}", env!("CARGO_MANIFEST_DIR"));
     for argument in ["-Timage.ld", "--no-pie"] {

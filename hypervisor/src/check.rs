@@ -60,14 +60,14 @@ struct Access {
     write: bool,
 }
 
-/// What came of it: an address, or the stage and the fault status of `PAR_EL1`.
+/// An answer: an address, or the stage and the fault status of `PAR_EL1`.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Page(u64),
     Fault { stage: u8, status: u64 },
 }
 
-/// What the processor says.
+/// Asks the processor.
 fn ask(at: u64, access: Access) -> Answer {
     let par: u64;
     macro_rules! at {
@@ -99,7 +99,7 @@ fn ask(at: u64, access: Access) -> Answer {
     }
 }
 
-/// What the judge says of one stage.
+/// Returns the judge's answer for one stage.
 fn judge(
     stage: u8,
     regime: Regime,

@@ -104,7 +104,7 @@ pub fn count_instructions() {
     }
 }
 
-/// So many were [counted](count_instructions), modulo 2³².
+/// Returns the number of instructions that were [counted](count_instructions), modulo 2³².
 pub fn instructions() -> u32 {
     let count: u64;
     // SAFETY: reads a register. Not moved: what is between two of them is counted.
@@ -153,7 +153,7 @@ pub unsafe fn load_map(root: Pa) {
     unsafe { switch_map(ttbr::<Own>(root, OWN, false), tcr) };
 }
 
-/// What ID_AA64MMFR0_EL1.PARange says to the guest: 40 bits, as much as its stage 2 translates.
+/// ID_AA64MMFR0_EL1.PARange, as the guest reads it: 40 bits, as much as its stage 2 translates.
 pub const GUEST_SIZE: u64 = 2;
 const _: () = assert!(Stage2::INPUT_BITS == 40);
 

@@ -1,4 +1,4 @@
-//! What the guest is told that its processors can do.
+//! Features of the guest's processors, as it is told.
 //!
 //! A feature may need more of a hypervisor than to let it through: a bit that enables it, registers
 //! that are the guest's, tags that move with a page. So reads of the identification registers come
@@ -19,7 +19,7 @@ use crate::cpu;
 struct Register {
     crm: u8,
     op2: u8,
-    /// What it holds on this processor.
+    /// Its value on this processor.
     read: fn() -> u64,
     /// The bits that are passed on, without those of `most`.
     kept: u64,

@@ -1,5 +1,4 @@
-//! What the engine asks of an embedder, on this machine: frames for tables, barriers,
-//! invalidations.
+//! The engine's platform, on this machine: frames for tables, barriers, invalidations.
 //!
 //! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry:
 //! the map that the hypervisor itself runs on ([`OWN`](crate::stage2::OWN)), and stage 2 of the

@@ -138,7 +138,7 @@ struct Rest {
 }
 
 impl Rest {
-    /// So many bytes from the end, at a multiple of that.
+    /// Takes a number of bytes from the end, at a multiple of that.
     fn take_end(&mut self, size: u64, multiple: u64) -> Option<Span<Pa>> {
         let first = self.end.checked_sub(size)? & !(multiple - 1);
         if first < self.next {

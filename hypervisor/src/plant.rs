@@ -17,13 +17,13 @@ macro_rules! plants {
 }
 
 plants! {
-    /// What was combined with stage 1 is forgotten before what stage 2 says.
+    /// Combined translations are forgotten before those of stage 2.
     CombinedFirst = "combined-first",
     /// The walks of other processors are not waited for.
     Walks = "walks",
     /// Each processor has another VMID.
     Vmids = "vmids",
-    /// Where a table was detached, leaves are forgotten.
+    /// Leaves are forgotten, where a table was detached.
     LeavesOfTables = "leaves-of-tables",
     /// This processor forgets, and no other.
     Local = "local",

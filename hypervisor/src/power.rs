@@ -13,7 +13,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What one is.
+/// The state of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Off, and its stack is not in use.
@@ -67,7 +67,7 @@ impl Power {
         changed.is_ok()
     }
 
-    /// What it is. `is_off` asks firmware whether it is off, and is asked only while it
+    /// Returns its state. `is_off` asks firmware whether it is off, and is asked only while it
     /// [leaves](State::Leaving).
     pub fn state(&self, is_off: impl FnOnce() -> bool) -> State {
         match State::of(self.0.load(Ordering::Acquire)) {

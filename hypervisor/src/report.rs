@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::reports::REPORTS;
 pub use crate::reports::Report;
 
-/// Where it is said; `xtask` looks for it by this name. A processor's own store is what is seen,
+/// Words of the report; `xtask` looks for it by this name. A processor's own store is what is seen,
 /// and never what is in memory later: all of them can use the same words.
 #[unsafe(no_mangle)]
 static REPORTED: [AtomicU64; REPORTS] = [const { AtomicU64::new(0) }; REPORTS];

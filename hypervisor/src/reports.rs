@@ -1,15 +1,15 @@
-//! What a program that watches the hypervisor from outside cannot see by itself. The file is part
-//! of two programs: the hypervisor and the plugin of QEMU's (`xtask/plugin`).
+//! Events that a program which watches the hypervisor from outside cannot see by itself. The file
+//! is part of two programs: the hypervisor and the plugin of QEMU's (`xtask/plugin`).
 
-/// What is said, each in a word of its own, which is stored to before or after the thing happens.
-/// There is no answer: it is a store, and nothing else, in each build and each run.
+/// An event, each in a word of its own, which is stored to before or after the thing happens. There
+/// is no answer: it is a store, and nothing else, in each build and each run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "the one program says them, the other listens")]
 pub enum Report {
     /// The operand of the next invalidation of this processor: an emulator's plugin sees
     /// instructions, and no registers.
     Operand,
-    /// What is loaded into `VTTBR_EL2` next.
+    /// The next root for `VTTBR_EL2`.
     Root,
     /// Tables, and some pages, lie from here on ...
     First,

@@ -20,7 +20,7 @@ use tablewright::{Ipa, Pa, Span};
 use tablewright_hypervisor_common::host::Reason;
 use tablewright_hypervisor_common::pieces::Pieces;
 
-/// What the guest may have, by what it is compatible with.
+/// Nodes that the guest may have, by what each is compatible with.
 const KEPT: [&str; 8] = [
     "arm,pl011",
     "arm,pl031",
@@ -32,13 +32,13 @@ const KEPT: [&str; 8] = [
     "fixed-clock",
 ];
 
-/// What one of several guests may have: the rest is not emulated.
+/// Nodes that one of several guests may have: the rest is not emulated.
 const EMULATED: [&str; 6] =
     ["arm,pl011", "arm,gic-v3", "arm,armv8-timer", "arm,psci-0.2", "arm,psci", "fixed-clock"];
 
 const BLOCK: u64 = 2 << 20;
 
-/// What the tree says.
+/// The contents of the tree.
 pub struct Tree {
     /// All memory.
     pub ram: Span<Pa>,
@@ -52,9 +52,9 @@ pub struct Tree {
     pub cpus: Vec<u64>,
     /// Registers that the guest gets, without the redistributors.
     pub devices: Vec<Range<u64>>,
-    /// Where the guest's kernel was loaded.
+    /// The address of the guest's kernel.
     pub kernel: Range<u64>,
-    /// Where its initial file system was loaded.
+    /// The address of its initial file system.
     pub initrd: Option<Range<u64>>,
     /// The hypervisor's own command line.
     pub arguments: String,
@@ -179,9 +179,9 @@ impl Tree {
         self.of(pieces, cpus, &KEPT, None)
     }
 
-    /// The same for one of several guests, with this memory: `guest=` its number, in its kernel's
-    /// command line, and with those devices alone that are emulated. The address is the guest's
-    /// own.
+    /// Reads the tree for one of several guests, with this memory: `guest=` its number, in its
+    /// kernel's command line, and with those devices alone that are emulated. The address is the
+    /// guest's own.
     ///
     /// # Errors
     /// There is no room for it.

@@ -1,4 +1,4 @@
-//! Where images lie. They are loaded where they are linked to, and move nowhere.
+//! Sets where images lie. They are loaded where they are linked to, and move nowhere.
 fn main() {
     println!("cargo::rustc-link-search={}", env!("CARGO_MANIFEST_DIR"));
     println!("cargo::rustc-link-arg-bins=--no-pie");

@@ -1,4 +1,4 @@
-//! What differs between processors: the guest's code, its registers, and what it is told.
+//! Differences between processors: the guest's code, its registers, and what it is told.
 
 #[cfg(target_arch = "aarch64")]
 #[path = "arch/aarch64.rs"]
@@ -9,15 +9,15 @@ mod this;
 
 pub use this::{CODE, Format, address_bits, data, frequency, has_nested, prepare, set_up};
 
-/// What a vCPU is told of its guest, in the guest's addresses.
+/// A vCPU's places in its guest, by the guest's addresses.
 pub struct Place {
     /// Its tables.
     pub root: u64,
     /// The loop.
     pub code: u64,
-    /// What it shares with the host.
+    /// The block that it shares with the host.
     pub block: u64,
-    /// Where it stores to leave.
+    /// The address to which it stores to leave.
     pub exit: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct Place {
 pub struct Inner {
     /// Its control block, a page, as the host has it.
     pub block: std::ptr::NonNull<u8>,
-    /// As the guest has it.
+    /// Its address in the guest.
     pub at: u64,
     /// The tables that its addresses go through besides.
     pub root: u64,

@@ -3,7 +3,7 @@
 use std::hint;
 use std::time::{Duration, Instant};
 
-/// What something took.
+/// The time of something.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
     /// On the wall.
@@ -25,7 +25,7 @@ impl Took {
         Self { wall: self.wall.max(other.wall), cpu: self.cpu + other.cpu }
     }
 
-    /// What it did not run.
+    /// Returns the time that it did not run.
     pub fn away(&self) -> Duration {
         self.wall.saturating_sub(self.cpu)
     }
@@ -43,7 +43,7 @@ impl Took {
     }
 }
 
-/// So long CPU time is compared with time, again and again; and so long at most.
+/// The time for which CPU time is compared with time, again and again; and the most of it.
 const SLICE: Duration = Duration::from_micros(20);
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -65,8 +65,8 @@ pub fn settle() {
     }
 }
 
-/// So many steps of arithmetic are a measure of the pace, and so many measures are made: an
-/// interrupt is in one of them.
+/// The steps of arithmetic that are a measure of the pace, and the number of measures: an interrupt
+/// is in one of them.
 const STEPS: u32 = 32_000;
 const MEASURES: usize = 3;
 

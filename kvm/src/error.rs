@@ -1,4 +1,4 @@
-//! What can go wrong, in one line each.
+//! Errors, in one line each.
 
 use std::io;
 
@@ -17,18 +17,18 @@ pub enum Error {
         /// Which.
         path: String,
     },
-    /// What is there is something else.
+    /// The device is another.
     #[error("{path}: not KVM: {why}")]
     NotKvm {
         /// Which.
         path: String,
-        /// What is wrong with it.
+        /// The error of it.
         why: io::Error,
     },
     /// The kernel lacks something.
     #[error("this kernel's KVM has no {what}")]
     Lacks {
-        /// What, in the user's words.
+        /// The subject, in the user's words.
         what: &'static str,
     },
     /// More vCPUs than a VM may have.
@@ -42,9 +42,9 @@ pub enum Error {
     /// The memory does not fit into this computer.
     #[error("the guest needs {needed} and this computer has {available} to spare: give less")]
     NotEnough {
-        /// What it needs, with its unit.
+        /// The need, with its unit.
         needed: String,
-        /// What there is.
+        /// The part of it that there is.
         available: String,
     },
     /// The host has no memory of that kind.
@@ -65,7 +65,7 @@ pub enum Error {
         /// The most.
         most: u32,
     },
-    /// Where the memory is to be has no addresses.
+    /// The memory's place has no addresses.
     #[error("the guest's memory ends at {end:#x}, and this KVM has {bits} bits of address")]
     Address {
         /// Its end.
@@ -73,7 +73,7 @@ pub enum Error {
         /// Bits of a guest's physical address.
         bits: u32,
     },
-    /// Where the memory is to be are things of the guest's own.
+    /// The memory's place has things of the guest's own.
     #[error("the guest's memory begins at {first:#x}, and its code and tables end at {least:#x}")]
     Low {
         /// Its beginning.
@@ -92,7 +92,7 @@ pub enum Error {
     Call {
         /// Which.
         call: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The guest left for another reason than its end.
@@ -129,12 +129,12 @@ impl Error {
         !matches!(self, Self::Call { .. } | Self::Guest { .. } | Self::Log { .. })
     }
 
-    /// What the kernel said of the last call.
+    /// Returns the kernel's error for the last call.
     pub(crate) fn last(call: &'static str) -> Self {
         Self::Call { call, error: io::Error::last_os_error() }
     }
 
-    /// The same, of an error of the KVM crate.
+    /// Converts an error of the KVM crate.
     pub(crate) fn of(call: &'static str) -> impl Fn(kvm_ioctls::Error) -> Self {
         move |error| Self::Call { call, error: io::Error::from_raw_os_error(error.errno()) }
     }

@@ -1,5 +1,5 @@
-//! What the guest does, and what it knows: a block of memory that the host fills and the guest
-//! keeps its figures in.
+//! The guest's program and its knowledge: a block of memory that the host fills and the guest keeps
+//! its figures in.
 //!
 //! The guest is a loop. It takes its orders from its [`Block`], makes as many accesses as these
 //! say, and after each reads the processor's counter: the difference to the one before is a *gap*,
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Classes of gaps.
 pub const CLASSES: usize = 59 * 64;
 
-/// What a vCPU and the host share. Everything is read and written by both, never at the same time
-/// but [`stop`](Block::stop).
+/// Memory that a vCPU and the host share. Everything is read and written by both, never at the same
+/// time but [`stop`](Block::stop).
 #[repr(C, align(4096))]
 pub struct Block {
     /// The guest leaves before its next access if it is not zero.
@@ -32,7 +32,7 @@ pub struct Block {
     pub pages: AtomicU64,
     /// Accesses to be made.
     pub count: AtomicU64,
-    /// What is random starts from, and goes on from.
+    /// The state of random numbers, at the start and further on.
     pub seed: AtomicU64,
     /// It writes if a random number of 32 bits is below.
     pub threshold: AtomicU64,
@@ -40,11 +40,11 @@ pub struct Block {
     pub random: AtomicU64,
     /// The page that is next.
     pub position: AtomicU64,
-    /// What it writes.
+    /// The value that it writes.
     pub value: AtomicU64,
     /// From one page to the next, in bytes.
     pub stride: AtomicU64,
-    /// Where it stores to leave.
+    /// The address to which it stores to leave.
     pub exit: AtomicU64,
     /// The second halves alone of blocks of twice as many pages, if it is not zero.
     pub half: AtomicU64,
@@ -72,7 +72,7 @@ pub fn smallest(class: usize) -> u64 {
     }
 }
 
-/// What a vCPU is to do.
+/// A vCPU's orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orders {
     /// The guest's address of the first page.
@@ -106,7 +106,7 @@ impl Orders {
         }
     }
 
-    /// The same until it is stopped.
+    /// Returns orders that last until it is stopped.
     pub const fn endless(self) -> Self {
         Self { count: u64::MAX, ..self }
     }
@@ -114,10 +114,10 @@ impl Orders {
 
 /// Knuth's generator, in the guest as on the host: `random * MULTIPLIER + INCREMENT`.
 pub(crate) const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
-/// What is added.
+/// The increment of the generator.
 pub(crate) const INCREMENT: u64 = 1_442_695_040_888_963_407;
 
-/// What makes an access a write.
+/// Returns the threshold that makes an access a write.
 pub const fn threshold(percent: u8) -> u64 {
     ((percent as u64) << 32) / 100
 }

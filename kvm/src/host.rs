@@ -1,4 +1,4 @@
-//! What kind of KVM a computer has. A figure means nothing without it: software paging is another
+//! The kind of a computer's KVM. A figure means nothing without it: software paging is another
 //! algorithm than nested paging.
 
 use std::fmt;
@@ -21,7 +21,7 @@ pub enum Paging {
     Unknown,
 }
 
-/// What is known of a host.
+/// Knowledge of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The processor's vendor.
@@ -150,7 +150,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// What a KVM can do.
+/// Abilities of a KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// vCPUs of a VM.
@@ -159,7 +159,7 @@ pub struct Abilities {
     pub address_bits: u32,
     /// Reading a log does not clear it; with all pages set from the start.
     pub manual: bool,
-    /// The same, with all pages set from the start.
+    /// Manual protection with all pages set from the start.
     pub all_set: bool,
     /// The most entries of a ring of dirty pages; none if there are no rings.
     pub ring: u32,
@@ -197,7 +197,7 @@ pub fn open(path: &Path) -> Result<Kvm, Error> {
     }
 }
 
-/// What it can do.
+/// Asks for its abilities.
 pub fn abilities(kvm: &Kvm) -> Abilities {
     let manual = kvm.check_extension_raw(kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
     let ring = [kvm_bindings::KVM_CAP_DIRTY_LOG_RING_ACQ_REL, kvm_bindings::KVM_CAP_DIRTY_LOG_RING]

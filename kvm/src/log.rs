@@ -1,13 +1,13 @@
 //! Which pages were written: a bit for each, slot by slot, as KVM has it.
 
-/// What reading a log does to it.
+/// The effect of reading a log on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protect {
     /// It is cleared, and its pages are protected again.
     Auto,
     /// Nothing: another call does.
     Manual,
-    /// The same, and all pages are in it from the start.
+    /// Manual, and all pages are in it from the start.
     ManualAllSet,
 }
 

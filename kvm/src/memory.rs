@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use crate::error::Error;
 
-/// What kind of memory it is.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Pages, never huge ones.
@@ -45,8 +45,8 @@ pub fn available() -> u64 {
     kib.map_or(u64::MAX, |kib| kib << 10)
 }
 
-/// As much memory as the calling thread's vCPU is to touch, touched. If it goes just before that,
-/// and not before all others have theirs, there is as much at hand.
+/// Touches as much memory as the calling thread's vCPU is to touch, and keeps it. If it goes just
+/// before that, and not before all others have theirs, there is as much at hand.
 ///
 /// A computer that is itself a virtual machine may give free memory back to its host, within
 /// seconds, and gets it again at the first access: on one such, 2 MiB took 4.5 ms where to zero
@@ -75,7 +75,7 @@ pub fn warm(backing: (Backing, &'static str), bytes: u64) -> Result<Option<Memor
 pub struct Memory {
     first: NonNull<u8>,
     bytes: usize,
-    /// What was mapped, to align it.
+    /// The whole mapping, to align it.
     whole: (NonNull<u8>, usize),
 }
 
@@ -172,7 +172,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Where it begins.
+    /// Returns its first address.
     pub fn first(&self) -> NonNull<u8> {
         self.first
     }

@@ -1,4 +1,4 @@
-//! What KVM counts of a VM and of its vCPUs, by the names that it gives.
+//! KVM's counts of a VM and of its vCPUs, by the names that it gives.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ const MOST: u32 = 4096;
 pub struct Counts(pub BTreeMap<String, i64>);
 
 impl Counts {
-    /// What was counted since `before`, without what stayed as it is.
+    /// Returns the difference since `before`, without counts that stayed as they are.
     pub fn since(&self, before: &Self) -> Self {
         let difference = |(name, now): (&String, &i64)| {
             let difference = now - before.0.get(name).unwrap_or(&0);

@@ -11,7 +11,7 @@ use crate::arch;
 
 /// Memory for tables: part of the guest's, handed out from its beginning on.
 struct Frames<'m> {
-    /// Where the guest's address zero is.
+    /// The host's address of the guest's address zero.
     base: NonNull<u8>,
     next: Cell<u64>,
     end: u64,
@@ -44,13 +44,13 @@ unsafe impl Platform for Frames<'_> {
     fn invalidate(&self, _: &Invalidation<'_>) {}
 }
 
-/// Where something is in the guest, one to one.
+/// A range of the guest, mapped one to one.
 pub struct Area {
     /// Its first address.
     pub first: u64,
     /// Its size, in whole pages.
     pub bytes: u64,
-    /// What may be done with it.
+    /// Its attributes.
     pub attrs: Attrs,
 }
 

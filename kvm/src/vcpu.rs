@@ -23,7 +23,7 @@ use crate::stalls::Stalls;
 /// That its block has orders.
 #[derive(Clone, Debug)]
 struct Work {
-    /// What its random numbers start from.
+    /// The seed of its random numbers.
     seed: u64,
     start: Start,
 }
@@ -36,7 +36,7 @@ pub struct Start {
     is_crowded: bool,
 }
 
-/// So long the others are waited for.
+/// The time for which the others are waited for.
 const LATE: Duration = Duration::from_millis(20);
 
 impl Start {
@@ -71,7 +71,7 @@ pub struct Emptied {
 }
 
 impl Emptied {
-    /// What this vCPU's rings took, and another's at the same time.
+    /// Adds the time of another's rings, at the same time as this vCPU's.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl Emptied {
     }
 }
 
-/// What it did.
+/// The work that it did.
 #[derive(Clone, Debug)]
 pub struct Done {
     /// Without what emptying a full ring took.
@@ -95,7 +95,7 @@ pub struct Done {
     pub to: Instant,
     /// Emptying full rings.
     pub emptied: Emptied,
-    /// What its random numbers started from.
+    /// The seed of its random numbers.
     pub seed: u64,
     /// Accesses made.
     pub made: u64,
@@ -103,7 +103,7 @@ pub struct Done {
     pub stalls: Stalls,
 }
 
-/// What a vCPU's thread and the host share.
+/// State that a vCPU's thread and the host share.
 struct Shared {
     /// Nanoseconds that it is to be kept out of the guest for, once.
     pause: AtomicU64,
@@ -142,7 +142,7 @@ pub struct Vcpu {
     native: Thread,
 }
 
-/// What one is made of.
+/// The parts of one.
 pub struct Parts {
     pub id: u32,
     pub fd: VcpuFd,
@@ -155,7 +155,7 @@ pub struct Parts {
     pub frequency: u64,
     /// The CPU that it is to run on.
     pub cpu: Option<usize>,
-    /// What backs the memory that it is to be the first to touch, and how much that is.
+    /// The backing of the memory that it is to be the first to touch, and how much that is.
     pub touches: (Backing, &'static str, u64),
 }
 
@@ -211,7 +211,7 @@ impl Vcpu {
         Ok((vcpu, warm))
     }
 
-    /// What it and the host know.
+    /// Returns the block that it and the host know.
     pub fn block(&self) -> &Block {
         // SAFETY: the block is in memory that is held, and all of it is atomics.
         unsafe { self.shared.block.as_ref() }

@@ -32,7 +32,7 @@ const KVM_GET_DIRTY_LOG: libc::c_ulong = 0x4010_ae42;
 const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xc018_aec0;
 
 const PAGE: u64 = 4096;
-/// Where the guest's code is, and where its blocks are.
+/// The address of the guest's code, and that of its blocks.
 const CODE: u64 = 0x1000;
 const BLOCKS: u64 = 0x10_000;
 /// Of a guest of the guest: its control block, and where the processor keeps the guest's state
@@ -41,22 +41,22 @@ const INNER_BYTES: u64 = 2 * PAGE;
 /// A ring has to have room for what a vCPU may write before it can be stopped.
 const LEAST_RING: u32 = 1024;
 
-/// What a VM is to be.
+/// A VM's setup.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Where KVM is: `/dev/kvm`.
+    /// The path of KVM: `/dev/kvm`.
     pub device: PathBuf,
     /// How many vCPUs.
     pub vcpus: u32,
-    /// What backs the memory, and what it is called.
+    /// The backing of the memory, and its name.
     pub backing: (Backing, &'static str),
     /// How much there is of it in all.
     pub bytes: u64,
-    /// Where the guest has it; as far up as addresses go if nothing is said.
+    /// The guest's first address of it; as far up as addresses go if nothing is said.
     pub first: Option<u64>,
     /// Into how many slots it is divided. Each has a multiple of 64 pages.
     pub slots: u32,
-    /// What reading the log does.
+    /// The effect of reading the log.
     pub protect: Protect,
     /// Written pages are in rings of so many entries and not in a bitmap.
     pub ring: Option<u32>,
@@ -322,7 +322,7 @@ impl Vm {
         })
     }
 
-    /// Where the guest has the memory.
+    /// Returns the guest's first address of the memory.
     pub fn first(&self) -> u64 {
         self.first
     }
@@ -521,7 +521,7 @@ impl Vm {
         done.map(|()| took)
     }
 
-    /// What KVM has counted so far, of the VM and all its vCPUs.
+    /// Returns KVM's counts so far, of the VM and all its vCPUs.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for stats in &self.stats {
@@ -531,7 +531,7 @@ impl Vm {
     }
 }
 
-/// What has to be chosen before a VM has vCPUs.
+/// Enables what has to be chosen before a VM has vCPUs.
 fn enable(vm: &VmFd, setup: &Setup) -> Result<(), Error> {
     let enable = |cap: u32, first: u64| {
         let cap = kvm_enable_cap { cap, args: [first, 0, 0, 0], ..kvm_enable_cap::default() };

@@ -63,7 +63,7 @@ where
     unsafe { through_fixmap::<F, P, M>(techniques, Leaves::Pages, platform, fixmap, goal) }
 }
 
-/// The same, with leaves of a page or as large as fit.
+/// Maps with leaves of a page or as large as fit.
 ///
 /// # Safety
 /// As for [`build`].
@@ -126,7 +126,7 @@ where
 pub enum Leaves {
     /// Pages alone, without the hint of a contiguous run.
     Pages,
-    /// As large as fit, with the hint where a run fits.
+    /// Leaves as large as fit, with the hint where a run fits.
     Largest,
 }
 

@@ -1,4 +1,4 @@
-//! What a platform is asked to do, counted from outside of what asks.
+//! Requests to a platform, counted from outside.
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -10,7 +10,7 @@ use tablewright::{
 
 use super::fixmap::Fixmap;
 
-/// What was asked for.
+/// Counts of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tables allocated.
@@ -58,7 +58,7 @@ impl<P: Platform + Hooks> Counted<P> {
         }
     }
 
-    /// What was asked for so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.counts.get()
     }

@@ -91,8 +91,8 @@ where
     built
 }
 
-/// The same in blocks and contiguous runs, as large as fit: where the permissions of a page need
-/// not be changed alone.
+/// Maps in blocks and contiguous runs, as large as fit: where the permissions of a page need not be
+/// changed alone.
 ///
 /// # Errors
 /// [`LinearError`]; nothing has changed then.

@@ -33,7 +33,7 @@ impl<M> Fixmap<M> {
         Self { base, entries, memory }
     }
 
-    /// Where the entries of the slots are.
+    /// Returns the addresses of the slots' entries.
     pub fn entries(&self) -> Range<*const Entry> {
         let first = self.entries.as_ptr().cast_const();
         first..first.wrapping_add(Self::SLOTS)

@@ -53,12 +53,12 @@ use alloc::vec::Vec;
 use tablewright::linear::{LinearError, LinearMap, MemoryMap};
 use tablewright::{Attrs, EditError, Format, Level, Mapping, Pa, Span, Va};
 
-/// What is to be mapped, where, and in which tables.
+/// The memory to be mapped, its addresses, and its tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal<'m> {
     /// The frame of the root. It may be in use already.
     pub root: Pa,
-    /// Where physical address 0 would be in the map.
+    /// The address of physical address 0 in the map.
     pub base: Va,
     /// The memory.
     pub memory: MemoryMap<'m>,
@@ -82,7 +82,7 @@ struct Region {
 }
 
 impl Goal<'_> {
-    /// The same linear map in the engine's words.
+    /// Returns the linear map in the engine's words.
     fn linear(&self) -> LinearMap<Va> {
         LinearMap::new(self.base, Mapping::new(self.attrs).pages_only())
     }

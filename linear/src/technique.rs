@@ -1,4 +1,4 @@
-//! What was published to make the linear map faster, as a set.
+//! Published techniques that make the linear map faster, as a set.
 
 use alloc::vec::Vec;
 

@@ -25,7 +25,7 @@ type F = Arm64K4;
 
 const ENTRIES: u64 = 512;
 const TABLE_SIZE: u64 = ENTRIES << F::PAGE_SHIFT;
-/// Where the window is: in the last part of the lower half, which 512 GiB of RAM do not reach.
+/// The window's address: in the last part of the lower half, which 512 GiB of RAM do not reach.
 const WINDOW: u64 = 0xff << 39;
 
 fn usage(what: &str) -> ! {

@@ -66,7 +66,7 @@ fn workload(name: &str) -> Result<Workload, String> {
     })
 }
 
-/// What a number of runs have come to.
+/// The sum of a number of runs.
 #[derive(Default)]
 struct Sum {
     runs: u64,

@@ -1,4 +1,4 @@
-//! What kind of machine it is: the rules that its table walkers, barriers and caches follow.
+//! The kind of a machine: the rules that its table walkers, barriers and caches follow.
 
 pub use tablewright_walker::{Granule, Regime};
 
@@ -20,7 +20,7 @@ pub enum Ordering {
     X86,
 }
 
-/// What the hardware can do. The first group is what the engine has to know too, and is given to it
+/// The hardware's abilities. The first group is what the engine has to know too, and is given to it
 /// as [`Caps`](tablewright::Caps).
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! What a simulated CPU runs on: a coroutine with a stack.
+//! Coroutines, each with a stack, on which simulated CPUs run.
 //!
 //! Miri interprets no switch of stacks. There a CPU is a thread, and the threads pass one turn
 //! around: the same program in the same order, and each hand-over orders what comes before it ahead

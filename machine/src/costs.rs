@@ -1,4 +1,4 @@
-//! What the operations of a machine cost.
+//! Costs of a machine's operations.
 
 use crate::time::Time;
 
@@ -46,8 +46,8 @@ pub struct Costs {
     /// To clean and invalidate one page of 4 KiB to the point of coherency; the port is shared by
     /// all CPUs.
     pub clean: Time,
-    /// The same for one of the pages that were cleaned last, by whichever CPU: nothing has to be
-    /// looked for, nor written back. Zero: no different.
+    /// Cleaning one of the pages that were cleaned last, by whichever CPU: nothing has to be looked
+    /// for, nor written back. Zero: no different.
     pub clean_again: Time,
     /// To zero one page of 4 KiB, before a guest gets it.
     pub zero: Time,
@@ -60,7 +60,7 @@ pub struct Costs {
     pub latency: Time,
     /// To deliver an interrupt to another CPU, until its handler runs.
     pub interrupt: Time,
-    /// The same for an interrupt of a hypervisor's or a kernel's on the hardware itself, answered.
+    /// An interrupt of a hypervisor's or a kernel's on the hardware itself, answered.
     pub host_interrupt: Time,
     /// For a CPU that has nothing to do, and sleeps, to start after an interrupt.
     pub wake: Time,

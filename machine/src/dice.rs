@@ -1,5 +1,4 @@
-//! What the hardware does when it is free to choose: numbers that look random and are those of a
-//! seed.
+//! Choices of the hardware where it is free: numbers that look random and are those of a seed.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,7 +12,7 @@ pub(crate) struct Dice {
     recent: RefCell<Vec<u64>>,
 }
 
-/// So many addresses are kept.
+/// The number of addresses that are kept.
 const RECENT: usize = 16;
 
 impl Dice {

@@ -74,7 +74,7 @@ struct Early {
 pub(crate) struct Buffered {
     pub pa: u64,
     pub value: u64,
-    /// What was there for the program that stored, if rules are checked.
+    /// The word before, for the program that stored, if rules are checked.
     before: u64,
     /// Stores of an earlier group leave first.
     group: u32,
@@ -91,7 +91,7 @@ struct Root {
 /// A contiguous run: space, first and last address, levels below.
 type Run = (u16, (u64, u64), u8);
 
-/// What a CPU does with what it remembers.
+/// A CPU's use of what it remembers.
 ///
 /// ```
 /// use tablewright_machine::{Architecture, CpuState, Machine, Memory, Setup};
@@ -111,7 +111,7 @@ pub enum CpuState {
     Stopped,
 }
 
-/// What one CPU has.
+/// The state of one CPU.
 struct Core {
     /// Lower and upper half; on x86 both are the same.
     roots: [Cell<Option<Root>>; 2],
@@ -193,9 +193,9 @@ pub struct Hardware {
     bits: Bits,
     /// Virtual addresses of guests that were worked on lately.
     guests: Dice,
-    /// Where the address stands in a leaf of pages, if it stands where it stands in the address.
+    /// Bits of the address in a leaf of pages, if it stands where it stands in the address.
     address_mask: Option<u64>,
-    /// What the last byte of a page is from the first.
+    /// The distance of a page's last byte from its first.
     last_byte: u64,
     cores: Box<[Core]>,
     /// How often each has published. As many as there may be: an index that is the CPU of a key
@@ -239,7 +239,7 @@ const MOST_BUFFERED: usize = 64;
 const MOST_VIOLATIONS: usize = 64;
 
 impl Hardware {
-    /// So many CPUs around one memory. With a scheduler, violations say when.
+    /// Builds a number of CPUs around one memory. With a scheduler, violations say when.
     pub(crate) fn new(
         architecture: Architecture,
         cpus: usize,
@@ -668,7 +668,7 @@ impl Hardware {
         Some(pa)
     }
 
-    /// So many frames beside each other.
+    /// Takes a number of frames beside each other.
     pub(crate) fn take_run(
         &self,
         cpu: usize,

@@ -1,13 +1,13 @@
-//! What instructions that broadcast ask for, decoded from their operands: what messengers of the
-//! engine encode is put to the machine's TLBs by this, which shares no code with them.
+//! Broadcast instructions, decoded from their operands: this puts the engine's encodings to the
+//! machine's TLBs, and shares no code with them.
 
 use tablewright::shootdown::{amd, arm64};
 
 use crate::tlb::{Globals, Tlbi};
 
 impl Tlbi {
-    /// What INVLPGB asks for (APM vol. 3): RAX has the address and what it is valid for, ECX the
-    /// count and the stride, EDX the ASID and the PCID.
+    /// Decodes INVLPGB (APM vol. 3): RAX has the address and what it is valid for, ECX the count
+    /// and the stride, EDX the ASID and the PCID.
     ///
     /// ```
     /// use tablewright::shootdown::amd::Invlpgb;
@@ -33,8 +33,8 @@ impl Tlbi {
         }
     }
 
-    /// What a TLBI of stage 1 that is broadcast asks for, with pages of so many bytes, as a power
-    /// of two; `wide` where addresses are of 52 bits (DDI 0487 C5.5).
+    /// Decodes a TLBI of stage 1 that is broadcast, with pages of so many bytes, as a power of two;
+    /// `wide` where addresses are of 52 bits (DDI 0487 C5.5).
     ///
     /// ```
     /// use tablewright::shootdown::arm64::{Op, Tlbi};

@@ -12,7 +12,7 @@ use crate::resource::{Counter, NO_CPU, Usage};
 use crate::sched::Cpu;
 use crate::time::Time;
 
-/// What a [`Lock`] costs.
+/// The costs of a [`Lock`].
 ///
 /// ```
 /// use tablewright_machine::{Lock, LockCosts, Time};

@@ -44,7 +44,7 @@ pub use mapper::{MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper
 pub use walks::MachineWalk;
 use walks::Walks;
 
-/// What a machine is made of.
+/// The parts of a machine.
 ///
 /// ```
 /// use tablewright_machine::{Architecture, Granule, Memory, Regime, Setup};
@@ -82,8 +82,8 @@ impl Setup {
     }
 }
 
-/// So many pages of those that were cleaned last are known: as much memory as a large cache holds,
-/// 16 MiB in pages of 4 KiB.
+/// The number of pages, of those that were cleaned last, that are known: as much memory as a large
+/// cache holds, 16 MiB in pages of 4 KiB.
 const LATELY: usize = 1 << 12;
 
 /// How often something was done.
@@ -263,7 +263,7 @@ impl Machine {
         &self.hardware.memory
     }
 
-    /// What was done so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         Counts {
             publications: self.publications.get(),
@@ -351,7 +351,7 @@ impl Machine {
         self.translate_by(request, Hardware::look, Hardware::step)
     }
 
-    /// The same over the two stages of a guest.
+    /// Translates over the two stages of a guest.
     #[inline(never)]
     fn translate_for_guest(&self, request: Request) -> Result<Translated, Fault> {
         self.translate_by(request, Hardware::guest_look, Hardware::guest_step)
@@ -445,8 +445,8 @@ impl Machine {
         self.hardware.set_state(cpu.id(), state);
     }
 
-    /// The same of another: a hypervisor has taken it off between two instructions, or is about to
-    /// let it go on.
+    /// Sets the state of another CPU: a hypervisor has taken it off between two instructions, or is
+    /// about to let it go on.
     pub fn set_state_of(&self, other: usize, state: CpuState) {
         self.cpu().order();
         self.hardware.set_state(other, state);
@@ -459,7 +459,7 @@ impl Machine {
         self.forget_for(other, tlbi);
     }
 
-    /// The same, and what it costs is for the program to spend.
+    /// Has another CPU forget, at a cost that is for the program to spend.
     pub fn forget_for(&self, other: usize, tlbi: Tlbi) {
         let cpu = self.cpu();
         cpu.order();
@@ -490,8 +490,8 @@ impl Machine {
         self.hardware.take_page(cpu.id()).map(Pa::new)
     }
 
-    /// So many pages beside each other, a power of two, aligned to the size of all: each is to be
-    /// given back by itself.
+    /// Takes a number of pages beside each other, a power of two, aligned to the size of all: each
+    /// is to be given back by itself.
     pub fn take_pages(&self, count: usize) -> Option<Pa> {
         let cpu = self.cpu();
         cpu.order();

@@ -19,10 +19,10 @@ use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::slice;
 
-/// What a frame holds before it is written: valid in every format, and leading nowhere.
+/// The word of a frame before it is written: valid in every format, and leading nowhere.
 pub(crate) const POISON: u64 = 0x0000_dead_dead_d003;
 
-/// What has become of a frame.
+/// The state of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Not handed out.
@@ -37,7 +37,7 @@ pub(crate) enum State {
     Data,
 }
 
-/// What is kept for each frame.
+/// The record of each frame.
 pub(crate) struct Meta {
     pub state: Cell<State>,
     /// Levels below this table.
@@ -277,7 +277,7 @@ impl Memory {
         Some((self.first.wrapping_add(offset as u64), meta))
     }
 
-    /// Where the host has an entry of a frame.
+    /// Returns the host's address of an entry of a frame.
     ///
     /// # Safety
     /// 1. `frame` is a frame and `index` an entry of it.
@@ -287,7 +287,7 @@ impl Memory {
         unsafe { self.base.as_ptr().add((frame << self.shift) + index * 8) }.cast()
     }
 
-    /// Where the host has the 8 bytes at a physical address, if it is memory.
+    /// Returns the host's address of the 8 bytes at a physical address, if it is memory.
     #[inline(always)]
     pub(crate) fn at(&self, pa: u64) -> Option<*mut u64> {
         let offset = pa.wrapping_sub(self.first) as usize & !7;

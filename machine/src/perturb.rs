@@ -47,7 +47,7 @@ impl Default for Perturbation {
 }
 
 impl Perturbation {
-    /// What the stream of a CPU starts from.
+    /// Returns the start of a CPU's stream.
     pub(crate) fn stream(&self, cpu: usize) -> u64 {
         let start = Cell::new(self.seed);
         let start = next(&start) ^ cpu as u64;

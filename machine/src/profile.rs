@@ -58,24 +58,24 @@ use file::ProfileToml;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// What it is called: lower-case letters, digits and `-`.
+    /// Its name: lower-case letters, digits and `-`.
     pub name: String,
-    /// What it is, in a line or two.
+    /// Its description, in a line or two.
     pub description: String,
     /// The system that it describes.
     pub system: System,
     /// The rules that the machine follows.
     pub architecture: Architecture,
-    /// What its operations cost. What the file leaves out is zero here: see
+    /// The costs of its operations. What the file leaves out is zero here: see
     /// [`states`](Self::states).
     pub costs: Costs,
     /// Which costs the file gives, a bit for each.
     stated: u32,
-    /// Where costs and rules come from. A key is named at most once.
+    /// Sources of costs and rules. A key is named at most once.
     pub provenance: Vec<Provenance>,
     /// The published rows that costs were fitted on.
     pub fitted_on: Vec<RowSelector>,
-    /// What the model with these costs does not explain.
+    /// Differences that the model with these costs does not explain.
     pub unexplained: Vec<Unexplained>,
 }
 
@@ -99,7 +99,7 @@ pub struct System {
     pub cpus: Option<u32>,
     /// RAM in GiB.
     pub ram_gib: u32,
-    /// What published tables call it.
+    /// Its names in published tables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published_as: Vec<String>,
 }
@@ -135,7 +135,7 @@ pub enum Kind {
     Imagined,
 }
 
-/// Where some of a profile's figures come from.
+/// The source of some of a profile's figures.
 ///
 /// ```
 /// use tablewright_machine::{Profile, Source};
@@ -261,12 +261,12 @@ impl RowSelector {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unexplained {
-    /// What is published and what the model says.
+    /// The published figure and that of the model.
     pub what: String,
     /// The published rows in which it shows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<RowSelector>,
-    /// What cannot be the reason, and why.
+    /// Reasons that are ruled out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ruled_out: Vec<String>,
 }
@@ -298,7 +298,7 @@ pub enum ProfileError {
         file: String,
         /// The line, where there is one, and the key.
         place: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
 }
@@ -470,7 +470,7 @@ impl Profile {
         self.stated |= 1 << cost.0;
     }
 
-    /// Where the figure of a key comes from, if the profile says so.
+    /// Returns the source of the figure of a key, if the profile says it.
     ///
     /// ```
     /// use tablewright_machine::Profile;

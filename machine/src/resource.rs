@@ -98,8 +98,8 @@ impl Resource {
         waited
     }
 
-    /// As [`acquire`](Resource::acquire), but the CPU goes on and does not wait. Returns when the
-    /// service will be complete, for [`Cpu::wait_until`].
+    /// Reserves the resource like [`acquire`](Resource::acquire), but the CPU goes on and does not
+    /// wait. Returns when the service will be complete, for [`Cpu::wait_until`].
     ///
     /// ```
     /// use tablewright_machine::{Config, Resource, Scheduler, Time};
@@ -137,7 +137,7 @@ impl Resource {
     }
 }
 
-/// What it costs to write a cache line.
+/// Costs of writing a cache line.
 ///
 /// ```
 /// use tablewright_machine::{Line, LineCosts, Time};

@@ -104,7 +104,7 @@ rules! {
     CacheMaintenance = "cache maintenance",
     /// A reserved form of a descriptor was used.
     Reserved = "reserved descriptor",
-    /// What was to be mapped still faults, or the run gets nowhere.
+    /// An address that was to be mapped still faults, or the run gets nowhere.
     NoProgress = "no progress",
     /// An assertion of the program that ran.
     Program = "program",
@@ -117,7 +117,7 @@ rules! {
 pub struct Violation {
     /// Which rule.
     pub rule: Rule,
-    /// What happened, and where: addresses, entries, levels.
+    /// The event, and its place: addresses, entries, levels.
     pub what: String,
     /// The CPU that did it.
     pub cpu: usize,
@@ -164,7 +164,7 @@ impl Cpus {
     }
 }
 
-/// What has to be invalidated, and how far that has come.
+/// An invalidation that is owed, and how far it has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Obligation {
     /// Names it, and the tables that were detached with it.
@@ -201,7 +201,7 @@ pub(crate) struct Obligation {
     pub cutter: Option<(u16, u8)>,
     /// The change is visible to walkers.
     pub published: bool,
-    /// What an old copy allows, the new descriptor allows too: at worst a spurious fault.
+    /// The new descriptor allows all that the old copy allows: at worst a spurious fault.
     pub harmless: bool,
     /// Invalidations that cover it were issued by these CPUs, to all.
     pub issued: Cpus,
@@ -226,7 +226,7 @@ pub(crate) struct Second {
     done: bool,
     /// CPUs that have invalidated it for themselves; true when complete.
     here: Vec<(u16, bool)>,
-    /// What was combined was invalidated before this step was done.
+    /// The combined translation was invalidated before this step was done.
     overtaken: bool,
 }
 
@@ -352,7 +352,7 @@ pub(crate) struct Obligations {
     looks: u64,
 }
 
-/// So many of the last obligations may go on with a new one.
+/// The number of the last obligations that may go on with a new one.
 const NEAR: usize = 64;
 
 impl Obligations {
@@ -396,7 +396,7 @@ impl Obligations {
         self.last
     }
 
-    /// What is owed under one number is owed under another as well.
+    /// Owes what is owed under one number under another as well.
     pub fn repeat(&mut self, number: u64, as_number: u64) {
         let of = |o: &&Obligation| o.number == number;
         let again = |o: &Obligation| Obligation { number: as_number, ..o.clone() };
@@ -410,9 +410,9 @@ impl Obligations {
         self.looks
     }
 
-    /// What arose in a range of a space before a look and is owed, though this CPU has seen the
-    /// change; if it says so only what it has changed itself. Of a table that reaches out of the
-    /// range the part that is in it may have been forgotten.
+    /// Returns the obligations that arose in a range of a space before a look and are owed, though
+    /// this CPU has seen the change; if it says so only those that it has caused itself. Of a table
+    /// that reaches out of the range the part that is in it may have been forgotten.
     pub fn owed_before(
         &self,
         cpu: usize,
@@ -460,7 +460,7 @@ impl Obligations {
         self.owed.push(new);
     }
 
-    /// What `cpu` has changed is visible.
+    /// Makes the changes of `cpu` visible.
     pub fn publish(&mut self, cpu: usize) {
         for obligation in &mut self.owed {
             let cut = obligation.cutter.is_some_and(|(by, _)| usize::from(by) == cpu);
@@ -592,8 +592,8 @@ impl Obligations {
         }
     }
 
-    /// What `cpu` has issued is complete. Gives the members of runs that were discharged, and what
-    /// was claimed wrongly.
+    /// Completes the invalidations that `cpu` has issued. Gives the members of runs that were
+    /// discharged, and what was claimed wrongly.
     pub fn complete(
         &mut self,
         cpu: usize,
@@ -636,7 +636,7 @@ impl Obligations {
         })
     }
 
-    /// What was changed under this number need not be invalidated.
+    /// Excuses the changes under this number from being invalidated.
     pub fn excuse(&mut self, number: u64) {
         let under = self.owed.iter_mut().filter(|o| o.number == number);
         under.for_each(|o| o.harmless = true);

@@ -27,7 +27,7 @@ use crate::perturb::Perturbation;
 use crate::time::{MAX_CPUS, Price, Time, cpu_of, time_of};
 use crate::tree::{NEVER, Tree};
 
-/// What a run depends on, besides its program.
+/// The inputs of a run, besides its program.
 ///
 /// ```
 /// use tablewright_machine::{Config, Time};
@@ -51,8 +51,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// So many CPUs, no limits, no perturbation, and stacks on which a panic can print its
-    /// backtrace.
+    /// Returns a configuration with so many CPUs, no limits, no perturbation, and stacks on which a
+    /// panic can print its backtrace.
     pub fn new(cpus: usize) -> Self {
         Self {
             cpus,
@@ -64,7 +64,7 @@ impl Config {
     }
 }
 
-/// What a run that came to its end can tell.
+/// The outcome of a run that came to its end.
 ///
 /// ```
 /// use tablewright_machine::{Config, Outcome, Scheduler, Time};
@@ -125,7 +125,7 @@ pub enum RunError {
         cpu: usize,
         /// Its clock.
         time: Time,
-        /// What the panic said.
+        /// The panic's message.
         message: String,
     },
     /// The host has no memory for the stacks.
@@ -164,7 +164,7 @@ enum State {
     Woken,
 }
 
-/// What is kept for each CPU.
+/// The record of each CPU.
 struct Slot {
     /// Its random numbers.
     stream: Cell<u64>,
@@ -256,7 +256,7 @@ impl Scheduler {
         scheduler
     }
 
-    /// What it was made with.
+    /// Returns the configuration that it was made with.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -581,7 +581,7 @@ impl<'s> Cpu<'s> {
         self.pay(cost.price());
     }
 
-    /// The same, with a cost that was worked out before.
+    /// Pays a cost that was worked out before.
     #[inline(always)]
     pub(crate) fn pay(self, price: Price) {
         let key = self.0.now.get() + price.high();
@@ -677,7 +677,7 @@ impl<'s> Cpu<'s> {
         self.0.wake(cpu, at)
     }
 
-    /// Where a queue keeps the CPU behind this one.
+    /// Returns the place where a queue keeps the CPU behind this one.
     pub(crate) fn link(self, cpu: usize) -> &'s Cell<u16> {
         &self.0.slots[cpu].next
     }

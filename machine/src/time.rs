@@ -77,7 +77,7 @@ impl Time {
         ps << CPU_BITS
     }
 
-    /// What a clock advances by.
+    /// Returns the advance of a clock.
     pub(crate) const fn price(self) -> Price {
         Price(self.high())
     }
@@ -97,7 +97,7 @@ pub(crate) struct Price(u64);
 impl Price {
     pub const FREE: Self = Self(0);
 
-    /// As the upper part of a key.
+    /// Returns it as the upper part of a key.
     #[inline(always)]
     pub const fn high(self) -> u64 {
         self.0

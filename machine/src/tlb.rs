@@ -1,4 +1,4 @@
-//! What a CPU remembers of translation tables, and how it is made to forget.
+//! Translations that a CPU remembers, and how it is made to forget them.
 //!
 //! # Stamps instead of broadcasts
 //!
@@ -31,8 +31,8 @@ use std::cell::Cell;
 
 use tablewright_walker::Denied;
 
-/// What an invalidation is about, where a guest has a stage 1 of its own above stage 2. Without a
-/// guest there is one stage, and all is [`Both`](Stages::Both).
+/// The stages that an invalidation is about, where a guest has a stage 1 of its own above stage 2.
+/// Without a guest there is one stage, and all is [`Both`](Stages::Both).
 ///
 /// ```
 /// use tablewright_machine::{Stages, Tlbi};
@@ -56,15 +56,15 @@ pub enum Stages {
     /// EPTP; a flush by ASID of AMD), without addresses; and everything where there is one stage.
     #[default]
     Both,
-    /// What was found of stage 2 alone, by addresses that the guest takes for physical (TLBI
+    /// Translations of stage 2 alone, by addresses that the guest takes for physical (TLBI
     /// IPAS2E1).
     Second,
-    /// What stage 1 had a part in, by virtual addresses of the guest or all (TLBI VAE1, ASIDE1,
-    /// VMALLE1; INVVPID).
+    /// Translations in which stage 1 has a part, by virtual addresses of the guest or all (TLBI
+    /// VAE1, ASIDE1, VMALLE1; INVVPID).
     First,
 }
 
-/// What becomes of global translations.
+/// The fate of global translations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Globals {
     /// They go with an address, under whatever identifier, and where no identifier is named (TLBI
@@ -117,7 +117,7 @@ pub struct Tlbi {
     pub leaves_only: bool,
     /// All that is remembered of tables under the identifier, for whatever addresses.
     pub all_tables: bool,
-    /// What becomes of global translations.
+    /// The fate of global translations.
     pub globals: Globals,
     /// On all CPUs, not only on the one that says it.
     pub broadcast: bool,
@@ -364,7 +364,7 @@ impl Invalidations {
     }
 }
 
-/// What the stage 1 of a guest has put into a combined entry.
+/// The part of a guest's stage 1 in a combined entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Guest {
     /// The identifier of the guest's own; `None` while its stage 1 is off.

@@ -149,7 +149,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// Where a trace goes: called with each line, without its end.
+/// The receiver of a trace: called with each line, without its end.
 pub type Sink = Box<dyn FnMut(&str)>;
 
 /// Writes the trace, if one is wanted.

@@ -43,7 +43,7 @@ fn a_slice_of_all_sequences_is_clean() {
     judge(result);
 }
 
-/// What comes of memory that is used again before it is forgotten.
+/// Rules that memory breaks which is used again before it is forgotten.
 const FORGOTTEN: &[&str] = &[
     "break-before-make",
     "conflict",
@@ -53,7 +53,7 @@ const FORGOTTEN: &[&str] = &[
     "stale use",
 ];
 
-/// What comes of stores that are not visible yet.
+/// Rules that stores break which are not visible yet.
 const UNSEEN: &[&str] = &["linked early", "never invalidated", "stale use", "invalidation"];
 
 /// Bugs of the embedder, within how many sequences each is found, and the rules of which one is

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use tablewright::{Span, Va};
 
-/// What is in an area.
+/// The contents of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The program: mapped when the process is made, and the same frames in a child.

@@ -9,7 +9,7 @@ use tablewright::{
 
 use crate::area::{Area, Areas, Kind};
 
-/// Where the frames of processes come from, and how many mappings there are of each: its *users*.
+/// The source of processes' frames, and the count of each one's mappings: its *users*.
 ///
 /// It is called for different processes by different processors at a time.
 pub trait Memory {
@@ -47,7 +47,7 @@ impl<M: Memory> Memory for &M {
     }
 }
 
-/// What an access was for.
+/// The purpose of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// A load.
@@ -61,15 +61,15 @@ pub enum Want {
 /// A fault of the program, as the processor reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where.
+    /// The address.
     pub at: Va,
-    /// What for.
+    /// The purpose.
     pub want: Want,
     /// Nothing was mapped there; otherwise it was mapped without the permission.
     pub missing: bool,
 }
 
-/// What was done for a fault: the program tries again.
+/// The work that was done for a fault: the program tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
     /// There is a page now.
@@ -196,12 +196,12 @@ pub struct Process<F: Format<Input = Va>, P: Platform + Clone, M: Memory> {
     space: AddressSpace<F, P>,
     memory: M,
     areas: Areas,
-    /// What pages are made by: those that may be written, and those that may not.
+    /// Templates of pages: those that may be written, and those that may not.
     writable: Encoded<F>,
     constant: Encoded<F>,
 }
 
-/// What may be done where the process may write.
+/// Permissions where the process may write.
 const WRITABLE: Perms = Attrs::USER_DATA.perms;
 
 impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {

@@ -11,7 +11,7 @@ pub const HEAP: u64 = 1 << 28;
 /// The address of the program.
 pub const TEXT: u64 = 0x40_0000;
 
-/// What a step asks of the processor that the engine runs on.
+/// Requests of a step to the processor that the engine runs on.
 ///
 /// ```
 /// use tablewright_processes::Step;
@@ -51,7 +51,7 @@ impl Counts {
         }
     }
 
-    /// The same so many times.
+    /// Multiplies the counts.
     const fn times(self, count: u64) -> Self {
         Self {
             stores: self.stores * count,
@@ -66,8 +66,8 @@ const NONE: Counts = Counts { stores: 0, waits: 0, invalidations: 0, loads: 0 };
 /// Entries that were holes: walkers remember no hole, so that all there is to do is to let them see
 /// the stores.
 const PUBLISH: Counts = Counts { stores: 1, ..NONE };
-/// What walkers may remember is forgotten: the stores are seen, then the invalidation is issued,
-/// then it is complete. Once for all that was gathered.
+/// Counts of forgetting what walkers may remember: the stores are seen, then the invalidation is
+/// issued, then it is complete. Once for all that was gathered.
 const FLUSH: Counts = Counts { stores: 1, waits: 1, invalidations: 1, loads: 0 };
 
 /// A step.
@@ -132,7 +132,7 @@ impl Step {
         }
     }
 
-    /// What it asks of the processor.
+    /// Returns its requests to the processor.
     pub const fn expected(self) -> Counts {
         match self {
             // Each fault maps a hole.

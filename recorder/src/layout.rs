@@ -25,7 +25,7 @@ pub struct Mapping {
     pub writable: bool,
     /// It holds code.
     pub executable: bool,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
 }
 
@@ -104,8 +104,8 @@ impl Layout {
         numbers
     }
 
-    /// What the mapping of a page without a number has of its block, up to what has numbers
-    /// already. A page that was unmapped since it was seen is alone.
+    /// Returns the part of a block, around a page without a number, that the page's mapping has, up
+    /// to what has numbers already. A page that was unmapped since it was seen is alone.
     fn block_around(&self, page: u64, map: &[Mapping]) -> Run {
         let whole = mapping_of(map, page).map_or(Run { first: page, pages: 1 }, |m| m.run);
         let block = page & !(BLOCK - 1);

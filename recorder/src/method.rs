@@ -23,7 +23,7 @@ impl Method {
     /// In the order in which they are tried.
     pub const ALL: [Self; 2] = [Self::Scan, Self::SoftDirty];
 
-    /// What recordings call it.
+    /// Returns its name in recordings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Scan => "scan",
@@ -31,7 +31,7 @@ impl Method {
         }
     }
 
-    /// What recordings say that it cannot see.
+    /// Returns the limits of its sight, for recordings.
     pub fn blind(self) -> Vec<String> {
         let blind: &[&str] = match self {
             Self::Scan => &scan::BLIND,
@@ -68,7 +68,7 @@ impl Watcher {
         }
     }
 
-    /// What was written since the last harvest. The first tells what is there.
+    /// Harvests the pages that were written since the last harvest. The first tells what is there.
     pub fn harvest(&mut self, process: &mut Process) -> Result<Harvest, WatchError> {
         match self {
             Self::Scan(scan) => scan.harvest(process),

@@ -158,7 +158,7 @@ impl Process {
         self.pidfd.ended(milliseconds)
     }
 
-    /// What is mapped now, by address; nothing if the address space is gone.
+    /// Returns the present mappings, by address; nothing if the address space is gone.
     pub fn map(&mut self) -> Result<Vec<Mapping>, ProcessError> {
         read_map(&mut self.maps, self.page)
     }
@@ -209,7 +209,7 @@ impl Process {
             .sum()
     }
 
-    /// What it was started with, on one line.
+    /// Returns the command that it was started with, on one line.
     pub fn command(&self) -> String {
         match self.files.cmdline() {
             Ok(words) if !words.is_empty() => words.join(" "),
@@ -225,8 +225,8 @@ impl Process {
         tasks.flatten().filter_map(|task| task.children().ok()).map(|children| children.len()).sum()
     }
 
-    /// What lets a device write to its memory without a page fault, in words. A guest of KVM is not
-    /// among it: its writes fault in the host.
+    /// Returns the ways in which a device may write to its memory without a page fault, in words. A
+    /// guest of KVM is not among it: its writes fault in the host.
     pub fn direct_access(&self) -> Vec<&'static str> {
         let mut found = Vec::new();
         if self.files.status().is_ok_and(|status| status.vmpin.is_some_and(|kib| kib > 0)) {

@@ -56,7 +56,7 @@ pub struct Header {
     pub blind: Vec<String>,
     /// The kernel that watched.
     pub kernel: String,
-    /// What was recorded.
+    /// The command that was recorded.
     pub command: String,
     /// Its number then.
     pub pid: u64,
@@ -110,22 +110,22 @@ pub struct Region {
     pub first: u64,
     /// How many.
     pub pages: u64,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
 }
 
-/// What happened between two harvests.
+/// The writes between two harvests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// When it began, in nanoseconds after the start.
     pub start_ns: u64,
     /// How long it was.
     pub length_ns: u64,
-    /// What was written in it, ascending.
+    /// The pages that were written in it, ascending.
     pub runs: Vec<Run>,
 }
 
-/// What the recording did to the program.
+/// The effect of the recording on the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Cost {
     /// How long it was stopped in all, in nanoseconds.
@@ -134,7 +134,7 @@ pub struct Cost {
     pub harvest_ns: u64,
     /// At most so many page faults that it would not have had.
     pub faults: u64,
-    /// What one costs, measured on this computer.
+    /// The cost of one, measured on this computer.
     pub fault_ns: u64,
     /// Bytes of huge pages that it had when the recording began.
     pub huge_before: u64,
@@ -142,7 +142,7 @@ pub struct Cost {
     pub huge_after: u64,
 }
 
-/// What is known when the recording is over.
+/// Knowledge at the end of the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// How many.
@@ -151,9 +151,9 @@ pub struct Summary {
     pub written: u64,
     /// Why the recording ended.
     pub ended: String,
-    /// What it did to the program.
+    /// Its effect on the program.
     pub cost: Cost,
-    /// What to keep in mind.
+    /// Warnings to the reader.
     pub warnings: Vec<String>,
 }
 
@@ -262,17 +262,17 @@ impl Writer {
     }
 }
 
-/// Where a file is not a recording.
+/// The place at which a file is not a recording.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("byte {offset}: {problem}")]
 pub struct RecordingError {
     /// From the beginning of the file.
     pub offset: usize,
-    /// What is wrong there.
+    /// The problem there.
     pub problem: Problem,
 }
 
-/// What is wrong with a recording.
+/// A problem with a recording.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -306,12 +306,12 @@ pub enum Problem {
     /// A run ends behind the pages that were handed out.
     #[error("a run up to page {end}, where there are {pages} pages")]
     Beyond {
-        /// Where it ends.
+        /// The end of it.
         end: u64,
         /// How many there are.
         pages: u64,
     },
-    /// What was there comes after an interval.
+    /// A record of what was there comes after an interval.
     #[error("pages that were there at the start, after the start")]
     Late,
     /// The times come to more than a number holds.
@@ -323,12 +323,12 @@ pub enum Problem {
     /// The bytes are not those that were written.
     #[error("the checksum is {found:#010x} and should be {expected:#010x}: the file was changed")]
     Checksum {
-        /// What the file says.
+        /// The checksum of the file.
         expected: u32,
-        /// What it is.
+        /// The checksum of its bytes.
         found: u32,
     },
-    /// So many bytes follow the end.
+    /// Bytes follow the end.
     #[error("{0} bytes behind the end of the recording")]
     Trailing(usize),
 }
@@ -341,7 +341,7 @@ pub struct Recording {
     regions: Vec<Region>,
     pages: u64,
     present: Vec<Run>,
-    /// Where the intervals are, behind their tags.
+    /// The places of the intervals, behind their tags.
     intervals: Vec<usize>,
     summary: Summary,
 }
@@ -421,12 +421,12 @@ impl Recording {
         self.pages
     }
 
-    /// What was there when the recording began.
+    /// Returns the pages that were there when the recording began.
     pub fn present(&self) -> &[Run] {
         &self.present
     }
 
-    /// What is known at the end.
+    /// Returns the summary at the end.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }

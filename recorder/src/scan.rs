@@ -28,7 +28,7 @@ use crate::recording::{Run, join, pages};
 use crate::sys::{self, Filter, Found, Trial, Userfault};
 use crate::tracee::{TraceError, Tracee, gate};
 
-/// What this cannot see.
+/// Writes that this cannot see.
 pub const BLIND: [&str; 5] = [
     "writes that make no page fault: by devices and by io_uring into registered buffers",
     "writes to shared memory by other processes",
@@ -47,7 +47,7 @@ const UNWATCHED: Filter = Filter {
     protect: false,
 };
 
-/// What was written since the last scan, protected again. A page that is not there counts as
+/// Pages that were written since the last scan, protected again. A page that is not there counts as
 /// written too, and is left out.
 const HARVEST: Filter = Filter {
     inverted: 0,
@@ -98,8 +98,8 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Where the process has an instruction for system calls. One that is just being started has
-    /// its stack before its code: it gets a second.
+    /// Finds an instruction for system calls in the process. One that is just being started has its
+    /// stack before its code: it gets a second.
     fn gate(process: &mut Process) -> Result<u64, WatchError> {
         let until = Instant::now() + Duration::from_secs(1);
         loop {
@@ -157,7 +157,8 @@ impl Scan {
         Ok((Self { uffd, page }, stopped.as_nanos() as u64))
     }
 
-    /// What was written since the last harvest; at the first, everything that is there.
+    /// Harvests the pages that were written since the last harvest; at the first, everything that
+    /// is there.
     pub fn harvest(&self, process: &mut Process) -> Result<Harvest, WatchError> {
         let map = process.map()?;
         let Some(last) = map.last() else {

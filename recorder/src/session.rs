@@ -10,7 +10,7 @@ use crate::process::{Process, ProcessError};
 use crate::recording::{Cost, Header, LONGEST, Summary, Writer};
 use crate::sys::page_size;
 
-/// What changes seldom is looked up no more often.
+/// The interval of looks at what changes seldom.
 const LOOK: Duration = Duration::from_secs(1);
 /// The longest wait without a look at what happened.
 const SLICE: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ struct Watched {
     method: Method,
     fault_ns: u64,
     watcher: Watcher,
-    /// What was there.
+    /// The pages that were there.
     harvest: Harvest,
     /// For how long the process was stopped for all this.
     stopped_ns: u64,
@@ -89,7 +89,7 @@ fn watch(methods: &[(Method, u64)], process: &mut Process) -> Result<Watched, St
 /// How a recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should.
+    /// The recording is as it should be.
     Complete,
     /// By an error. A thread may be about to stop for us, which only our own end prevents.
     Broken,
@@ -106,7 +106,7 @@ pub struct Session {
     summary: Summary,
     /// When the last interval ended.
     last: Instant,
-    /// What was already warned of.
+    /// Ways that were already warned of.
     direct: Vec<&'static str>,
     children: usize,
     programs: usize,

@@ -16,7 +16,7 @@ use crate::recording::{Run, join, pages};
 use crate::sys::{self, Trial};
 use crate::tracee::{TraceError, Tracee};
 
-/// What this cannot see.
+/// Writes that this cannot see.
 pub const BLIND: [&str; 4] = [
     "writes that make no page fault: by devices and by io_uring into registered buffers",
     "writes to shared memory by other processes",
@@ -97,7 +97,8 @@ impl SoftDirty {
         Self { begun: false }
     }
 
-    /// What was written since the last harvest; at the first, everything that is there.
+    /// Harvests the pages that were written since the last harvest; at the first, everything that
+    /// is there.
     pub fn harvest(&mut self, process: &mut Process) -> Result<Harvest, WatchError> {
         let stopped = stop_all(process)?;
         let harvest = self.harvest_stopped(process);

@@ -16,7 +16,7 @@ use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
 /// For userfaultfd: faults of user mode only, which needs no rights. With asynchronous write
 /// protection no thread handles faults, and writes by the kernel are seen all the same.
 const UFFD_USER_MODE_ONLY: c_int = 1;
-/// What userfaultfd is called with, by ourselves and in a process that is watched.
+/// Flags for userfaultfd, called by ourselves and in a process that is watched.
 pub const UFFD_FLAGS: c_int = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
 
 const UFFDIO_API: c_ulong = 0xc018_aa3f;
@@ -234,7 +234,7 @@ pub enum Go {
     On,
     /// Until a system call begins or ends.
     ToSystemCall,
-    /// As if it had never been traced.
+    /// Runs on, as if it had never been traced.
     Free,
 }
 
@@ -323,7 +323,8 @@ pub fn set_signal_mask(tid: pid_t, mut mask: u64) -> io::Result<()> {
     ptrace(PTRACE_SETSIGMASK, tid, size_of::<u64>(), place)
 }
 
-/// Where a stopped thread keeps the address of the restartable sequence that it may be in.
+/// Returns the place where a stopped thread keeps the address of the restartable sequence that it
+/// may be in.
 pub fn restartable_sequence(tid: pid_t) -> Option<u64> {
     #[repr(C)]
     struct Configuration {
@@ -364,7 +365,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// So many pages, all of them written once.
+    /// Maps a number of pages, all of them written once.
     pub fn new(pages: usize, page: usize) -> io::Result<Self> {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe {
@@ -392,7 +393,7 @@ impl Trial {
         Ok(trial)
     }
 
-    /// Where they are.
+    /// Returns their address.
     pub fn address(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }

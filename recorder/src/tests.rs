@@ -21,7 +21,7 @@ use crate::sys::page_size;
 /// Marks the lines that are answers: the test harness prints there too.
 const MARK: &str = "=> ";
 
-/// What a process under test has mapped.
+/// The memory of a process under test.
 struct Memory {
     start: *mut u8,
     pages: usize,

@@ -40,7 +40,7 @@ pub enum TraceError {
     /// The kernel refuses.
     #[error("{what}: {error}")]
     Kernel {
-        /// What was tried.
+        /// The call that was tried.
         what: &'static str,
         /// Why not.
         error: io::Error,

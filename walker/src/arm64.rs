@@ -113,13 +113,13 @@ const fn run_entries(granule: Granule, depth: u32) -> usize {
     }
 }
 
-/// The same in this input space: none is larger than it.
+/// Returns the run of an entry in this input space: none is larger than it.
 pub(crate) const fn run_in(granule: Granule, depth: u32, shape: Shape) -> usize {
     let run = run_entries(granule, depth);
     if run > shape.entries(depth) { 1 } else { run }
 }
 
-/// Where the address bits above bit 47 stand.
+/// The place of the address bits above bit 47.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HighAddress {
     /// There are none.
@@ -130,7 +130,7 @@ enum HighAddress {
     Lpa,
 }
 
-/// Where things stand in the descriptors of one granule and address size, in both stages.
+/// The layout of the descriptors of one granule and address size, in both stages.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     pub(crate) granule: Granule,
@@ -138,7 +138,7 @@ pub(crate) struct Layout {
     high: HighAddress,
 }
 
-/// What a descriptor is by its two lowest bits.
+/// A descriptor's form, by its two lowest bits.
 pub(crate) enum Form {
     Invalid,
     Table,
@@ -146,7 +146,7 @@ pub(crate) enum Form {
     Reserved(&'static str),
 }
 
-/// What a leaf says of addresses and sharing.
+/// A leaf's address and shareability.
 pub(crate) struct Extent {
     pub(crate) pa: u64,
     pub(crate) size: u64,
@@ -351,7 +351,7 @@ fn access(Denied(denied): Denied, leaf: u64) -> Access {
     }
 }
 
-/// The same where there is one exception level (D8.4.1).
+/// Returns the access where there is one exception level (D8.4.1).
 #[inline(always)]
 fn access_of_el2(Denied(denied): Denied, leaf: u64) -> Access {
     Access {

@@ -1,4 +1,4 @@
-//! What a walk finds: a leaf, a table, or the reason why there is neither.
+//! The result of a walk: a leaf, a table, or the reason why there is neither.
 
 use core::fmt;
 
@@ -20,7 +20,7 @@ pub struct Leaf {
     /// The bytes that one TLB entry may cover: those of the whole run with the Contiguous bit, else
     /// [`size`](Self::size).
     pub run_size: u64,
-    /// What may be done here, with the restrictions of all tables on the way applied.
+    /// The access that is allowed here, with the restrictions of all tables on the way applied.
     pub access: Access,
     /// The translation belongs to every address space: arm64 nG clear, x86-64 G set; never in
     /// stage 2.
@@ -63,7 +63,7 @@ impl Leaf {
     }
 }
 
-/// What the two classes of software may do with a page.
+/// The access of the two classes of software to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The kernel, in stage 2 the guest's: arm64 EL1, x86-64 supervisor mode.

@@ -53,7 +53,7 @@ pub enum Regime {
         /// set) for 4 KiB and 16 KiB, with FEAT_LVA and FEAT_LPA for 64 KiB.
         wide: bool,
     },
-    /// The same with virtual addresses of another size. It starts at the lowest level at which one
+    /// Stage 1 with virtual addresses of another size. It starts at the lowest level at which one
     /// table resolves what is left.
     Arm64Stage1Sized {
         /// The translation granule.
@@ -207,7 +207,7 @@ pub(crate) struct Shape {
     /// The depth of the root.
     pub(crate) top: u32,
     last_level: i8,
-    /// What is added to the level's number on the way to the root.
+    /// The step of the level's number on the way to the root.
     step: i8,
 }
 

@@ -9,7 +9,7 @@ use crate::regime::Shape;
 use crate::walk::{Format, Position};
 use crate::{Fault, Leaf, Regime};
 
-/// What table descriptors take away from everything under them.
+/// Access that table descriptors take away from everything under them.
 ///
 /// On arm64 the bits PXNTable, UXNTable and APTable (DDI 0487 D8.4.1), nothing in its stage 2; on
 /// x86-64 and in nested paging a clear R/W, a clear U/S, XD (SDM vol. 3A 5.6.1); the rights that an
@@ -21,7 +21,7 @@ impl Denied {
     /// Nothing is taken away.
     pub const NONE: Self = Self(0);
 
-    /// What both take away together.
+    /// Returns the access that is taken away by either.
     #[inline(always)]
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
@@ -29,7 +29,7 @@ impl Denied {
     }
 }
 
-/// What one descriptor means.
+/// The meaning of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptor {
     /// Not valid: maps nothing, all other bits belong to software.
@@ -38,7 +38,7 @@ pub enum Descriptor {
     Table {
         /// The physical address of that table.
         pa: u64,
-        /// What this descriptor by itself takes away from everything under it.
+        /// Access that this descriptor by itself takes away from everything under it.
         denied: Denied,
     },
     /// Maps memory.
@@ -80,8 +80,8 @@ pub fn decode(regime: Regime, level: i8, va: u64, denied: Denied, descriptor: u6
     })
 }
 
-/// What hardware that manages the access flag makes of `descriptor`, of a table of `level`, when it
-/// uses it; `None` when there is nothing to write.
+/// Returns `descriptor`, of a table of `level`, as hardware that manages the access flag makes it
+/// when it uses it; `None` when there is nothing to write.
 ///
 /// * arm64 sets AF of a leaf (FEAT_HAFDBS with TCR_EL1.HA set; DDI 0487 D8.5.1.2). It leaves tables
 ///   alone, as without FEAT_HAFT.
@@ -111,8 +111,8 @@ pub fn with_access_flag(regime: Regime, level: i8, descriptor: u64) -> Option<u6
     (flagged != descriptor).then_some(flagged)
 }
 
-/// What hardware that manages the dirty state makes of the leaf `descriptor`, of a table of
-/// `level`, when a write goes through it; `None` when there is nothing to write: it is dirty,
+/// Returns the leaf `descriptor`, of a table of `level`, as hardware that manages the dirty state
+/// makes it when a write goes through it; `None` when there is nothing to write: it is dirty,
 /// forbids writing, or is no leaf.
 ///
 /// * arm64 clears AP\[2\] where DBM is set (FEAT_HAFDBS with TCR_EL1.HA and HD set; DDI 0487
@@ -233,7 +233,7 @@ impl Walk {
         self.shape.level(self.position.depth)
     }
 
-    /// What the tables passed so far take away.
+    /// Returns the access that the tables passed so far take away.
     #[inline]
     pub const fn denied(&self) -> Denied {
         self.position.denied

@@ -51,7 +51,7 @@ fn malformed(level: i8, table: u64, index: usize, descriptor: u64, why: &'static
     Malformed { level, table, index, descriptor, why }
 }
 
-/// Where a walk stands: in front of the descriptor of `table` that `va` selects.
+/// The position of a walk: in front of the descriptor of `table` that `va` selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) va: u64,

@@ -38,8 +38,8 @@ fn every_row_means_what_the_manual_says() {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
-/// What `denied` takes away from leaves that permit everything: two of arm64, because EL1 executes
-/// none that EL0 writes.
+/// Returns the access that `denied` takes away from leaves that permit everything: two of arm64,
+/// because EL1 executes none that EL0 writes.
 fn taken(regime: Regime, denied: Denied) -> Access {
     let (leaves, level): (&[u64], i8) = match regime {
         Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => (&[0x403, 0x443], 3),

@@ -483,7 +483,7 @@ fn member(level: i8) -> u64 {
     0x0070_0000_0000_0401 | if level == 3 { 0x2 } else { 0 }
 }
 
-/// Where and why the visit finds the run broken.
+/// Returns the place at which the visit finds the run broken, and why.
 fn broken(memory: &Memory, regime: Regime) -> Option<(usize, &'static str)> {
     match memory.leaves(regime, Half::Lower) {
         Ok(_) => None,

@@ -17,8 +17,8 @@ struct Model {
     cpu: &'static str,
     /// Whether memory has tags, which the guest does not see: it has the instructions alone.
     tags: bool,
-    /// What registers of EL2 hold before the hypervisor sets them: nothing, or all traps that there
-    /// are.
+    /// Contents of EL2's registers before the hypervisor sets them: nothing, or all traps that
+    /// there are.
     plant: Option<&'static str>,
 }
 
@@ -33,7 +33,7 @@ const CPUS: u8 = 3;
 /// Its memory, in MiB.
 const MEMORY: u64 = 256;
 
-/// What the emulator alone gets wrong: a processor can be started twice at the same time.
+/// The emulator's own error: a processor can be started twice at the same time.
 const KNOWN: &str = "won twice";
 
 impl Model {
@@ -50,7 +50,7 @@ struct Group {
     wrong: Vec<String>,
 }
 
-/// What one run has said, by group.
+/// Returns the lines of one run, by group.
 fn groups(console: &[String]) -> std::result::Result<BTreeMap<String, Group>, String> {
     let mut groups = BTreeMap::<String, Group>::new();
     let mut is_done = false;

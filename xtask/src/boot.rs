@@ -39,11 +39,11 @@ pub struct BootArgs {
     /// An initial file system of your own, instead of that of the load
     #[arg(long, value_name = "FILE", conflicts_with = "shell")]
     pub initrd: Option<PathBuf>,
-    /// So many guests at once, each with two vCPUs and so much memory, that have the processors in
-    /// turn
+    /// The number of guests at once, each with two vCPUs and so much memory, that have the
+    /// processors in turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub guests: Option<u8>,
-    /// So many small guests beside them; every fourth attacks
+    /// The number of small guests beside them; every fourth attacks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub small: Option<u8>,
     /// Bits of a VMID: with few they roll over [default: 8]
@@ -91,7 +91,7 @@ pub struct BootArgs {
 }
 
 impl BootArgs {
-    /// What is booted, and on what.
+    /// Returns the kernel to boot, and its machine.
     pub fn choice(&self) -> Choice<'_> {
         Choice {
             kernel: self.kernel.as_deref(),
@@ -270,7 +270,7 @@ pub fn run(args: &BootArgs) -> Result<()> {
     checked
 }
 
-/// What the hypervisor has counted.
+/// Prints the hypervisor's counts.
 pub fn counters(ran: &Ran) {
     say!("\nthe hypervisor counted, in {:.1} s:", ran.took.as_secs_f64());
     let counted = NAMES.iter().zip(&ran.counters);
@@ -300,7 +300,7 @@ fn check(args: &BootArgs, boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Result<
     Ok(())
 }
 
-/// What a guest that came to its end has shown.
+/// Returns the figures of a guest that came to its end.
 fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, String)> {
     let mut lines = vec![(
         "guest",
@@ -333,7 +333,7 @@ fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, Str
     lines
 }
 
-/// What was done to the memory of a guest of any architecture.
+/// Returns the deeds on the memory of a guest of any architecture.
 pub fn of_memory(
     ran: &Ran,
     evict: u64,

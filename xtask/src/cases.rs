@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 use crate::out::{self, Clock};
 use crate::{Arch, Error, Result};
 
-/// What a test does.
+/// A test's body.
 pub type Run<'a, C> = Box<dyn Fn(&C) -> Result<Outcome> + Sync + 'a>;
 
 /// A test.
 pub struct Case<'a, C> {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Whether it is part of the short set.
     pub short: bool,
     /// The processors that are emulated.
     pub arch: Arch,
-    /// What it does.
+    /// Its body.
     pub run: Run<'a, C>,
 }
 
-/// What came out of a test.
+/// A test's outcome.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What is wrong, if it did not come out as it should.
+    /// The error, if it did not come out as it should.
     pub wrong: Option<String>,
-    /// What there is to be said of it, in a few words.
+    /// A remark on it, in a few words.
     pub brief: String,
     /// Lines below.
     pub more: Vec<String>,
@@ -48,18 +48,18 @@ impl Outcome {
 pub struct How {
     /// Each so often.
     pub repeat: u16,
-    /// So many at once.
+    /// The number of tests at once.
     pub jobs: usize,
 }
 
-/// What came of one test, each time.
+/// The outcomes of one test, each time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// It came out as it should.
     pub passed: u32,
     /// It did not.
     pub failed: u32,
-    /// What it needs is not there.
+    /// Runs whose requirements are not there.
     pub skipped: u32,
 }
 
@@ -122,7 +122,7 @@ pub fn run<C: Sync>(cases: &[Case<'_, C>], context: &C, how: How) -> (Vec<Tally>
     (tallies, out::is_interrupted())
 }
 
-/// What is said of a test, which is counted.
+/// Says a test's outcome, and counts it.
 fn say(name: &str, ran: Result<Outcome>, took: Duration, tally: &mut Tally) -> Vec<String> {
     let seconds = took.as_secs_f64();
     let outcome = match ran {

@@ -41,7 +41,7 @@ pub struct CheckArgs {
     name: Option<String>,
 }
 
-/// What is run, and what has to be found.
+/// A run, and what has to be found in it.
 struct Run {
     name: &'static str,
     cpu: &'static str,
@@ -51,9 +51,9 @@ struct Run {
     tables: bool,
     log: Option<Log>,
     snapshot: bool,
-    /// So many small guests at once, with VMIDs of 3 bits, instead of one.
+    /// The number of small guests at once, with VMIDs of 3 bits, instead of one.
     guests: u8,
-    /// What is planted, and the rules that may be the first to be broken.
+    /// The planted bug, and the rules that may be the first to be broken.
     plant: Option<(&'static str, &'static [Rule])>,
 }
 
@@ -182,7 +182,7 @@ const MEMORY_OF_LINUX: u64 = 256;
 /// Rounds of the load of a Linux.
 const ROUNDS: u32 = 1;
 
-/// Where the machine has its memory.
+/// The first address of the machine's memory.
 const START: u64 = 1 << 30;
 
 /// One thing that happened, as the plugin writes it down.
@@ -212,7 +212,7 @@ impl Record {
     }
 }
 
-/// What came of a recording.
+/// The result of checking a recording.
 struct Checked {
     findings: Vec<Finding>,
     replayed: Replayed,

@@ -16,13 +16,13 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How long is waited for a machine.
 #[derive(Clone, Copy)]
 pub enum Patience {
-    /// So long in all, where nothing else is done.
+    /// A limit for all, where nothing else is done.
     InAll(Duration),
-    /// The same for each line.
+    /// A limit for each line.
     ForEachLine(Duration),
 }
 
-/// What a machine has said.
+/// The lines of a machine.
 pub struct Said {
     /// The lines of its console, without what ends them.
     pub lines: Vec<String>,
@@ -94,8 +94,8 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
     })
 }
 
-/// What of the host's processors a process has had, where that is said: two numbers of 100 in a
-/// second (`proc_pid_stat(5)`, `utime` and `stime`).
+/// Returns the time of the host's processors that a process has had, where the host says it: two
+/// numbers of 100 in a second (`proc_pid_stat(5)`, `utime` and `stime`).
 pub fn had(process: u32) -> Option<Duration> {
     let said = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name in front of it may be any.

@@ -13,7 +13,7 @@ use crate::{Error, LIMIT, Result, out};
 /// How often each instruction was executed, by its name.
 pub type Counts = BTreeMap<String, u64>;
 
-/// What a kernel and the plugin have said.
+/// The output of a kernel and the plugin.
 pub struct Ran {
     /// The console.
     pub console: String,

@@ -137,7 +137,7 @@ fn download(scratch: &Path, debian: &Debian<'_>, package: &str) -> Result<PathBu
     archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))
 }
 
-/// What a package has under names of a pattern.
+/// Unpacks the files of a package whose names have a pattern.
 fn unpack(archive: &Path, member: &str) -> Result<Vec<u8>> {
     let mut unpack = Command::new("dpkg-deb");
     let mut unpack = unpack

@@ -10,7 +10,7 @@ use crate::debian::{self, Debian, Release};
 use crate::fetch::{self, QEMU, output};
 use crate::{About as _, Error, Result};
 
-/// What is said for the QEMU of Debian 13.
+/// The name of Debian 13's QEMU.
 const FETCHED: &str = "debian-13";
 
 /// A QEMU.
@@ -67,7 +67,7 @@ fn interpreter(program: &[u8]) -> Option<PathBuf> {
 }
 
 impl Emulator {
-    /// What the option names; the one that is installed, if it is not given.
+    /// Returns the emulator that the option names; the one that is installed, if it is not given.
     ///
     /// # Errors
     /// It is not there, or cannot be had.

@@ -20,10 +20,10 @@ pub enum Kernel {
     Arm64,
 }
 
-/// What their lines begin with.
+/// The first word of their lines.
 pub const NAME: &str = "example";
 
-/// What each of them says last.
+/// The last line of each.
 const DONE: &str = "example: done";
 
 impl Kernel {

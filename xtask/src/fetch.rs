@@ -1,4 +1,4 @@
-//! What a boot needs, fetched and built where it is missing.
+//! Files that a boot needs, fetched and built where they are missing.
 //!
 //! The kernel and the guest's shell come from [Debian](crate::debian), to `target/guest`. QEMU has
 //! to be installed, if [no other](crate::emulator) is named; that is said before it is done, and
@@ -42,9 +42,9 @@ pub struct Files {
     pub kernel: PathBuf,
     /// The guest's first file system.
     pub initrd: PathBuf,
-    /// What emulates the machine.
+    /// The emulator of the machine.
     pub emulator: Emulator,
-    /// What the hypervisor was built for.
+    /// The hypervisor's variant.
     pub variant: Variant,
 }
 
@@ -63,7 +63,7 @@ pub enum Granule {
     K64,
 }
 
-/// What a hypervisor for arm64 is built for.
+/// A variant of a hypervisor for arm64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Variant {
     /// The granule of stage 2.
@@ -84,7 +84,7 @@ impl Variant {
         }
     }
 
-    /// What the build is told.
+    /// Returns the features for the build.
     fn features(self) -> Vec<&'static str> {
         let granule = match self.granule {
             Granule::K4 => None,
@@ -103,14 +103,15 @@ pub fn root() -> PathBuf {
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// Where things are built: absolute, because the hypervisor is built from another directory.
+/// Returns the directory of builds: absolute, because the hypervisor is built from another
+/// directory.
 pub fn target() -> PathBuf {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     std::path::absolute(&target).unwrap_or(target)
 }
 
-/// Where files for guests are kept.
+/// Returns the directory of files for guests.
 ///
 /// # Errors
 /// There is no such place, and it cannot be made.
@@ -144,8 +145,8 @@ fn is_installed(program: &str) -> bool {
         .is_ok()
 }
 
-/// What a boot needs, and is not built here: an emulator, a kernel, a shell. Returns the kernel and
-/// the shell.
+/// Fetches the files of a boot that are not built here: an emulator, a kernel, a shell. Returns the
+/// kernel and the shell.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.
@@ -154,7 +155,7 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     kernel_and_shell(kernel, Release::Bookworm)
 }
 
-/// The same without the emulator: the kernel is one of this release's, if no other is given.
+/// Fetches a kernel and a shell: the kernel is one of this release's, if no other is given.
 fn kernel_and_shell(kernel: Option<&Path>, release: Release) -> Result<(PathBuf, PathBuf)> {
     let scratch = scratch()?;
     let (debian, name) = match release {
@@ -178,7 +179,7 @@ pub struct Choice<'a> {
     pub release: Release,
     /// The emulator, instead of the one that is installed.
     pub emulator: Option<&'a Path>,
-    /// What the hypervisor is built for.
+    /// The hypervisor's variant.
     pub variant: Variant,
 }
 
@@ -200,7 +201,7 @@ pub fn everything(choice: Choice<'_>) -> Result<Files> {
     })
 }
 
-/// The same for a guest of x86-64.
+/// Fetches the files for a guest of x86-64.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.
@@ -222,8 +223,8 @@ pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     Ok((kernel, busybox))
 }
 
-/// What a host of guests on AMD64 needs: kernel, shell, and the modules of its KVM in the order in
-/// which they are loaded.
+/// Fetches the files for a host of guests on AMD64: kernel, shell, and the modules of its KVM in
+/// the order in which they are loaded.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.

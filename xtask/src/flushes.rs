@@ -1,4 +1,4 @@
-//! What a flush of 16 ranges of stage 2 takes, counted by an emulator.
+//! Instructions of a flush of 16 ranges of stage 2, counted by an emulator.
 //!
 //! `hypervisor/src/bin/flushes.rs` unmaps 16 pages that do not adjoin, in one gather, and finishes
 //! it between two marks. The second half of the invalidation, of what was combined with the guest's
@@ -65,7 +65,7 @@ pub fn run_own(files: &Files) -> Result<()> {
     Ok(())
 }
 
-/// What the plugin says was executed after a mark, in order, without barriers that only order
+/// Returns the instructions after a mark, by the plugin, in order, without barriers that only order
 /// accesses: they are the compiler's.
 fn ordered(said: &str, mark: u32) -> Vec<&str> {
     let prefix = format!("ordered {mark}, ");
@@ -74,7 +74,7 @@ fn ordered(said: &str, mark: u32) -> Vec<&str> {
     all.filter(|name| !name.starts_with("dmb")).collect()
 }
 
-/// What is executed for 16 ranges, in the names of the plugin.
+/// Instructions for 16 ranges, in the names of the plugin.
 const EXPECTED: [(&str, u64); 5] =
     [("dsb ishst", 1), ("tlbi ipas2le1is", 16), ("dsb ish", 2), ("tlbi vmalle1is", 1), ("isb", 1)];
 

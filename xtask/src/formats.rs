@@ -14,7 +14,7 @@ pub const NAME: &str = "formats";
 const PROCESSORS: [(&str, &str, bool); 2] =
     [("max", CPU_MAX, true), ("cortex-a57", "cortex-a57", false)];
 
-/// What one run has said.
+/// The output of one run.
 #[derive(Debug, PartialEq, Eq)]
 struct Judged {
     right: usize,

@@ -16,14 +16,14 @@ use crate::{About as _, Error, Leaves, Log, Result, load, name_of, out, say};
 const CPU: &str = "max,la57=off";
 /// The guest's memory begins here; the hypervisor and its tables come first.
 const MEMORY: u64 = 64 << 20;
-/// What firmware uses at the end of what is below 4 GiB, in MiB.
+/// The firmware's part at the end of what is below 4 GiB, in MiB.
 const FIRMWARE: u64 = 32;
-/// As much memory of the machine is below 4 GiB, in MiB; all else is above.
+/// The part of the machine's memory below 4 GiB, in MiB; all else is above.
 const LOW: u64 = 3072;
-/// Where in its memory the guest's kernel is put, its header before it.
+/// The guest's address of the kernel, its header before it.
 const KERNEL: u64 = 16 << 20;
 
-/// What the guest is recommended for flushes of other processors' TLBs.
+/// The recommendation to the guest for flushes of other processors' TLBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Flush {
     /// Hypercalls
@@ -41,7 +41,7 @@ pub enum Plant {
     Ignore,
     /// vCPUs that run are not told
     OnEntry,
-    /// What was made of nested tables is not forgotten
+    /// Translations of nested tables are not forgotten
     Nested,
     /// The second half of each range is dropped
     Half,
@@ -59,7 +59,8 @@ pub enum Program {
 }
 
 impl Program {
-    /// What the guest's first program is told, to run it so often, or for so many seconds.
+    /// Returns the command line of the guest's first program, to run it so often, or for so many
+    /// seconds.
     pub fn words(self, rounds: u32, seconds: u32) -> String {
         match self {
             Self::Load => format!("load={rounds}"),
@@ -78,7 +79,7 @@ pub struct HypervArgs {
     /// Processors that the vCPUs share, x86-64 [default: one for each]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
     processors: Option<u8>,
-    /// What the guest runs, x86-64 [default: load]
+    /// The guest's program, x86-64 [default: load]
     #[arg(long, value_enum)]
     run: Option<Program>,
     /// How long it hunts, x86-64; or how long several guests go on [default: 10]
@@ -107,7 +108,7 @@ impl HypervArgs {
     }
 }
 
-/// What to boot.
+/// A boot.
 pub struct Boot<'a> {
     /// The files.
     pub files: &'a Files,
@@ -119,7 +120,7 @@ pub struct Boot<'a> {
     pub memory: u64,
     /// How it is mapped.
     pub leaves: Leaves,
-    /// What the guest is recommended.
+    /// The recommendation to the guest.
     pub flush: Flush,
     /// From one VP index to the next.
     pub step: u16,
@@ -133,7 +134,7 @@ pub struct Boot<'a> {
     pub measures: bool,
     /// A planted bug.
     pub plant: Option<Plant>,
-    /// What the guest's first program is told.
+    /// The command line of the guest's first program.
     pub guest: String,
     /// How long it may take.
     pub limit: Option<Duration>,
@@ -179,8 +180,8 @@ pub fn sectors(kernel: &Path) -> Result<u64> {
     }
 }
 
-/// Where the copy of a guest with so much memory goes, and how much memory the machine has then, in
-/// MiB: behind the guest's memory, or from 4 GiB on.
+/// Returns the address of the copy of a guest with so much memory, and how much memory the machine
+/// has then, in MiB: behind the guest's memory, or from 4 GiB on.
 fn copy_of(memory: u64) -> (u64, u64) {
     let first = MEMORY + (memory << 20);
     let all = (MEMORY >> 20) + 2 * memory + FIRMWARE;
@@ -398,11 +399,11 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     right
 }
 
-/// So many lines of the console are shown of a boot that went wrong: those of a triple fault with
-/// what led to it.
+/// The number of the console's lines that are shown of a boot that went wrong: those of a triple
+/// fault with what led to it.
 pub const LAST: usize = 30;
 
-/// What the hypervisor has counted.
+/// Prints the hypervisor's counts.
 fn counters(ran: &Ran) {
     say!("\nthe hypervisor counted, in {:.1} s:", ran.took.as_secs_f64());
     let counted = NAMES.iter().zip(&ran.counters);
@@ -411,7 +412,7 @@ fn counters(ran: &Ran) {
     }
 }
 
-/// What a guest that came to its end has shown.
+/// Returns the figures of a guest that came to its end.
 fn summary(boot: &Boot<'_>, program: Program, ran: &Ran) -> Vec<(&'static str, String)> {
     let count = |what| counted(ran, what);
     let mut lines = vec![(

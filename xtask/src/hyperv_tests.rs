@@ -162,7 +162,7 @@ fn panics(files: &Files) -> Result<()> {
     }
 }
 
-/// What the kernel's log says of hypercalls (arch/x86/hyperv/mmu.c).
+/// The kernel's log of hypercalls (arch/x86/hyperv/mmu.c).
 const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
 const ROUNDS: u32 = 1;
 /// How long it hunts, in seconds: in the short set, and otherwise. What is planted is found within
@@ -170,7 +170,7 @@ const ROUNDS: u32 = 1;
 const HUNT: (u32, u32) = (2, 5);
 /// How often a planted bug is looked for.
 const ATTEMPTS: u32 = 3;
-/// What one boot may take.
+/// The limit of one boot.
 const LIMIT: Duration = Duration::from_secs(90);
 /// From one VP index to the next, where sets have to be used: more than 64 are behind the second
 /// vCPU.

@@ -50,7 +50,7 @@ enum Computer {
 /// seconds, a boot ten.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What a computer may lack: what a run that needs it is recognised by, and what it is told.
+/// A lack of a computer: the sign by which a run that needs it is recognised, and the words for it.
 type Lack = (&'static str, &'static str);
 const RINGS: Lack = ("--ring", "no ring of dirty pages");
 const POOL: Lack = ("hugetlb", "huge pages");
@@ -107,7 +107,7 @@ fn matrix() -> Vec<Run> {
     runs
 }
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
     /// Of each phase its name, and the numbers that the guest and the log have to agree on.
@@ -130,7 +130,7 @@ struct Phase {
     written: Option<u64>,
 }
 
-/// What the program came to, by its status and by what it said.
+/// Returns the outcome of the program, by its status and its output.
 fn outcome(status: Option<i32>, said: &str) -> Outcome {
     let line = said.lines().next_back().unwrap_or_default();
     match status {
@@ -195,7 +195,7 @@ fn judge(run: &Run, outcome: &Outcome, lacks: &[Lack]) -> std::result::Result<St
     }
 }
 
-/// What two computers do not agree on in a run, if they do not.
+/// Returns the difference of two computers in a run, if there is one.
 fn difference(this: &Outcome, other: &Outcome) -> Option<String> {
     let (Outcome::Counts { phases: this, .. }, Outcome::Counts { phases: other, .. }) =
         (this, other)
@@ -210,7 +210,7 @@ fn difference(this: &Outcome, other: &Outcome) -> Option<String> {
     }
 }
 
-/// What the emulated computer's first program does: each command, and what it said.
+/// Returns the emulated computer's first program: each command, and its output.
 fn script(modules: &[&str], commands: impl Iterator<Item = String>) -> String {
     let mut script = String::from(
         "#!/bin/busybox sh\n/bin/busybox mkdir -p /dev /proc /sys /tmp\n/bin/busybox --install -s /bin\nexport PATH=/bin\n\
@@ -381,7 +381,7 @@ impl Computer {
     }
 }
 
-/// What the time of an emulated computer goes by.
+/// The clock of an emulated computer.
 #[derive(Clone, Copy)]
 enum Pace {
     /// That of the computer at hand; two processors run at once.
@@ -390,8 +390,8 @@ enum Pace {
     OfInstructions,
 }
 
-/// What a test program came to: how many passed, or all that it said. Tests that were skipped for
-/// want of a KVM are none.
+/// Returns the result of a test program: how many passed, or all that it said. Tests that were
+/// skipped for want of a KVM are none.
 fn tested(status: Option<i32>, said: &str) -> std::result::Result<String, String> {
     let result = said.lines().find_map(|line| line.strip_prefix("test result: ok. "));
     match (status, result) {
@@ -412,7 +412,7 @@ fn converse(qemu: &mut Command, silence: Duration) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The same runs on this computer's own KVM; nothing if it has none that may be used.
+/// Repeats the runs on this computer's own KVM; nothing if it has none that may be used.
 fn here(program: &Path, runs: &[Run]) -> Result<Vec<Outcome>> {
     runs.iter()
         .map(|run| {

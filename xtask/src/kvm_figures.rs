@@ -1,4 +1,4 @@
-//! What is claimed of CPU times of guests on this computer's KVM, seen again: that they repeat, and
+//! Claims about CPU times of guests on this computer's KVM, tested again: that they repeat, and
 //! that a profile fitted on two runs says those of the others before they are made.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::fetch::{self, cargo, target};
 use crate::{About as _, Error, Result, say};
 
-/// What two medians of the same phase may differ by.
+/// The most by which two medians of the same phase may differ.
 const APART: f64 = 0.1;
 /// A run has so many repetitions, of which each is of several rounds.
 const REPETITIONS: usize = 5;
@@ -22,11 +22,11 @@ const REPETITIONS: usize = 5;
 const LONG: Duration = Duration::from_millis(3000);
 const FEWEST_ROUNDS: u32 = 3;
 const MOST_ROUNDS: u32 = 9;
-/// So much more passes than CPU time in what is not disturbed: nanoseconds.
+/// The time that passes beyond CPU time in what is not disturbed: nanoseconds.
 const UNSEEN: f64 = 2e4;
 /// The CPUs are slow where arithmetic takes so much longer on them than it did at best.
 const SLOW: f64 = 1.1;
-/// What was done meanwhile is done again, up to so often.
+/// The number of times that a disturbed run is repeated.
 const TRIES: usize = 4;
 /// A time that is fitted or predicted is a median of so many.
 const ROUNDS: &str = "5";
@@ -72,7 +72,7 @@ fn list<'a>(of: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     of[key].as_array().into_iter().flatten()
 }
 
-/// What one phase took once; nanoseconds.
+/// The time of one phase, once; nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Once {
     /// CPU time.
@@ -367,7 +367,7 @@ pub fn blind() -> Result<()> {
     Ok(())
 }
 
-/// What is predicted.
+/// Returns the predicted runs.
 fn others() -> Vec<String> {
     let small = [
         "512M",

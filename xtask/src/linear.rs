@@ -88,7 +88,7 @@ fn compare(
     }
 }
 
-/// What the software machine counts, in instructions, step by step.
+/// Counts instructions on the software machine, step by step.
 fn simulated() -> Result<Vec<(String, Counts)>> {
     let memory = fetch::scratch()?.join("iomem");
     std::fs::write(&memory, MEMORY).about(memory.display())?;
@@ -120,7 +120,7 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
         .ok_or_else(|| Error::Failed("tablewright does not say what it has counted".into()))
 }
 
-/// What the emulator counts, step by step.
+/// Counts instructions in the emulator, step by step.
 fn emulated() -> Result<Vec<Counts>> {
     let (kernel, plugin) = (fetch::hypervisor("linear")?, fetch::plugin(&Emulator::Installed)?);
     let ran = counted::boot(&kernel, &plugin.display().to_string(), &["-m", MEMORY_SIZE])?;

@@ -7,7 +7,7 @@
 
 use sha2::{Digest, Sha256};
 
-/// So many lines has the text whose hash is known.
+/// The number of lines of the text whose hash is known.
 const LINES: u32 = 30_000;
 
 /// The bell, which the hypervisor has as `BELL` of `exits.rs`.
@@ -23,7 +23,7 @@ pub enum Bell {
 }
 
 impl Bell {
-    /// What rings.
+    /// Returns the command that rings.
     fn ring(self) -> String {
         match self {
             Self::Memory => format!("devmem {BELL:#x} 32 1"),
@@ -31,7 +31,7 @@ impl Bell {
         }
     }
 
-    /// What succeeds when it is over.
+    /// Returns the command that succeeds when it is over.
     fn is_over(self) -> String {
         match self {
             Self::Memory => format!("[ \"$(devmem {BELL:#x} 32)\" != 0x00000000 ]"),
@@ -40,11 +40,11 @@ impl Bell {
     }
 }
 
-/// What a worker's line begins with.
+/// The beginning of a worker's line.
 const SAYS: &str = "load: hash ";
-/// What the guest says when all workers are done.
+/// The guest's line when all workers are done.
 const DONE: &str = "load: done";
-/// What must not be said.
+/// Words that must not be said.
 const FORBIDDEN: [&str; 5] = ["PANIC", "Kernel panic", "Oops", "Unable to handle kernel", "BUG:"];
 
 /// The program that the guest runs first, on this console. What was said last is given so many
@@ -129,7 +129,7 @@ pub fn check(console: &[String], cpus: u8, rounds: u32, goes_on: bool) -> Result
     check_of(console, cpus, rounds, goes_on, 0)
 }
 
-/// The same for a guest that was told `guest=` this number: its text is another.
+/// Checks a guest that was told `guest=` this number: its text is another.
 ///
 /// # Errors
 /// What is wrong.

@@ -1,4 +1,4 @@
-//! What it takes to start a log, in instructions: everything in one step, and leaf by leaf.
+//! Instructions that start a log: everything in one step, and leaf by leaf.
 //!
 //! No guest is run. All memory of one is mapped with pages, as its faults would map it, and one log
 //! is started. The emulator counts the instructions of the hypervisor meanwhile, exactly: its clock
@@ -20,10 +20,10 @@ pub const NAME: &str = "log-start";
 /// The name of that of nested paging, one of the guests that take the hypervisor for Hyper-V.
 pub const NAME_X86: &str = "hyperv-log-start";
 
-/// What mapping a guest, and one start, may take.
+/// The limit for mapping a guest, and one start.
 const LIMIT_X86: Duration = Duration::from_secs(120);
 
-/// What is allowed for one step: each of the 1024 entries of the root is looked at.
+/// The most instructions of one step: each of the 1024 entries of the root is looked at.
 const MOST: u64 = 10_000;
 /// And for one more entry of the root: a store.
 const MOST_EACH: u64 = 32;
@@ -53,7 +53,7 @@ fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
     }
 }
 
-/// The same on nested paging. The guest's frames are only named, so that it may be larger than the
+/// Measures on nested paging. The guest's frames are only named, so that it may be larger than the
 /// emulator's memory.
 fn measure_x86(files: &Files, memory: u64, log: Log) -> Result<Start> {
     let clock = ["-icount", "shift=0,sleep=off"].map(String::from);

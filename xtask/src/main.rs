@@ -72,19 +72,19 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use boot::BootArgs;
 use fetch::Choice;
 
-/// What goes wrong, in one line.
+/// An error, in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file, or a program, and what happened to it.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
-    /// What is missing, or is not what it should be.
+    /// A part is missing, or is not what it should be.
     #[error("{0}")]
     Other(String),
-    /// What has run, and failed.
+    /// A command that has run, and failed.
     #[error("{0}")]
     Failed(String),
-    /// What cannot be run with what is installed.
+    /// A command that cannot be run with what is installed.
     #[error("{0}")]
     Missing(String),
     /// The user has ended it.
@@ -92,7 +92,7 @@ pub enum Error {
     Interrupted,
 }
 
-/// What comes out of anything here.
+/// The result of anything here.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Names the file or the program that an error is about.
@@ -213,7 +213,7 @@ pub fn name_of<T: ValueEnum>(value: &T) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
-/// What the guest's processors are.
+/// The architecture of the guest's processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Arch {
     /// Armv8, on stage 2

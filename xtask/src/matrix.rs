@@ -21,7 +21,7 @@ const ROUNDS: u32 = 1;
 /// Frames that are taken away.
 const EVICT: u64 = 2000;
 
-/// What is wrong with a boot.
+/// Returns what is wrong with a boot.
 fn wrong(ran: &Ran) -> std::result::Result<(), String> {
     use crate::counters::Count;
     if ran.end != End::PoweredOff {

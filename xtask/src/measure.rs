@@ -20,7 +20,7 @@ struct Row {
     processors: u8,
     way: Flush,
     line: String,
-    /// What was counted between the marks of the guest's program.
+    /// Counts between the marks of the guest's program.
     counted: Vec<u64>,
 }
 

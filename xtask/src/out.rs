@@ -1,5 +1,4 @@
-//! What is said on the standard output, for as long as there is a reader; and whether the user
-//! wants it to end.
+//! The standard output, for as long as there is a reader; and whether the user wants it to end.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,7 +91,7 @@ pub struct Clock(Option<Shown>);
 struct Shown {
     bar: ProgressBar,
     message: Arc<Mutex<String>>,
-    /// Where no terminal is, what says the lines: it ends when the sender is gone.
+    /// The thread that says the lines where no terminal is: it ends when the sender is gone.
     lines: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -128,7 +127,7 @@ impl Clock {
         clock
     }
 
-    /// What is being done from here on.
+    /// Says the work from here on.
     pub fn message(&self, what: String) {
         if let Some(shown) = &self.0 {
             if let Ok(mut message) = shown.message.lock() {

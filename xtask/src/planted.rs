@@ -9,13 +9,13 @@ use crate::{About as _, Error, Result, fetch};
 
 /// A bug of the engine's.
 pub struct Bug {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// Below `engine/src`.
     file: &'static str,
-    /// What is there, once.
+    /// The text that is there, once.
     find: &'static str,
-    /// What stands there instead.
+    /// The text that stands there instead.
     with: &'static str,
 }
 
@@ -29,7 +29,7 @@ pub const FREED_AT_ONCE: Bug = Bug {
            let wait = self.flush.issue::<F, P>(space.platform(), target);",
 };
 
-/// What the hypervisor is built of.
+/// The packages that the hypervisor is built of.
 const PARTS: [&str; 4] = ["engine", "hypervisor", "linear", "walker"];
 
 impl Bug {

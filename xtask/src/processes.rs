@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Memory as the kernel takes it, and two processors.
 const MACHINE: [&str; 4] = ["-m", "256M", "-smp", "2"];
 
-/// What was executed in a step.
+/// The instructions of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Executed {
     tlbi: u64,
@@ -51,7 +51,7 @@ impl Executed {
         Some(executed)
     }
 
-    /// What is expected of a step.
+    /// Returns the instructions that a step should take.
     fn expected(step: Step) -> [u64; 3] {
         let expected = step.expected();
         [expected.invalidations, expected.dsb(), expected.isb()]
@@ -62,7 +62,7 @@ impl Executed {
     }
 }
 
-/// What the log says of each step, in their order.
+/// Reads the log of each step, in their order.
 fn read(log: &str) -> Result<Vec<(Step, Executed)>> {
     let mut lines = log.lines();
     Step::ALL

@@ -47,7 +47,7 @@ pub enum Begin {
     After(u64),
 }
 
-/// What to boot.
+/// A boot.
 pub struct Boot<'a> {
     /// The files.
     pub files: &'a Files,
@@ -73,7 +73,8 @@ pub struct Boot<'a> {
     pub check: u64,
     /// How writes are logged.
     pub log: Option<Log>,
-    /// What is measured instead of running a guest: `start`, that of the log, or `flush`.
+    /// The measurement that is made instead of running a guest: `start`, that of the log, or
+    /// `flush`.
     pub measure: Option<&'static str>,
     /// When the guest is copied, and goes on on the copy; `None` if it is not.
     pub snapshot: Option<Begin>,
@@ -83,7 +84,7 @@ pub struct Boot<'a> {
     pub plant: Option<&'static str>,
     /// Several guests instead of one, each with its memory; `memory` is that of all.
     pub several: Option<&'a Several>,
-    /// What the guest's first program is told.
+    /// The command line of the guest's first program.
     pub guest: String,
     /// How long it may take where nothing else is done.
     pub limit: Option<Duration>,
@@ -152,27 +153,27 @@ pub enum End {
     Gone,
     /// It took too long.
     Late,
-    /// What it was run for was seen.
+    /// The line that it was run for was seen.
     Seen,
     /// Ctrl-C was pressed.
     Interrupted,
-    /// What is said has no reader any more.
+    /// The output has no reader any more.
     Unread,
 }
 
-/// What came out.
+/// The outcome of a boot.
 pub struct Ran {
     /// How it ended.
     pub end: End,
-    /// What was said on the console.
+    /// The lines of the console.
     pub console: Vec<String>,
-    /// What the hypervisor counted last.
+    /// The hypervisor's last counts.
     pub counters: Vec<u64>,
     /// Whether the hypervisor's code and constants are still what they were.
     pub is_intact: bool,
     /// How long it took.
     pub took: Duration,
-    /// What the emulator had of the processors, where that is known.
+    /// The processors' time that the emulator had, where that is known.
     pub had: Duration,
 }
 
@@ -230,7 +231,7 @@ struct Monitor {
     stream: BufReader<UnixStream>,
     /// How the guest has ended, once it has.
     end: Option<End>,
-    /// Where the counters are, and how many.
+    /// The address of the counters, and how many there are.
     counters: (u64, usize),
 }
 
@@ -282,7 +283,7 @@ impl Monitor {
         }
     }
 
-    /// What is in memory.
+    /// Reads memory.
     fn memory(&mut self, at: u64, size: usize) -> Result<Vec<u8>> {
         let file = temporary("memory");
         let arguments = json!({"val": at, "size": size, "filename": file.0});
@@ -350,13 +351,13 @@ fn constants(data: &[u8]) -> object::Result<Vec<(u64, &[u8])>> {
         .collect()
 }
 
-/// Where in memory a program has what is watched of it.
+/// The addresses of a program's variables that are watched.
 pub struct Watched {
     /// Its code.
     pub text: Range<u64>,
     /// The announcements of its walks.
     pub walks: Range<u64>,
-    /// What it says to a program that watches.
+    /// The address of its words to a program that watches.
     pub reported: u64,
 }
 
@@ -387,7 +388,7 @@ impl Watched {
     }
 }
 
-/// Where a symbol of the hypervisor's is.
+/// Returns the address of a symbol of the hypervisor.
 fn symbol(image: &Path, name: &str) -> Result<u64> {
     let data = std::fs::read(image).about(image.display())?;
     let file = object::File::parse(&*data)
@@ -415,7 +416,7 @@ pub fn kernel_size(kernel: &Path) -> Result<u64> {
     }
 }
 
-/// What has the guest's console.
+/// The receiver of the guest's console.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Console {
     /// The terminal, Ctrl-C included.
@@ -504,7 +505,7 @@ pub fn start(command: Command, console: Console, program: &Path, numbers: usize)
     launch(command, console, (symbol(program, "COUNTERS")?, numbers))
 }
 
-/// The same where it is known where the counters are, and how many.
+/// Launches it where it is known where the counters are, and how many.
 fn launch(mut command: Command, console: Console, counters: (u64, usize)) -> Result<Qemu> {
     let socket = temporary("monitor");
     let name = command.get_program().to_string_lossy().into_owned();

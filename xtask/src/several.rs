@@ -52,7 +52,7 @@ impl Several {
         u64::from(self.kernels + self.small)
     }
 
-    /// What the hypervisor is told.
+    /// Returns the hypervisor's options.
     pub fn options(&self) -> String {
         let Self { kernels, memory, small, bits, seconds, .. } = self;
         format!(
@@ -60,7 +60,7 @@ impl Several {
         )
     }
 
-    /// What loads the image, behind the guests, the first of which is at this address.
+    /// Returns the loader of the image, behind the guests, the first of which is at this address.
     pub fn loader(&self, first: u64) -> String {
         let at = first + (self.of_guests() << 20);
         format!("loader,file={},addr={at:#x},force-raw=on", file(&self.image))
@@ -80,7 +80,7 @@ fn lines_of(console: &[String], guest: u64) -> Vec<String> {
     lines.map(String::from).collect()
 }
 
-/// What came out, in numbers.
+/// The outcome, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Hashes of loads.
@@ -153,7 +153,7 @@ fn roll_over(several: &Several) -> bool {
     several.count() >= 1 << several.bits
 }
 
-/// What guests that came to their end have shown.
+/// Returns the figures of guests that came to their end.
 fn summary(
     several: &Several,
     boot: &Boot<'_>,
@@ -240,7 +240,7 @@ fn summary(
     lines
 }
 
-/// What is booted for several guests.
+/// Returns the boot of several guests.
 pub fn boot_of<'a>(several: &'a Several, files: &'a Files, cpus: u8, rounds: u32) -> Boot<'a> {
     Boot {
         cpus,
@@ -270,8 +270,8 @@ pub const LINUX: &str = "guests-linux";
 /// Frames that are taken away in a second, at most.
 const EVICT_RATE: u64 = 500;
 
-/// So many guests, with VMIDs that roll over, from which frames are taken away, and whose writes
-/// are logged.
+/// Runs a number of guests, with VMIDs that roll over, from which frames are taken away, and whose
+/// writes are logged.
 ///
 /// # Errors
 /// Something is missing, or went wrong, or did not happen.

@@ -19,8 +19,8 @@ const ROUNDS: [u32; 2] = [1, 50];
 const CPUS: u8 = 2;
 const PAGE: u64 = 4096;
 
-/// What one takes: a large guest is compared for a minute or more, and each round of the load takes
-/// two seconds.
+/// Returns the limit of one: a large guest is compared for a minute or more, and each round of the
+/// load takes two seconds.
 fn limit(memory: u64, rounds: u32) -> Duration {
     Duration::from_secs(60 + memory / 4 + 4 * u64::from(rounds))
 }

@@ -15,10 +15,10 @@ pub const NAME: &str = "smmu";
 /// The first version of QEMU whose system MMU has a stage 2 that it can be asked for alone.
 const FIRST: u32 = 9;
 
-/// Where the program looks for what is left out: `PLANT` of `main.rs`.
+/// The address at which the program looks for what is left out: `PLANT` of `main.rs`.
 const PLANT: u64 = 0x47ff_f000;
 
-/// What is left out, and what has to be seen then; nothing, if all checks have to be right.
+/// Parts that are left out, and what has to be seen then; nothing, if all checks have to be right.
 const RUNS: [(&str, u64, Option<&str>); 3] = [
     ("all are told", 0, None),
     ("the device is not told", 1, Some("the device writes to a frame that was taken away")),

@@ -56,7 +56,7 @@ struct Test {
     omit: Option<(&'static str, Count)>,
     /// Part of the short matrix.
     short: bool,
-    /// What the hypervisor is built for, without marks.
+    /// The hypervisor's variant, without marks.
     variant: Variant,
     /// In MiB.
     memory: u64,
@@ -104,7 +104,7 @@ impl Test {
         self
     }
 
-    /// What the hypervisor is built for.
+    /// Returns the hypervisor's variant.
     fn variant(&self) -> Variant {
         Variant { marks: self.log == Some(Log::Hardware), ..self.variant }
     }
@@ -314,14 +314,14 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<Option<String>, String> 
     Ok(None)
 }
 
-/// What tests are run with.
+/// The files and options of tests.
 pub struct Context {
     arm64: Option<Files>,
     x86: Option<Files>,
 }
 
 impl Context {
-    /// What a guest of arm64 takes.
+    /// Returns the files of a guest of arm64.
     ///
     /// # Errors
     /// It was not asked for.
@@ -330,7 +330,7 @@ impl Context {
         self.arm64.as_ref().ok_or_else(missing)
     }
 
-    /// What a guest of x86-64 takes.
+    /// Returns the files of a guest of x86-64.
     ///
     /// # Errors
     /// It was not asked for.
@@ -442,7 +442,7 @@ impl Test {
     }
 }
 
-/// What is said of a boot: how much was counted of one thing; if it is wrong, what was said last,
+/// Returns a boot's outcome: how much was counted of one thing; if it is wrong, what was said last,
 /// and all that was counted. Of one that was to go wrong, how it did.
 pub fn outcome(
     ran: &Ran,

@@ -28,7 +28,7 @@ const CPU_MAX: &str = "max";
 /// 4 levels, and no such leaves.
 const CPU_PLAIN: &str = "qemu64,+svm,+npt";
 
-/// So many addresses are asked for through one tree, and so many through two.
+/// The number of addresses that are asked for through one tree, and again through two.
 const QUESTIONS: u32 = 100_000;
 
 const TESTS: &[Test] = &[

@@ -1,4 +1,4 @@
-//! What entries, and the announcements of walks, promise to processors that share them.
+//! Entries, and the announcements of walks, keep what they promise to processors that share them.
 
 use std::sync::Arc;
 

@@ -23,7 +23,7 @@ struct Walkers {
     /// Start as soon as a completion is over.
     late: Vec<Access>,
     walking: Vec<JoinHandle<Option<u64>>>,
-    /// What those that have ended returned.
+    /// The values that the walks which have ended returned.
     ended: Vec<Option<u64>>,
 }
 
@@ -72,7 +72,7 @@ unsafe impl Platform for Machine {
     fn invalidate(&self, _: &Invalidation<'_>) {}
 }
 
-/// What walks in a model: the kinds of access, and which of them, as a bit set, start before the
+/// The walks of a model: the kinds of access, and which of them, as a bit set, start before the
 /// edit.
 type Cast = (&'static [Access], usize);
 

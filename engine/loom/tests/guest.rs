@@ -15,7 +15,7 @@ use crate::tables::{FRESH, PAGE, TARGET, Tiny, span};
 
 type Vm = Guest<'static, Tiny<false, Ipa>, Machine>;
 
-/// What backs the first page of the guest, before and after.
+/// Frames behind the first page of the guest, before and after.
 const OLD: u64 = TARGET;
 const NEW: u64 = 2 * TARGET;
 
@@ -74,7 +74,7 @@ fn join<T>(threads: &mut Vec<JoinHandle<T>>) -> Vec<T> {
     threads.drain(..).map(join).collect()
 }
 
-/// What was zapped is not there, and will not be.
+/// Asserts that the page that was zapped is not there, and will not be.
 fn assert_not_old(guest: &Vm) {
     let leaf = guest.space().query(Ipa::new(PAGE));
     assert_ne!(leaf.map(|leaf| leaf.frame()), Some(Pa::new(OLD + PAGE)));

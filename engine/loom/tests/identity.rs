@@ -23,7 +23,8 @@ use tablewright::{AddressSpace, Barrier, Entry, Invalidation, Level, Mapping, Pa
 
 use crate::tables::{Access, FRAMES, FRESH, PAGE, TARGET, Tables, Tiny, frame, span};
 
-/// What the processor that walks remembers: under which identifier, and whether the page is there.
+/// Translations that the walking processor remembers: under which identifier, and whether the page
+/// is there.
 type Tlb = Mutex<Vec<(u16, bool)>>;
 
 struct World {

@@ -38,7 +38,7 @@ struct Parts {
     freed: AtomicU64,
     epochs: Epochs<'static>,
     caps: Caps,
-    /// What a guest writes through what it remembers, until it is made to forget.
+    /// The word that a guest writes through a translation it remembers, until it is made to forget.
     last: Option<loom::sync::atomic::AtomicU64>,
 }
 

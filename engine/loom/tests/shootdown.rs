@@ -26,7 +26,7 @@ use tablewright::{Invalidation, Pa, Stale, What};
 use crate::bounded;
 
 const CPUS: usize = 2;
-/// What the entry says before the edit, and after it.
+/// The entry before the edit, and after it.
 const OLD: u64 = 1;
 const NEW: u64 = 2;
 /// The page that an entry maps.
@@ -35,7 +35,7 @@ fn page(entry: usize, tables: bool) -> Stale {
     Stale { first, last: first + 0xfff, level: None, tables }
 }
 
-/// What an edit has detached or changed.
+/// An edit's detached or changed entry.
 #[derive(Clone, Copy, Default)]
 struct Edit {
     tables: bool,
@@ -46,7 +46,8 @@ const LEAF: Edit = Edit { tables: false, global: false };
 const TABLE: Edit = Edit { tables: true, ..LEAF };
 const GLOBAL: Edit = Edit { global: true, ..LEAF };
 
-/// What a model's threads share: entries, and what the old ones lead to. One for each edit.
+/// State that the threads of a model share: entries, and the memory that the old ones lead to. One
+/// for each edit.
 struct World {
     shootdown: Shootdown<'static>,
     space: Space<'static>,
@@ -86,7 +87,7 @@ fn identifiers(bits: u32) -> (&'static Mutex<Allocator<'static>>, Option<Identif
     (Box::leak(Box::new(Mutex::new(allocator))), identifiers)
 }
 
-/// Where in a flush a handler interrupts it.
+/// The point of a flush at which a handler interrupts it.
 #[derive(Clone, Copy, PartialEq)]
 enum Point {
     /// The message is not written yet.
@@ -140,7 +141,7 @@ impl<'w> On<'w> {
         switched.unwrap();
     }
 
-    /// What the CPU, or its walker, goes through.
+    /// Looks at the entry, as the CPU or its walker does.
     fn look(&self) {
         for &of in self.of {
             let entry = &self.world.entries[of];

@@ -21,7 +21,7 @@ pub const ACCESSED: u64 = 4;
 pub const DIRTY: u64 = 8;
 pub const BLOCK: u64 = 16;
 pub const NON_CACHEABLE: u64 = 32;
-/// What a table holds before it is written, and when it has been freed.
+/// The word in a table before it is written, and when it has been freed.
 pub const POISON: u64 = u64::MAX;
 pub const ADDRESS: u64 = 0x00ff_ffff_ffff_f000;
 pub const SUSPENDED: u64 = 1 << 63;
@@ -125,7 +125,7 @@ pub const PAGE: u64 = 0x1000;
 pub const BLOCK_SIZE: u64 = 4 * PAGE;
 /// The frame of the first table.
 pub const ROOT: Pa = frame(0);
-/// What the tests map, and the walkers check at each access.
+/// The address that the tests map, and the walkers check at each access.
 pub const TARGET: u64 = 0x10_0000;
 
 pub const fn frame(number: u64) -> Pa {
@@ -164,8 +164,8 @@ impl Tables {
         Either::kind(entry, Level::PAGE) == Kind::Leaf && entry & WRITE != 0
     }
 
-    /// What a walker does for an access to the second page. Returns the flags that it set, or saw
-    /// set; `None` for a fault.
+    /// Walks as hardware does for an access to the second page. Returns the flags that it set, or
+    /// saw set; `None` for a fault.
     pub fn walk(&self, access: Access) -> Option<u64> {
         type Either = Tiny<false>;
         let (mut table, mut level) = (ROOT, Level::new(1));
@@ -200,7 +200,7 @@ impl Tables {
     }
 }
 
-/// What a walk is for.
+/// The purpose of a walk.
 #[derive(Clone, Copy)]
 pub enum Access {
     /// A processor reads memory.

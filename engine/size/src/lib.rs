@@ -1,5 +1,5 @@
-//! What a kernel links of the engine: calls of one page, on a platform whose tables are in a direct
-//! map.
+//! The part of the engine that a kernel links: calls of one page, on a platform whose tables are in
+//! a direct map.
 #![no_std]
 
 #[cfg(feature = "all")]
@@ -18,7 +18,7 @@ type Format = tablewright::format::Arm64K4;
 #[cfg(not(feature = "arm64"))]
 type Format = tablewright::format::X86_64<4>;
 
-/// Where physical memory is mapped.
+/// The address at which physical memory is mapped.
 const DIRECT: u64 = 0xffff_8000_0000_0000;
 
 unsafe extern "C" {

@@ -87,7 +87,7 @@ impl fmt::Display for Full {
 
 impl core::error::Error for Full {}
 
-/// Where writes to the pages of one slot are marked.
+/// A place for marks of writes to the pages of one slot.
 ///
 /// A virtual CPU has a ring, or shares the bitmap. The host's own writes, on behalf of a device,
 /// have no virtual CPU: beside rings there is a bitmap for them.

@@ -1,5 +1,5 @@
-//! What hardware has logged of a virtual CPU's writes: Intel's page-modification logging (SDM vol.
-//! 3C 29.3.6).
+//! The hardware's log of a virtual CPU's writes: Intel's page-modification logging (SDM vol. 3C
+//! 29.3.6).
 //!
 //! When a processor sets the dirty flag of a leaf of EPT, and the virtual CPU has this log, it
 //! writes the guest's address of the page into a list of 512 entries, at an index that counts down

@@ -258,7 +258,7 @@ pub(crate) fn fill_parts<F: Format, P: Platform>(
     }
 }
 
-/// Where tables come from while a sub-tree is built.
+/// A source of tables while a sub-tree is built.
 pub(crate) trait Frames {
     /// A frame for a table at `level`.
     fn take(&mut self, level: Level) -> Option<Pa>;

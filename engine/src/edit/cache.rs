@@ -106,7 +106,7 @@ pub(super) fn bits_of_half<F: Format>() -> u32 {
 /// A pattern that no page has, but for its address.
 pub(crate) const NOT_PLAIN: u64 = u64::MAX;
 
-/// What a space caches of its tree.
+/// The part of its tree that a space caches.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache {
     /// The size of the reach while the space is open: this engine has encoded all leaves, and no

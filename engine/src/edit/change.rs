@@ -66,7 +66,7 @@ impl Change {
         (self.set >> 32) as u32
     }
 
-    /// What they become, if any of these are.
+    /// Returns the attributes that leaves become, if any of these are.
     const fn new_packed(&self, mask: u32) -> Option<Attrs> {
         let packed = Packed { word: self.set as u32, native: self.native };
         if self.mask() & mask == 0 {

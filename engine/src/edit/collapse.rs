@@ -125,7 +125,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 }
 
-/// What a table amounts to.
+/// The sum of a table's entries.
 enum Sum {
     /// Nothing is mapped in it.
     Empty,

@@ -60,8 +60,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 }
 
-/// What a walk has changed: the hull of the addresses, the level of the leaves if there is one, and
-/// whether tables were.
+/// The footprint of a walk's changes: the hull of the addresses, the level of the leaves if there
+/// is one, and whether tables were among them.
 #[derive(Clone, Copy)]
 pub(super) struct Footprint {
     /// Empty if the first is above the last.

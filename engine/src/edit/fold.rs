@@ -38,7 +38,7 @@ pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transitio
 pub(super) struct Unfold<'a> {
     pub conditions: Conditions,
     pub changed: &'a mut Footprint,
-    /// What was left suspended.
+    /// Entries that were left suspended.
     pub broken: Footprint,
 }
 

@@ -133,7 +133,7 @@ impl<F: Format, P: Platform + Clone> Drop for Changing<'_, '_, F, P> {
 /// lacks.
 struct Tables<'a, 's, F: Format, P: Platform + Clone> {
     child: &'a mut Gather<'s, F, P>,
-    /// What the table at each level denies here.
+    /// Permissions that the table at each level denies here.
     denied: ByLevel<Perms>,
     made: Result<(), EditError<F::Input>>,
 }

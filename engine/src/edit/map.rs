@@ -21,7 +21,7 @@ use crate::platform::{Barrier, Platform};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
-/// What leaves are made by: [`Attrs`], a [`Mapping`], or one that is [`Encoded`].
+/// A source of leaves: [`Attrs`], a [`Mapping`], or one that is [`Encoded`].
 pub trait Template<F: Format>: sealed::Sealed {
     /// The attributes, and which leaves may be used.
     fn mapping(&self) -> Mapping;

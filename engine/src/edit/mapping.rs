@@ -1,4 +1,4 @@
-//! What is mapped how: attributes, and which leaves may be used.
+//! A mapping's attributes, and which leaves may be used for it.
 
 use crate::addr::{Level, Pa};
 use crate::edit::space::EditError;
@@ -39,7 +39,7 @@ impl Mapping {
         self.largest
     }
 
-    /// What tables made for it take away.
+    /// Returns the permissions that tables made for it take away.
     #[inline]
     pub(super) fn denied(&self) -> Perms {
         match self.tables_deny {

@@ -26,7 +26,7 @@ pub(crate) enum How {
     Break,
 }
 
-/// What to do with all leaves of one pattern.
+/// The change of all leaves of one pattern.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     /// The entry without its address, and in the place of that the level: what the plan is for.
@@ -41,11 +41,11 @@ pub(crate) struct Plan {
     /// The key, if it is for single pages that are in use, changed with a store, and forgotten; or
     /// what no page is like.
     pub(super) stored: u64,
-    /// The same, if they are changed with an exchange.
+    /// The change of leaves that are changed with an exchange.
     pub(super) exchanged: u64,
 }
 
-/// Where the level is in the key of a plan: bits of the address in leaves of all levels of all
+/// The level's place in the key of a plan: bits of the address in leaves of all levels of all
 /// formats, of which the largest is of 4 TiB.
 const LEVEL: u32 = 44;
 
@@ -64,7 +64,7 @@ impl Plan {
         self.key & !(7 << LEVEL)
     }
 
-    /// What it makes of that.
+    /// Returns the leaf that the plan makes.
     #[inline]
     pub fn result(&self) -> u64 {
         self.key() ^ self.flip
@@ -200,7 +200,7 @@ impl Recent {
     }
 }
 
-/// What a change makes of a leaf.
+/// A leaf, and what a change makes of it.
 struct Recoded {
     /// The bits that flip; none if nothing changes.
     flip: u64,

@@ -273,10 +273,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// What a change leaves to be done.
+/// Work that a change leaves to be done.
 pub(super) struct Left {
     pub changed: Footprint,
-    /// What was left suspended, to be [made valid](super::drive::Resume).
+    /// Entries that were left suspended, to be [made valid](super::drive::Resume).
     pub broken: Footprint,
 }
 
@@ -297,7 +297,7 @@ impl<'a, F: Format> Recode<'a, F> {
         Self { conditions, recent, left, format: PhantomData }
     }
 
-    /// What to do with `entry`.
+    /// Returns the plan for `entry`.
     #[inline]
     pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
         self.recent.look_up::<F>(&self.conditions, entry, level);

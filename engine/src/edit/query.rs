@@ -249,7 +249,7 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         (self.visit)(Leaf::new(first, entry, level, self.denied.at(level)))
     }
 
-    /// The same of an entry of pages, which is perhaps no leaf.
+    /// Asks for an entry of pages, which is perhaps no leaf.
     #[inline(always)]
     fn page<P: Platform>(
         &mut self,
@@ -264,7 +264,7 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         }
     }
 
-    /// The same of one that is not like most.
+    /// Asks for an entry of pages that is not like most.
     #[cold]
     #[inline(never)]
     fn other_page<P: Platform>(
@@ -339,7 +339,7 @@ fn whole<F: Format, P: Platform>(
     whole_run::<F, P>(table, index, level, input)
 }
 
-/// The same of a member of a run.
+/// Asks for a member of a run.
 #[inline(always)]
 fn whole_run<F: Format, P: Platform>(
     table: &Table<'_, P>,

@@ -36,8 +36,8 @@ pub enum Liveness {
     /// Walkers use the tables. Where the architecture demands a break, an edit makes one: briefly
     /// the addresses being changed, and the rest of the block they are part of, are not mapped.
     Live,
-    /// As [`Live`](Liveness::Live), but a break would pull the ground from under the code that
-    /// edits, so an edit that needs one is refused before anything has changed.
+    /// The space is [`Live`](Liveness::Live), and a break would pull the ground from under the code
+    /// that edits, so an edit that needs one is refused before anything has changed.
     Own,
 }
 
@@ -75,7 +75,7 @@ pub struct AddressSpace<F: Format, P: Platform> {
     format: PhantomData<F>,
 }
 
-/// What an edit knows of the space it edits.
+/// The conditions under which a space is edited.
 #[derive(Clone, Copy)]
 pub(crate) struct Conditions {
     pub caps: Caps,
@@ -109,7 +109,8 @@ impl Conditions {
         how
     }
 
-    /// The same where the memory stays, by all that the rules look at.
+    /// Returns the rule for an entry that replaces one of the same memory, by all that the rules
+    /// look at.
     #[cold]
     #[inline(never)]
     fn replacement_of_same<F: Format>(&self, old: u64, new: u64) -> Transition {
@@ -176,7 +177,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         space
     }
 
-    /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is
+    /// Gives the space an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is
     /// set. A space that walkers use keeps the one that they know it by.
     ///
     /// For embedders that number their spaces by hand, and for good. A space whose root has an
@@ -229,8 +230,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach(Liveness::Live);
     }
 
-    /// As [`make_live`](Self::make_live), and the code that edits runs on it: no edit breaks a
-    /// translation.
+    /// Makes the space live, like [`make_live`](Self::make_live), and says that the code that edits
+    /// runs on it: no edit breaks a translation.
     pub fn make_own(&mut self) {
         self.reach(Liveness::Own);
     }
@@ -243,7 +244,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.become_(liveness);
     }
 
-    /// What walkers may use is published.
+    /// Changes the liveness, and publishes what walkers may use from then on.
     pub(crate) fn become_(&mut self, liveness: Liveness) {
         self.liveness = liveness;
         self.announce();
@@ -327,8 +328,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// The same where the space cannot be given away: in the `Drop` of what owns it. Whether it was
-    /// dead; nothing has happened if not.
+    /// Tears a space down like [`retire`](Self::retire), for one that cannot be given away: in the
+    /// `Drop` of its owner. Whether it was dead; nothing has happened if not.
     ///
     /// # Safety
     /// 1. If it was dead, the space is not used any more but to be dropped.
@@ -415,7 +416,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach.check::<F>(span)
     }
 
-    /// The same of one page.
+    /// Checks one page, like [`check`](Self::check).
     #[inline]
     pub(crate) fn check_page(&self, page: F::Input) -> Result<Slice, EditError<F::Input>> {
         if page.bits() & ((1 << F::PAGE_SHIFT) - 1) != 0 {
@@ -427,8 +428,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(Slice::around::<F>(page.bits(), Level::PAGE))
     }
 
-    /// What many roots share is remembered under many identities: an invalidation finds all of it
-    /// only if it is global.
+    /// Refuses a leaf that is not global in a space that many roots share: it is remembered under
+    /// many identities, and an invalidation finds all of it only if it is global.
     #[inline]
     pub(crate) fn check_global(&self, global: bool) -> Result<(), Inexpressible> {
         match self.pinned {
@@ -579,7 +580,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.find(input).denied
     }
 
-    /// Where the way down to `input` ends.
+    /// Finds the entry at which the way down to `input` ends.
     #[inline(never)]
     pub(super) fn find(&self, input: u64) -> Reached<'_, P> {
         let mut denied = Perms::empty();
@@ -602,7 +603,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// What all spaces share has to be global.
+/// Refuses leaves that are not global in the part that all spaces share.
 #[cold]
 #[inline(never)]
 pub(crate) fn check_shared(global: bool) -> Result<(), Inexpressible> {
@@ -633,7 +634,7 @@ pub(super) struct Reached<'p, P: Platform> {
     pub level: Level,
     pub entry: u64,
     pub kind: Kind,
-    /// What the tables above take away.
+    /// Permissions that the tables above take away.
     pub denied: Perms,
 }
 

@@ -357,7 +357,7 @@ struct Split<'a, 'p, P: Platform> {
     reserve: &'a mut Reserve<'p, P>,
     conditions: Conditions,
     changed: Footprint,
-    /// What was left suspended.
+    /// Entries that were left suspended.
     broken: Footprint,
 }
 

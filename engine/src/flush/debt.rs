@@ -4,7 +4,7 @@
 //! forgotten, or what it has issued is: the next gather starts with all of it. Only this file
 //! changes it.
 
-/// What is pending in a space, and what an invalidation of it has to reach.
+/// Work that is pending in a space, and what an invalidation of it has to reach.
 #[derive(Clone, Copy)]
 pub(crate) struct Debt {
     /// TLBs may hold what an edit has changed. Set before the change is stored, cleared when the

@@ -10,7 +10,7 @@ use crate::walk::Slice;
 /// How many detached tables a gather holds where the embedder keeps no side memory for tables.
 pub const MAX_UNLINKED: usize = 32;
 
-/// What becomes of a table that was detached.
+/// The fate of a table that was detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Everything below it was unmapped: the leaves are visited, the tables freed.
@@ -25,7 +25,7 @@ pub(crate) struct Root {
     pub frame: Pa,
     pub level: Level,
     pub fate: Fate,
-    /// What the tables above it took away.
+    /// Permissions that the tables above it took away.
     pub denied: Perms,
     /// The first input address that it translated.
     pub first: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Detached {
     /// The newest root that is chained, as its [word](Root::word) and its first address; its link
     /// holds those of the next.
     head: (u64, u64),
-    /// So many are initialised.
+    /// The number of items that are initialised.
     len: usize,
     unlinked: [MaybeUninit<(u64, u64)>; MAX_UNLINKED],
 }

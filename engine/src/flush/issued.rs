@@ -111,8 +111,8 @@ pub struct Completed<F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform> Completed<F, P> {
-    /// What becomes of it is not to be had before it is true: it stays inside of an [`Issued`]
-    /// until then.
+    /// Holds what comes of a flush back until the flush is complete: it stays inside of an
+    /// [`Issued`] until then.
     #[inline]
     pub(crate) fn new(platform: P, serial: u64, detached: Detached) -> Self {
         Self { platform, serial, detached, current: None, format: PhantomData }

@@ -40,7 +40,7 @@ pub struct Leaf<F: Format> {
     format: PhantomData<F>,
 }
 
-/// What it means, and its entry as it is in memory.
+/// Shows its meaning, and its entry as it is in memory.
 impl<F: Format> fmt::Debug for Leaf<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leaf")
@@ -83,7 +83,7 @@ impl<F: Format> Leaf<F> {
         }
     }
 
-    /// The same, word by word: a leaf that is moved as a whole takes the place of another in
+    /// Moves a leaf word by word: one that is moved as a whole takes the place of another in
     /// memory, and with it that one.
     #[inline]
     pub(crate) fn by_words(self) -> Self {

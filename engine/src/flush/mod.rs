@@ -1,4 +1,4 @@
-//! What an edit leaves to invalidate, and what may be freed once that is complete.
+//! Invalidations that an edit leaves, and what may be freed once they are complete.
 //!
 //! You need this if something is to be done between telling processors to forget and waiting until
 //! they have, or in steps: a [`Gather`](crate::Gather) that is finished at once, or dropped, goes
@@ -53,7 +53,7 @@ use crate::platform::{Barrier, Platform};
 
 use detached::Root;
 
-/// What edits have left in a gather.
+/// Work that edits have left in a gather.
 // Hot fields first, within an 8-bit displacement.
 #[repr(C)]
 pub(crate) struct Flush {

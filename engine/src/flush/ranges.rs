@@ -20,7 +20,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// What is to be forgotten, of changes that are published: under the identifier that the space
+    /// Returns the invalidation of changes that are published, under the identifier that the space
     /// has by now.
     #[inline]
     pub fn forgetting<'w, P: Platform>(self, platform: &P, what: What<'w>) -> Invalidation<'w> {
@@ -34,12 +34,12 @@ impl Target {
 // The room is behind the rest, which short instructions reach then.
 #[repr(C)]
 pub(crate) struct Ranges {
-    /// So many items are initialised.
+    /// The number of items that are initialised.
     len: usize,
-    /// Where the last of them ends, if one may begin there: it is written to the item when that is
-    /// [looked at](Self::close).
+    /// The address after the last of them, if another may begin there: it is written to the item
+    /// when that is [looked at](Self::close).
     end: u64,
-    /// What the last of them says of its leaves.
+    /// The hint of the last of them about its leaves.
     hint: u16,
     /// All of the space is stale, whatever the ranges say.
     pub everything: bool,
@@ -112,7 +112,7 @@ impl Ranges {
         unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), self.len) }
     }
 
-    /// The same ranges. Copies no more than there are.
+    /// Copies the ranges. Copies no more than there are.
     pub fn copy(&mut self) -> Self {
         let mut copy = Self::new();
         (copy.len, copy.end, copy.hint) = (self.len, self.end, self.hint);
@@ -170,9 +170,9 @@ impl Ranges {
         }
     }
 
-    /// The same of leaves that an exclusive edit has changed, few enough that a call would be a
-    /// part of what it takes. Where there is no room for one more, it is not written down: all of
-    /// the space is to be forgotten then, and no other edit asks what.
+    /// Adds leaves that an exclusive edit has changed, few enough that a call would be a part of
+    /// what it takes. Where there is no room for one more, it is not written down: all of the space
+    /// is to be forgotten then, and no other edit asks what.
     #[inline]
     pub fn add_page(&mut self, slice: Slice, level: Level) {
         if !self.overflowed && !self.append(slice, Some(level), false) {

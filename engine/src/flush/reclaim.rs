@@ -1,4 +1,4 @@
-//! What was detached and is forgotten: its leaves are visited, and its tables freed.
+//! Detached tables that are forgotten: their leaves are visited, and they are freed.
 
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
@@ -72,7 +72,7 @@ struct Reclaim<'a, F: Format, P: Platform, V> {
     platform: &'a P,
     visit: V,
     stop: bool,
-    /// Where it has stopped, if it has.
+    /// The address at which it has stopped, if it has.
     end: Option<u64>,
     denied: Denied,
     format: PhantomData<F>,

@@ -192,7 +192,8 @@ const fn type_index(mair: u64, memory: Memory) -> Option<u64> {
     None
 }
 
-/// What a byte of `MAIR_EL1` means; of a mixture, what neither of its halves exceeds.
+/// Returns the type that a byte of `MAIR_EL1` means; of a mixture, what neither of its halves
+/// exceeds.
 const fn type_of(byte: u8) -> Memory {
     match (byte >> 4, byte & 0xf) {
         (0, 0..=1) => Memory::DeviceStrict, // 1: without XS
@@ -206,7 +207,8 @@ const fn type_of(byte: u8) -> Memory {
     }
 }
 
-/// The same, or the next that is stricter and that `mair` has: what was decoded can be encoded.
+/// Returns the same type, or the next stricter one that `mair` has: what was decoded can be
+/// encoded.
 const fn nearest(mair: u64, memory: Memory) -> Memory {
     let stricter = [
         Memory::Normal,
@@ -334,7 +336,7 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES
         levels
     };
 
-    /// What each index of `MAIR_EL1` means.
+    /// Memory types, by their index in `MAIR_EL1`.
     const MEMORY: [Memory; 8] = {
         let bytes = TYPES.to_le_bytes();
         let mut types = [Memory::Normal; 8];

@@ -60,11 +60,11 @@ const SUPPRESS_VE: u64 = 1 << 63;
 // Of an entry that is not present. Of a present one, hardware ignores 11, 59:52 and 62:61, or has
 // uses for 57, 58 and 61 that are switched on elsewhere and not used here.
 const GRANTS: u64 = READ | WRITE | EXEC;
-/// Where bits 2:0 wait: 57:55.
+/// Bits 57:55 keep bits 2:0 of a suspended entry.
 const GRANTS_ASIDE: u32 = 55;
-/// Where bit 10 waits: 58.
+/// Bit 58 keeps bit 10.
 const USER_EXEC_ASIDE: u32 = 48;
-/// Where bit 63 waits: 62.
+/// Bit 62 keeps bit 63.
 const SUPPRESS_VE_ASIDE: u32 = 1;
 const ASIDE: u64 =
     GRANTS << GRANTS_ASIDE | USER_EXEC << USER_EXEC_ASIDE | SUPPRESS_VE >> SUPPRESS_VE_ASIDE;
@@ -88,7 +88,7 @@ impl<const LEVELS: u8, const MODE_BASED: bool> Ept<LEVELS, MODE_BASED> {
         false => GRANTS,
     };
 
-    /// What an entry, of a leaf or of a table, permits by itself.
+    /// Returns the permissions of an entry, of a leaf or of a table, by itself.
     #[inline]
     fn grants(entry: u64) -> Perms {
         let has = |bit: u64| entry & bit != 0;

@@ -164,8 +164,8 @@ impl Perms {
     /// Everything that makes memory accessible to the user.
     pub const ANY_USER: Self = Self::USER_READ.union(Self::USER_WRITE).union(Self::USER_EXEC);
 
-    /// The same, and for the user what the privileged may: the permissions of stage 2, where the
-    /// guest is one.
+    /// Adds for the user what the privileged may: the permissions of stage 2, where the guest is
+    /// one.
     ///
     /// ```
     /// use tablewright::Perms;
@@ -237,8 +237,7 @@ pub enum Shareability {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attrs {
-    /// What accesses may do, at which privilege. A leaf that permits nothing is
-    /// [parked](Format::is_parked).
+    /// Permissions, for each privilege. A leaf that permits nothing is [parked](Format::is_parked).
     pub perms: Perms,
     /// The memory type.
     pub memory: Memory,
@@ -334,7 +333,7 @@ impl fmt::Display for Inexpressible {
 
 impl core::error::Error for Inexpressible {}
 
-/// What the formats of stage 2 have in common: the guest is one, and so is its space.
+/// Checks what the formats of stage 2 have in common: the guest is one, and so is its space.
 fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
     let alike = |one, other| attrs.perms.contains(one) == attrs.perms.contains(other);
     if !alike(Perms::READ, Perms::USER_READ) || !alike(Perms::WRITE, Perms::USER_WRITE) {
@@ -348,7 +347,7 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
     Ok(())
 }
 
-/// What an entry that is not valid tells editors of the tables.
+/// The meaning of an invalid entry, to editors of the tables.
 ///
 /// ```
 /// use tablewright::{
@@ -370,7 +369,7 @@ pub enum Absence {
     Frozen,
 }
 
-/// What an entry is to a walk.
+/// The kind of an entry, to a walk.
 ///
 /// ```
 /// use tablewright::{Format, Kind, Level, format::Arm64K4};
@@ -416,7 +415,8 @@ pub enum Kind {
 ///
 /// [`CONTIGUOUS`]: Format::CONTIGUOUS
 pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
-    /// What the tables translate: [`Va`](crate::Va) for stage 1, [`Ipa`](crate::Ipa) for stage 2.
+    /// The addresses that the tables translate: [`Va`](crate::Va) for stage 1, [`Ipa`](crate::Ipa)
+    /// for stage 2.
     type Input: Address;
 
     /// The name, as the lab and error messages say it.
@@ -459,14 +459,14 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// runs.
     fn contiguous(level: Level) -> u32;
 
-    /// What marks the members of a contiguous run.
+    /// Bits that mark the members of a contiguous run.
     const CONTIGUOUS: u64;
 
     /// Whether table descriptors can take permissions away from everything below them. They cannot
     /// in arm64 stage 2.
     const TABLES_RESTRICT: bool;
 
-    /// What marks a [suspended](Format::suspend) entry.
+    /// Bits that mark a [suspended](Format::suspend) entry.
     const SUSPENDED: u64;
 
     /// Bits of a table descriptor that are clear while it is
@@ -486,7 +486,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Hardware takes an entry for valid only if it has one of these bits.
     const PRESENT: u64;
 
-    /// What `entry` is, at `level`.
+    /// Returns the kind of `entry`, at `level`.
     fn kind(entry: u64, level: Level) -> Kind;
 
     /// The bits of a leaf at `level` that hold the address of the frame.
@@ -509,7 +509,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The attributes of a leaf at `level`; the inverse of [`encode`](Format::encode).
     fn decode(entry: u64, level: Level) -> Attrs;
 
-    /// What a leaf means, as a word of its bits that says one thing in one way, for
+    /// Returns the meaning of a leaf, as a word of its bits that says one thing in one way, for
     /// [`decode_meaning`](Format::decode_meaning). Of a [single page](Format::is_single_page) that
     /// this engine has encoded it is the entry itself; other software may say in two ways what the
     /// engine says in one.
@@ -518,8 +518,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         leaf
     }
 
-    /// As [`decode`](Format::decode), of the [meaning](Format::meaning) of a leaf: of which less
-    /// has to be asked.
+    /// Decodes, like [`decode`](Format::decode), the [meaning](Format::meaning) of a leaf, of which
+    /// less has to be asked.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, format::Arm64K4};
@@ -708,8 +708,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         table & (Self::OPEN | Self::PROTECTED) == Self::PROTECTED
     }
 
-    /// What an invalid entry tells. One without a mark, in a tree that was adopted, is not to be
-    /// touched.
+    /// Returns the meaning of an invalid entry. One without a mark, in a tree that was adopted, is
+    /// not to be touched.
     #[inline(always)]
     fn absence(entry: u64) -> Absence {
         if entry == 0 {
@@ -801,25 +801,26 @@ pub(crate) fn kind_of<F: Format>(entry: u64, level: Level) -> Kind {
     F::kind(entry, level)
 }
 
-/// The same of the [address](Format::address).
+/// Returns the [address](Format::address), as a call.
 #[inline(always)]
 pub(crate) fn address_of<F: Format>(entry: u64, level: Level) -> Pa {
     F::address(entry, level)
 }
 
-/// The same of what a table [takes away](Format::denied).
+/// Returns the permissions that a table [takes away](Format::denied), as a call.
 #[inline(always)]
 pub(crate) fn denied_of<F: Format>(table: u64) -> Perms {
     F::denied(table)
 }
 
-/// What a leaf [means](Format::decode), as a call: where that is asked once for many leaves.
+/// Returns the [attributes](Format::decode) of a leaf, packed, as a call: for what is asked once
+/// for many leaves.
 #[inline(never)]
 pub(crate) fn packed_of<F: Format>(leaf: u64, level: Level) -> Packed {
     Packed::of(&F::decode(leaf, level))
 }
 
-/// The same, unpacked.
+/// Returns the [attributes](Format::decode) of a leaf, as a call.
 #[inline]
 pub(crate) fn meaning<F: Format>(leaf: u64, level: Level) -> Attrs {
     packed_of::<F>(leaf, level).attrs()
@@ -840,8 +841,8 @@ pub(crate) fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, di
     encoded::<F>(attrs, level).map_or(entry, |bits| in_place_of::<F>(entry, level, bits))
 }
 
-/// What stands in the place of a leaf until what was there is forgotten. No walker takes a parked
-/// leaf for valid, then or now.
+/// Returns the entry that stands in the place of a leaf until what was there is forgotten. No
+/// walker takes a parked leaf for valid, then or now.
 pub(crate) fn withheld<F: Format>(leaf: u64) -> u64 {
     match F::is_parked(leaf) {
         true => leaf,

@@ -25,7 +25,7 @@ use crate::platform::Caps;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Npt<const LEVELS: u8, const TYPES: u64 = PAT>;
 
-/// What the host's user may do, the guest may.
+/// Returns the permissions of the guest: those that the host's user has.
 fn guest(host: Perms) -> Perms {
     let user = host & Perms::ANY_USER;
     user | Perms::from_bits_truncate(user.bits() >> 3)

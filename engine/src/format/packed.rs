@@ -3,7 +3,7 @@
 
 use super::{Attrs, Memory, Perms, Shareability};
 
-/// What [`Attrs`] say.
+/// [`Attrs`], packed into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
     /// All but the format's own bits; what is in no field is 0.

@@ -57,7 +57,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000; // 51:12
 // Marks of entries that are not present: bits 58:52 are ignored even in a present one, and none of
 // ours has these.
 const SUSPENDED: u64 = 1 << 58;
-/// Where R/W of a suspended entry waits.
+/// Bit 57 keeps R/W of a suspended entry.
 const WRITE_ASIDE: u32 = 56; // from 1 to 57
 /// Of a parked leaf, at the place of R/W, which it has not: it is next to the bit that says
 /// present, so that both are looked at as one.
@@ -168,7 +168,7 @@ impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
         table
     };
 
-    /// What `IA32_PAT` holds.
+    /// The value of `IA32_PAT`.
     ///
     /// ```
     /// use tablewright::format::{PAT, X86_64};
@@ -176,7 +176,7 @@ impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
     /// ```
     pub const PAT: u64 = TYPES;
 
-    /// What each index of it means.
+    /// Memory types, by their index in it.
     const MEMORY: [Memory; 8] = {
         let bytes = TYPES.to_le_bytes();
         let mut types = [Memory::Normal; 8];

@@ -1,4 +1,4 @@
-//! What the hardware says about a fault.
+//! Faults, as hardware describes them.
 //!
 //! Three architectures say it in three ways, and not the same things: arm64 tells the level at
 //! which the walk ended and whether it was only the access flag; Intel and AMD tell what the entry
@@ -34,7 +34,7 @@ impl Access {
 pub enum Cause {
     /// Nothing is mapped there.
     Translation,
-    /// What is mapped there does not allow it.
+    /// The mapping there does not allow it.
     Permission,
     /// The access flag is clear, and hardware does not set it
     /// ([`Guest::set_accessed`](super::Guest::set_accessed)).
@@ -136,7 +136,7 @@ impl Fault {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// What the guest wanted. A walk of its stage 1 reads a descriptor; if it may not do that,
+    /// The access of the guest. A walk of its stage 1 reads a descriptor; if it may not do that,
     /// although it can, it wanted to set a flag.
     pub access: Access,
     /// The cause of the fault.

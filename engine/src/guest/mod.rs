@@ -165,8 +165,8 @@ impl Request {
         self.access
     }
 
-    /// What backs the address, in the embedder's own numbers: [`Slot::host`] and the distance from
-    /// the slot's start.
+    /// Returns the number of what backs the address, in the embedder's own numbers: [`Slot::host`]
+    /// and the distance from the slot's start.
     pub fn host(&self) -> u64 {
         let distance = self.at - self.slot.guest.start().get();
         self.slot.host.wrapping_add(distance)
@@ -448,13 +448,13 @@ pub struct Gather<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> {
     recent: Option<(Like, u64)>,
 }
 
-/// What the attributes of a page are made of.
+/// Sources of the attributes of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Like {
     /// All of the slot that is not an address.
     slot: u64,
     access: Access,
-    /// What the host allows.
+    /// Permissions of the host.
     perms: Perms,
 }
 

@@ -60,9 +60,9 @@ pub enum Log {
     /// Hardware marks in the leaf that the page was written
     /// ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
     ByHardware,
-    /// The same, and each virtual CPU has it written to its [modification
-    /// log](crate::dirty::ModificationLog) which pages these are: leaves need not be looked
-    /// through.
+    /// Writes are found like those of [`ByHardware`](Self::ByHardware), and each virtual CPU has
+    /// the pages written to its [modification log](crate::dirty::ModificationLog): leaves need not
+    /// be looked through.
     ByModification,
 }
 
@@ -341,7 +341,7 @@ impl<'s> SlotTable<'s> {
         version.guest == self.number && self.version.load(Ordering::Acquire) == version.number
     }
 
-    /// What was looked up before is out of date, though the slots are what they were.
+    /// Makes what was looked up before out of date, though the slots are as they were.
     pub fn outdate(&self) {
         // Two, so that it stays odd while the slots are being changed.
         self.version.fetch_add(2, Ordering::AcqRel);

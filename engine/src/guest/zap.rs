@@ -97,7 +97,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Zap<'g, 's, F, P
         self.span
     }
 
-    /// Where to go on, or what to say instead.
+    /// Returns the rest of the range, or the pass that is over already.
     fn begin(&mut self) -> Result<Span<Ipa>, Pass> {
         match self.state {
             State::Wait(period) if !self.guest.space.is_over(period) => Err(Pass::Waiting),

@@ -53,7 +53,7 @@ impl Pages {
     const LARGE: u64 = 1 << 11;
     const GIGABYTE: u64 = 1 << 12;
 
-    /// So many pages of 4 KiB from an address on.
+    /// Returns a number of pages of 4 KiB, from an address on.
     pub const fn small(first: u64, count: u64) -> Self {
         let size = 1 << 12;
         Self { first, count, size }
@@ -120,7 +120,7 @@ impl Decoded {
         !self.call.is_rep()
     }
 
-    /// What the list names, from where the call goes on.
+    /// Returns the ranges that the list names, from where the call goes on.
     pub fn ranges(&self) -> impl Iterator<Item = Pages> + '_ {
         let list = &self.list[self.start.min(self.reps)..self.reps];
         // Each was checked when the call was decoded.

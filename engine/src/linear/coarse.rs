@@ -61,7 +61,7 @@ unsafe impl<I: OneToOne> OneToOne for &I {
 /// frame elsewhere is reached through the other window, which is slower and as correct.
 const MAX_COVERED: usize = 16;
 
-/// What the map covers, for the map and for its own platform.
+/// Memory that the map covers, for the map and for its own platform.
 struct Covered<I, W> {
     identity: I,
     window: W,

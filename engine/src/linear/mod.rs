@@ -263,13 +263,13 @@ impl<A: Address> LinearMap<A> {
         Self { offset, mapping }
     }
 
-    /// Where `frame` is in the map; `None` beyond the top of the address space.
+    /// Returns the address of `frame` in the map; `None` beyond the top of the address space.
     pub fn input(&self, frame: Pa) -> Option<A> {
         let bits = self.offset.bits().checked_add(frame.get())?;
         Some(A::from_bits(bits))
     }
 
-    /// Where a range of memory is in the map.
+    /// Returns the addresses of a range of memory in the map.
     ///
     /// # Errors
     /// [`LinearError::TooHigh`] if it would not end below the top of the address space.

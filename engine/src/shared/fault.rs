@@ -106,7 +106,7 @@ fn check_reach<F: Format>(input: F::Input, last: u64) -> Result<(), EditError<F:
     }
 }
 
-/// What a [`map`](Gather::map) has done.
+/// The outcome of a [`map`](Gather::map).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped<F: Format> {
     /// The leaf is there now.
@@ -124,7 +124,7 @@ pub enum Mapped<F: Format> {
     Collapsed,
 }
 
-/// What a [`relax`](SharedSpace::relax) has done.
+/// The outcome of a [`relax`](SharedSpace::relax).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relaxed {
     /// The permissions are there now.
@@ -778,7 +778,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         unsafe { self.relax_if(input, perms, dirty, |_, _| true) }
     }
 
-    /// The same for a leaf that is as it should be: its attributes, and its level.
+    /// Relaxes a leaf that is as it should be, and returns its attributes and its level.
     ///
     /// # Errors
     /// [`Refused::Denied`] if it is not, and as above.
@@ -837,12 +837,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 }
 
-/// What a table holds, compared with the leaf that takes its place.
+/// The contents of a table, compared with the leaf that takes its place.
 #[derive(Default)]
 struct Survey {
     /// Leaves for other memory, or of another kind.
     strangers: bool,
-    /// What was written, or can be.
+    /// A page of it was written, or can be.
     dirty: bool,
     /// Memory that it does not map.
     holes: bool,

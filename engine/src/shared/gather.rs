@@ -79,8 +79,8 @@ pub struct Gather<'s, F: Format, P: SharedPlatform + Clone> {
     pub(super) space: &'s SharedSpace<F, P>,
     pub(super) flush: Flush,
     pub(super) count: Count<'s>,
-    /// What the entries say that were [taken](Gather::unmap) in the ranges, if anything was and a
-    /// break is demanded.
+    /// The mark in the entries that were [taken](Gather::unmap) in the ranges, if anything was and
+    /// a break is demanded.
     mark: u64,
     /// The number of what it has gathered, if something was held back; 0 before.
     serial: u64,
@@ -227,7 +227,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         self.serial
     }
 
-    /// What is left in the place of what is taken away.
+    /// Returns the mark that is left in the place of what is taken away.
     #[inline]
     pub(super) fn mark(&mut self) -> u64 {
         let serial = self.serial();
@@ -304,7 +304,7 @@ impl<F: Format, P: SharedPlatform + Clone> Drop for Gather<'_, F, P> {
 pub struct Beside<'s, F: Format, P: SharedPlatform + Clone> {
     space: &'s SharedSpace<F, P>,
     wait: bool,
-    /// What was taken says this, in these ranges.
+    /// The mark of the entries that were taken in these ranges.
     mark: u64,
     ranges: Ranges,
     count: Count<'s>,
@@ -377,7 +377,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Thaw {
     }
 }
 
-/// What was detached, and the hardware has forgotten; walks of software may still hold its tables.
+/// Tables that were detached and that hardware has forgotten; walks of software may still hold
+/// them.
 #[must_use = "the tables that were detached are freed when the grace period is over"]
 pub struct DeferredReclaim<F: Format, P: SharedPlatform> {
     completed: Completed<F, P>,

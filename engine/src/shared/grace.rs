@@ -231,7 +231,7 @@ impl<'s> Epochs<'s> {
         unsafe { self.enter_with(cpu, || ()) }
     }
 
-    /// The same with interrupts, for models of them.
+    /// Enters a walk, with interrupts in between, for models of them.
     ///
     /// # Safety
     /// As for [`enter`](Epochs::enter), for what `interrupt` does too.

@@ -120,7 +120,7 @@ pub unsafe trait SharedPlatform: Platform {
     /// Whether a grace period is over: so is every walk that started before it.
     fn is_over(&self, period: GracePeriod) -> bool;
 
-    /// What a new mapping of memory needs. Constant where it can be.
+    /// Returns the cache maintenance that a new mapping of memory needs. Constant where it can be.
     #[inline]
     fn maintenance(&self) -> CacheMaintenance {
         CacheMaintenance::NONE
@@ -153,8 +153,8 @@ pub enum Refused<A> {
     Busy(A),
     /// Something changed meanwhile. Look again, or let the guest fault again.
     Retry,
-    /// So many tables are needed and the gather has fewer. Top it up, outside of every lock, and
-    /// try again.
+    /// The gather has fewer tables than this many, which are needed. Top it up, outside of every
+    /// lock, and try again.
     NeedsTables(u8),
     /// A larger leaf translates this address; its level. It allows less than was asked for.
     Larger(Level),
@@ -403,10 +403,10 @@ impl<P: Platform> Found<'_, P> {
 /// own.
 #[derive(Clone, Copy)]
 struct Mend {
-    /// What is claimed, and no edit is there any more that will put something in its place, becomes
-    /// a hole.
+    /// A claimed entry becomes a hole, because no edit is there any more that will put something in
+    /// its place.
     unclaim: bool,
-    /// What is write-protected is opened.
+    /// An entry that is write-protected is opened.
     open: bool,
 }
 

@@ -205,7 +205,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         })
     }
 
-    /// What is write-protected need not be protected any more when it is opened.
+    /// Ends the protection: an entry that is opened from now on passes none of it on.
     pub(crate) fn protect_no_more(&self) -> Result<(), Unprotectable> {
         let generation = self.generation.load(Relaxed);
         let next = generation | OFF;

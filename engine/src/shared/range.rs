@@ -398,10 +398,10 @@ struct Unmap<'a, 's, P, V> {
     serial: u64,
     held: V,
     stop: bool,
-    /// What is left in the place of what was taken.
+    /// The mark that is left in the place of what was taken.
     mark: u64,
     kept: bool,
-    /// Where it has stopped, if it has.
+    /// The address at which it has stopped, if it has.
     end: Option<u64>,
 }
 

@@ -104,7 +104,7 @@ impl Op {
         0xd508_0000 | op1 << 16 | 8 << 12 | crm << 8 | op2 << 5 | (register as u32 & 31)
     }
 
-    /// The same for the processor alone that executes it: `CRm` is greater by 4.
+    /// Returns the instruction that tells the executing processor alone: `CRm` is greater by 4.
     ///
     /// ```
     /// use tablewright::shootdown::arm64::Op;

@@ -1,4 +1,4 @@
-//! What the processor-specific parts execute and load, against the manuals.
+//! The instructions and register values of the processor-specific parts, against the manuals.
 
 mod arm64;
 mod features;

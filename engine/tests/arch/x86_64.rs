@@ -16,7 +16,7 @@ struct Remembered {
     global: bool,
 }
 
-/// What a processor remembers after an instruction, from the manual (SDM vol. 3A 5.10.4.1).
+/// Removes what an instruction invalidates, by the manual (SDM vol. 3A 5.10.4.1).
 fn after(memory: &mut Vec<Remembered>, instruction: Instruction, loaded: Loaded) {
     let now = if loaded.cr4 & PCIDE != 0 { loaded.cr3 as u16 & 0xfff } else { 0 };
     memory.retain(|one| match instruction {

@@ -1,4 +1,4 @@
-//! What the tests share: a plain model of a space, and the separate walker as its judge.
+//! Parts that the tests share: a plain model of a space, and the separate walker as its judge.
 #![allow(dead_code)]
 
 use std::cell::Cell;
@@ -39,7 +39,7 @@ impl Dice {
 /// A format under test, and what the walker calls it.
 pub trait Decoded: Format {
     const REGIME: Regime;
-    /// What `MAIR_EL1` or `IA32_PAT` holds.
+    /// The value of `MAIR_EL1` or `IA32_PAT`.
     const TYPES: u64 = match Self::RULE {
         Rule::Arm => MAIR,
         Rule::X86 => PAT,
@@ -101,7 +101,7 @@ judged! {
 /// From index 0: a device without early acknowledgement, a device, non-cacheable, normal, and
 /// normal again without a hint to allocate; no write-through and no tags.
 pub const OTHER_MAIR: u64 = 0x0000_00cc_ff44_0400;
-/// What a processor has after a reset (SDM vol. 3A 13.12.2): nothing that combines writes.
+/// `IA32_PAT` after a reset (SDM vol. 3A 13.12.2): nothing that combines writes.
 pub const RESET_PAT: u64 = 0x0007_0406_0007_0406;
 
 const fn sized(granule: Granule, input_bits: u8, wide: bool) -> Regime {
@@ -153,8 +153,8 @@ macro_rules! for_each_other_format {
     };
 }
 
-/// The same for those whose trees have another shape: tables of a root that is smaller, other
-/// levels, no upper half. What edits do to a tree does not depend on the rest.
+/// Runs a test for the formats whose trees have another shape: tables of a root that is smaller,
+/// other levels, no upper half. What edits do to a tree does not depend on the rest.
 #[macro_export]
 macro_rules! for_each_other_shape {
     ($($test:ident),* $(,)?) => {
@@ -239,7 +239,7 @@ pub fn used<F: Decoded, P: Platform + Clone>(space: &mut AddressSpace<F, P>, liv
     }
 }
 
-/// What a page is mapped to: the frame is that of the first page of a stretch.
+/// The mapping of a page: the frame is that of the first page of a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
     pub size: u64,
@@ -311,7 +311,7 @@ impl Model {
         }
     }
 
-    /// The same in a form in which what continues is one stretch.
+    /// Returns the pages in a form in which what continues is one stretch.
     pub fn stretches(&self) -> Stretches {
         let mut all = Stretches::default();
         for (&first, &stretch) in &self.0 {
@@ -348,8 +348,9 @@ impl Stretches {
     }
 }
 
-/// What the walker finds under a root, in the words of the engine's attributes. The translation of
-/// bits to words is made here from the manuals and not from the engine.
+/// Returns the mappings that the walker finds under a root, in the words of the engine's
+/// attributes. The translation of bits to words is made here from the manuals and not from the
+/// engine.
 pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     let mut found = Stretches::default();
     for half in [walker::Half::Lower, walker::Half::Upper] {
@@ -367,8 +368,8 @@ pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     found
 }
 
-/// The same, and what permits nothing, of which the walker says that it is not mapped, as the
-/// engine finds it.
+/// Judges like [`judge`], and finds what permits nothing, of which the walker says that it is not
+/// mapped, as the engine finds it.
 pub fn judge_with_parked<F: Decoded>(
     platform: &Hosted,
     space: &AddressSpace<F, &Hosted>,

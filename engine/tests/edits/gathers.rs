@@ -1,4 +1,4 @@
-//! What was detached, until it is reclaimed; and gathers that are dropped, forgotten, mixed up or
+//! Detached tables, until they are reclaimed; and gathers that are dropped, forgotten, mixed up or
 //! unwound.
 
 use super::*;
@@ -307,8 +307,8 @@ fn a_page_that_is_changed_like_the_one_before_is_owed_too() {
     assert!(log.len() == 1 && log[0].everything, "{log:?}");
 }
 
-/// What was looked at when a change was made first is looked at again when the answer may be
-/// another.
+/// An entry that was looked at when a change was made first is looked at again when the answer may
+/// be another.
 #[test]
 fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     let page = |number: u64| Span::new(Va::new(number << 12), 4096).unwrap();
@@ -371,7 +371,7 @@ fn a_users_space_is_no_kernels_half() {
     assert_eq!(refused, EditError::InputOutOfRange);
 }
 
-/// What becomes no kernel's half is given back as it was.
+/// A space that becomes no kernel's half is given back as it was.
 #[test]
 fn a_space_that_is_refused_as_a_kernels_half_is_as_it_was() {
     let platform = Hosted::new(64, 12);

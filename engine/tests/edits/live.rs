@@ -127,7 +127,7 @@ struct Watch {
     addresses: Vec<u64>,
     /// For each completion: at which of the addresses a walker finds something, and the frame.
     seen: RefCell<Vec<Vec<Option<u64>>>>,
-    /// The same, whenever an invalidation is issued.
+    /// The entries whenever an invalidation is issued.
     issued: RefCell<Vec<Vec<Option<u64>>>>,
     last: Cell<Option<Barrier>>,
     regime: walker::Regime,
@@ -301,7 +301,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
     );
 }
 
-/// What a platform is asked to invalidate by one call: ranges, or `None` for everything.
+/// An invalidation that a platform is asked for by one call: ranges, or `None` for everything.
 type Asked = Option<Vec<Stale>>;
 
 /// One call for one range.
@@ -312,8 +312,8 @@ fn one(stale: Stale) -> Vec<Asked> {
 const NOTHING: Vec<Asked> = Vec::new();
 const EVERYTHING: [Asked; 1] = [None];
 
-/// What edits of a live space invalidate before they return, and what they leave to be invalidated
-/// with the gather.
+/// Collects the invalidations that edits of a live space make before they return, and those that
+/// they leave to the gather.
 fn invalidations<F: Judged>(
     caps: Caps,
     prepare: impl FnOnce(&mut Space<'_, F>),
@@ -383,7 +383,7 @@ fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
     assert_eq!(later, one(range(M2 - K4, M2, None, true)));
 }
 
-/// What was parked is mapped again: walkers that remember holes were told nothing.
+/// A parked page is mapped again: walkers that remember holes were told nothing.
 #[test]
 fn what_was_parked_is_forgotten_where_holes_are_remembered() {
     fn park(space: &mut Space<'_, X86>) {

@@ -122,7 +122,7 @@ fn poke(platform: &Hosted, frame: Pa, index: usize, bits: u64) {
     unsafe { platform.table(frame, Level::PAGE).add(index).as_ref().store(bits) }
 }
 
-/// What the walker finds for one address, in the words of the engine.
+/// Returns what the walker finds for one address, in the words of the engine.
 fn translate<F: Judged>(platform: &Hosted, root: Pa, va: u64) -> Option<(u64, Attrs)> {
     let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
     match walker::translate(F::REGIME, root.get(), va, &mut read) {

@@ -368,7 +368,7 @@ fn tables_deny_only_what_the_mapping_does_not_have() {
     map(&mut space, span(K4, K4), 0, Attrs::KERNEL_TEXT).unwrap();
 }
 
-/// What the user cannot write or reach because of a table, the kernel may execute: the rules that
+/// The kernel may execute what the user cannot write or reach because of a table: the rules that
 /// forbid it look at the outcome (DDI 0487 D8.4.1; SDM vol. 3A 5.6.1: a page is one of the user if
 /// U/S is set at every level).
 #[test]

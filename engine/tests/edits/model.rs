@@ -117,7 +117,7 @@ const ATTRS: [Attrs; 8] = [
     Attrs { software: 3, ..Attrs::USER_DATA.with_perms(Perms::empty()) },
 ];
 
-/// The same for formats of stage 2, where the guest is one.
+/// Attributes for formats of stage 2, where the guest is one.
 const GUEST_ATTRS: [Attrs; 8] = [
     Attrs::GUEST_MEMORY,
     Attrs::USER_DATA,
@@ -129,7 +129,7 @@ const GUEST_ATTRS: [Attrs; 8] = [
     Attrs::GUEST_MEMORY.with_perms(Perms::empty()),
 ];
 
-/// The same for EL2 alone, where there is no user.
+/// Attributes for EL2 alone, where there is no user.
 const EL2_ATTRS: [Attrs; 8] = [
     Attrs::KERNEL_DATA,
     Attrs::KERNEL_TEXT,
@@ -238,7 +238,7 @@ impl<'h, F: Decoded> World<'h, F> {
         }
     }
 
-    /// The same of an edit that detaches no leaf.
+    /// Repeats an edit that detaches no leaf until it is done, and finishes its gather.
     fn exhaust_and_finish<T>(
         &mut self,
         edit: impl FnMut(&mut Gather<'_, F, &'h Hosted>) -> Outcome<F, T>,

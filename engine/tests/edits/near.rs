@@ -122,7 +122,7 @@ fn a_space_that_becomes_a_kernels_half_has_no_near_page_in_the_other() {
     }
 }
 
-/// What is no page is never near.
+/// An address that is no page is never near.
 #[test]
 fn an_address_in_a_page_is_refused_near_and_far() {
     let platform = Hosted::new(64, 12);

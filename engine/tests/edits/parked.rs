@@ -27,7 +27,8 @@ fn data<F: Format>() -> Attrs {
     }
 }
 
-/// The same as the walker says it, which does not tell bits that are the format's own.
+/// Returns the attributes as the walker says them, which does not tell bits that are the format's
+/// own.
 fn seen<F: Format>() -> Attrs {
     Attrs { native: 0, ..data::<F>() }
 }
@@ -214,8 +215,7 @@ fn what_is_mapped_parked_is_given_later<F: Decoded>() {
     }
 }
 
-/// What a walker remembers of a leaf before it was parked is not mixed with another type, or
-/// another frame.
+/// A remembered leaf, from before it was parked, is not mixed with another type, or another frame.
 fn what_was_remembered_is_broken<F: Decoded>() {
     if !is_arm::<F>() {
         return;

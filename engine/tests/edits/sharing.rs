@@ -1,8 +1,8 @@
-//! The same of gathers of shared spaces.
+//! Gathers of shared spaces.
 
 use super::*;
 
-/// The same pages in a space that is shared.
+/// A shared space with the pages of the exclusive one.
 fn shared_space<F: Judged>(platform: &Threads) -> SharedSpace<F, &Threads> {
     let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
     let space = space.unwrap_or_else(|_| unreachable!("it is dead"));
@@ -18,7 +18,7 @@ fn fill<F: Judged>(space: &SharedSpace<F, &Threads>, bytes: u64) {
     assert_eq!(filled, Ok(bytes), "{}", F::NAME);
 }
 
-/// What was invalidated, by the first of the events; each invalidation complete before anything is
+/// Returns the invalidations, by the first of the events; each is complete before anything is
 /// freed.
 fn invalidated(events: &[Event]) -> &Told {
     let [Event::Publish, Event::Invalidate(told), Event::Complete, rest @ ..] = events else {

@@ -88,7 +88,7 @@ impl<'h, F: Decoded> World<'h, F> {
         }
     }
 
-    /// What the model has of a range.
+    /// Returns the part of the model in a range.
     fn expected(&self, span: Span<F::Input>) -> Stretches {
         let (first, last) = (span.start().bits(), span.last().bits());
         let inside = |&&(at, it): &&(u64, Mapped)| at <= last && first <= at + (it.size - 1);

@@ -15,8 +15,8 @@ pub fn perms(access: walker::Access) -> Perms {
     perms
 }
 
-/// What an index of a memory type means in the registers as this crate has them loaded; `None`
-/// where it has no word.
+/// Returns the meaning of an index of a memory type in the registers as this crate has them loaded;
+/// `None` where it has no word.
 pub fn memory<F: Decoded>(index: u8) -> Option<Memory> {
     use Memory::{Device, DeviceStrict, NonCacheable, Normal, Tagged, WriteThrough};
     match F::REGIME {

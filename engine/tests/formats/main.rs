@@ -128,7 +128,7 @@ fn is_missing<F: Decoded>(memory: Memory) -> bool {
     !in_descriptor && !F::TYPES.to_le_bytes().contains(&byte)
 }
 
-/// What the two architectures cannot hold, from the documentation of the formats.
+/// Attributes that the two architectures cannot hold, from the documentation of the formats.
 fn refused<F: Decoded>(attrs: &Attrs) -> bool {
     let has = |perms: Perms| attrs.perms.contains(perms);
     // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what it

@@ -1,8 +1,8 @@
-//! What is dropped, or forgotten, and what is not complete.
+//! Gathers that are dropped, or forgotten, and are not complete.
 
 use super::*;
 
-/// What was taken and dropped stayed frozen, and an exclusive edit resumed it for something that it
+/// A taken and dropped entry stayed frozen, and an exclusive edit resumed it for something that it
 /// had suspended itself.
 #[test]
 fn what_is_frozen_is_not_resumed() {
@@ -29,7 +29,7 @@ fn what_is_frozen_is_not_resumed() {
     }
 }
 
-/// The same, and a map that failed: the frozen entry was taken for a table, and freed.
+/// A taken entry, and a map that failed: the frozen entry was taken for a table, and freed.
 #[test]
 fn what_is_frozen_is_not_freed() {
     for forgotten in [false, true] {
@@ -52,8 +52,8 @@ fn what_is_frozen_is_not_freed() {
     }
 }
 
-/// What was taken on x86 and dropped was never invalidated, and the next unmap believed that it
-/// was.
+/// An entry that was taken on x86 and dropped was never invalidated, and the next unmap believed
+/// that it was.
 #[test]
 fn what_was_taken_and_dropped_is_forgotten() {
     let platform = platform(tablewright_hosted::CAPS);

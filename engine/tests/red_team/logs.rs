@@ -60,7 +60,7 @@ unsafe impl SharedPlatform for Meanwhile {
     }
 }
 
-/// What is done meanwhile lives as long as the platform.
+/// The work that is done meanwhile, which lives as long as the platform.
 fn meanwhile() -> &'static Meanwhile {
     Box::leak(Box::new(Meanwhile { threads: platform(BY_FAULTS), next: RefCell::default() }))
 }

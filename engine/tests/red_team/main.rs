@@ -1,4 +1,4 @@
-//! What safe code could once do to a space by mistake or on purpose: each test says what it was.
+//! Ways in which safe code could once harm a space by mistake or on purpose: each test says how.
 //! Most of it cannot be written down any more; then the test does what comes closest.
 
 mod dropped;
@@ -49,7 +49,7 @@ fn share<F: Format>(platform: &Threads, id: u16) -> Space<'_, F> {
     shared
 }
 
-/// The same with memory from address 0 on.
+/// Maps memory from address 0 on.
 fn mapped<F: Format<Input = Ipa>>(
     platform: &Threads,
     id: u16,
@@ -120,7 +120,7 @@ fn an_edit_invalidates_its_own_space() {
     }
 }
 
-/// The same for guests: a zap of one does nothing with the gather of another.
+/// A guest's zap does nothing with the gather of another guest.
 #[test]
 fn a_zap_takes_the_gather_of_its_guest() {
     let platform = platform(tablewright_hosted::CAPS);
@@ -363,7 +363,7 @@ fn what_was_cleaned_is_invalidated_when_a_visitor_unwinds() {
     assert!(platform.take_log().iter().any(|told| told.covers(0)));
 }
 
-/// The same of what was taken away, which is also frozen for others until it is forgotten.
+/// A taken entry is frozen for others until it is forgotten, also when a visitor unwinds.
 #[test]
 fn what_was_taken_is_invalidated_when_a_visitor_unwinds() {
     let platform = platform(tablewright_hosted::CAPS);

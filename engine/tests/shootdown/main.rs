@@ -44,7 +44,7 @@ fn of(what: What<'_>, global: bool) -> Invalidation<'_> {
 
 // ---- Which CPUs are told ----
 
-/// What a model of a CPU has.
+/// The state of a model's CPU.
 #[derive(Clone, Default)]
 struct Core {
     /// The space that is loaded, and its identifier.
@@ -538,7 +538,8 @@ impl World<'_> {
         self.flush(cpu, What::Ranges(ranges), false, &[]);
     }
 
-    /// What was forgotten since, on which CPU, and how often some were interrupted.
+    /// Takes the record of what was forgotten since, on which CPU, and how often some were
+    /// interrupted.
     fn take(&self) -> (Vec<(usize, LocalFlush)>, u64) {
         (self.forgets.take(), self.interrupts.take())
     }

@@ -11,7 +11,7 @@ use tablewright_walker::{Granule, Regime, translate};
 use crate::frames;
 use crate::running::{Done, with};
 
-/// Where the processor says that an address of the program's is, for a read and for a write.
+/// Returns the processor's translation of an address of the program's, for a read and for a write.
 fn asked(at: u64) -> (Option<u64>, Option<u64>) {
     let (read, write): (u64, u64);
     // SAFETY: asks, and writes a register that has no other user.

@@ -17,7 +17,7 @@ pub const RAM: Range<u64> = 0x4000_0000..0x5000_0000;
 /// The UART of the machine.
 pub const UART: u64 = 0x900_0000;
 
-/// Where something of the image is in memory.
+/// Returns the address in memory of something of the image.
 pub fn physical<T>(at: *const T) -> Pa {
     Pa::new(at.addr() as u64 - OFFSET)
 }

@@ -60,7 +60,7 @@ pub fn pointer<T>(frame: Pa) -> *mut T {
     ptr::with_exposed_provenance_mut((OFFSET + frame.get()) as usize)
 }
 
-/// What takes place here is not of what is counted: instructions that zero a page, or copy it.
+/// Does work that is not counted: instructions that zero a page, or copy it.
 fn uncounted(work: impl FnOnce()) {
     // SAFETY: both do nothing. Compiler barriers: no `nomem`.
     unsafe { asm!("movz xzr, #0x8000", options(nostack, preserves_flags)) }

@@ -35,7 +35,7 @@ use frames::{POOL, Tables};
 #[global_allocator]
 static HEAP_MEMORY: LockedHeap<32> = LockedHeap::empty();
 
-/// What the kernel needs before there are processes.
+/// Sets up what the kernel needs before there are processes.
 fn boot() -> Result<(), &'static str> {
     const SIZE: usize = 64 << 10;
     static mut MEMORY: [u8; SIZE] = [0; SIZE];

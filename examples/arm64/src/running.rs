@@ -17,7 +17,7 @@ use crate::boot;
 use crate::frames::{self, Lock, Pool, Tables, ids};
 use crate::user::{Program, Registers, Stop};
 
-/// What work comes to, and why it has failed.
+/// The result of work, or why it has failed.
 pub type Done = Result<(), String>;
 
 /// A process of this kernel.
@@ -25,7 +25,7 @@ pub type Running = Process<Arm64K4, Tables, &'static Pool>;
 
 /// The processes, each behind its lock.
 pub static PROCESSES: [Lock<Option<Running>>; 2] = [const { Lock::new(None) }; 2];
-/// What processors have them loaded under.
+/// Identities under which processors have them loaded.
 pub static IDENTITIES: [Identity; 2] = [const { Identity::new() }; 2];
 static IDENTIFIERS: Once<Identifiers<'static>> = Once::new();
 static ALLOCATOR: Once<Lock<Allocator<'static>>> = Once::new();
@@ -69,7 +69,7 @@ pub fn load(cpu: usize, number: usize) -> Done {
     Ok(())
 }
 
-/// What was done for the faults of a program.
+/// Counts of the faults of a program.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
     pub mapped: u64,
@@ -148,7 +148,7 @@ pub fn run(
     }
 }
 
-/// What the process reads in these pages is what it should.
+/// Checks what the process reads in these pages.
 pub fn reads(number: usize, pages: Range<u64>, word: u64) -> Done {
     run(number, Program::Read, pages, word, Faults::default())
 }

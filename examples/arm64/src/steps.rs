@@ -1,5 +1,5 @@
-//! What happens, step by step, on both processors. Before and after each step there is a mark, by
-//! which an emulator tells what to count.
+//! The steps, on both processors. Before and after each step there is a mark, by which an emulator
+//! tells what to count.
 
 use alloc::format;
 use alloc::string::{String, ToString as _};
@@ -27,7 +27,7 @@ const FIRST: u64 = 0x1000_0000;
 const CHILDS: u64 = 0x2000_0000;
 const AGAIN: u64 = 0x3000_0000;
 
-/// What it is to do, and what that has come to.
+/// Its task, and the result.
 static TASK: Lock<Option<fn() -> Done>> = Lock::new(None);
 static ANSWER: Lock<Option<Done>> = Lock::new(None);
 

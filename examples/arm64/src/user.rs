@@ -121,7 +121,7 @@ global_asm!(
     page = const PAGE,
 );
 
-/// What a program does.
+/// The deed of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// Writes a word in each page.
@@ -136,7 +136,7 @@ pub enum Stop {
     Ended(u64),
     /// It has faulted.
     Fault(Fault),
-    /// What no program here does: the syndrome.
+    /// A syndrome that no program here causes.
     Other(u64),
 }
 

@@ -10,7 +10,7 @@ use tablewright::{Pa, Span};
 
 use crate::memory::{KERNEL, PAGE, linear};
 
-/// What the loader hands over (`struct hvm_start_info`), and a part of its memory map.
+/// The loader's information (`struct hvm_start_info`), and a part of its memory map.
 #[repr(C)]
 struct StartInfo {
     unused: [u64; 5],
@@ -36,7 +36,7 @@ unsafe extern "C" {
     safe static second_end: u8;
 }
 
-/// Where the image has its code, constants and data, and where it ends.
+/// Returns the addresses of the image's code, constants and data, and of its end.
 pub fn image() -> [u64; 4] {
     [&raw const text_start, &raw const rodata_start, &raw const data_start, &raw const image_end]
         .map(|at| at as u64)

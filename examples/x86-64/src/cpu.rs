@@ -26,7 +26,7 @@ pub const PAGE_FAULT: u64 = 14;
 pub const CALL: u64 = 0x80;
 pub const SHOOTDOWN: u64 = 0xf0;
 
-/// What `trap_entry` has saved, and above it what the processor has.
+/// Registers that `trap_entry` has saved, and above them those of the processor.
 #[repr(C)]
 pub struct Frame {
     registers: [u64; 15],
@@ -86,7 +86,7 @@ global_asm!(
 static IDT: Once<InterruptDescriptorTable> = Once::new();
 static TSS: [Once<TaskStateSegment>; CPUS] = [const { Once::new() }; CPUS];
 static GDT: [Once<GlobalDescriptorTable>; CPUS] = [const { Once::new() }; CPUS];
-/// Where a trap from the user finds a stack, and where the kernel left its own.
+/// The stack of a trap from the user, and the place where the kernel left its own.
 static TRAP_STACK: [[AtomicU64; 2048]; CPUS] =
     [const { [const { AtomicU64::new(0) }; 2048] }; CPUS];
 static LEFT: [AtomicU64; CPUS] = [const { AtomicU64::new(0) }; CPUS];

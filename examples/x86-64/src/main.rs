@@ -31,8 +31,8 @@ use cpu::{Frame, end, say};
 use memory::{FRAMES, Frames, KERNEL, PAGE, WINDOW, linear};
 use platform::{FEATURES, SPACES, Tables, add_space, here, lock};
 
-/// Where all memory is in the kernel's half, what the kernel uses by demand, and what the user
-/// does.
+/// Addresses of all memory in the kernel's half, of what the kernel uses by demand, and of what the
+/// user does.
 const LINEAR: u64 = 0xffff_8880_0000_0000;
 const HEAP: Range<u64> = 0xffff_c900_0000_0000..0xffff_c900_0010_0000;
 const USER_TEXT: u64 = 0x40_0000;
@@ -45,7 +45,7 @@ const USERS: usize = 1;
 
 static KERNEL_HALF: SpinMutex<Option<KernelHalf<X86_64<4>, Tables>>> = SpinMutex::new(None);
 static USER: SpinMutex<Option<AddressSpace<X86_64<4>, Tables>>> = SpinMutex::new(None);
-/// Where the user's memory ends.
+/// The end of the user's memory.
 static USER_END: AtomicU64 = AtomicU64::new(USER_HEAP + USER_PAGES * PAGE);
 
 /// How many page faults there were, and where a user was refused that watched.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::mutex::SpinMutex;
 use tablewright::Pa;
 
-/// Where the image is linked to run: so much above where it is loaded.
+/// The distance from where the image is loaded to where it is linked to run.
 pub const KERNEL: u64 = 0xffff_ffff_8000_0000;
 pub const CPUS: usize = 2;
 pub const PAGE: u64 = 4096;
@@ -23,10 +23,11 @@ pub struct Frames {
 }
 
 pub static FRAMES: SpinMutex<Frames> = SpinMutex::new(Frames::new(0..0));
-/// Where memory is reached: through the loader's map at first, and then through the linear one.
+/// The first address at which memory is reached: through the loader's map at first, and then
+/// through the linear one.
 pub static WINDOW: AtomicU64 = AtomicU64::new(KERNEL);
 
-/// Where the kernel reaches physical memory.
+/// Returns the kernel's address of physical memory.
 pub fn linear<T>(at: Pa) -> *mut T {
     with_exposed_provenance_mut((WINDOW.load(Ordering::Relaxed) + at.get()) as usize)
 }

@@ -14,7 +14,7 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
 use crate::cpu;
 use crate::memory::{CPUS, FRAMES, linear};
 
-/// What both processors can do, and what is under way between them.
+/// Features of both processors, and what is under way between them.
 pub static FEATURES: Once<Features> = Once::new();
 static CELLS: SpinMutex<[CpuCell; CPUS]> = SpinMutex::new([const { CpuCell::new() }; CPUS]);
 static INBOXES: SpinMutex<[AtomicU64; inbox_words(CPUS)]> =
@@ -25,7 +25,7 @@ static SHOOTDOWN: Once<Shootdown<'static>> = Once::new();
 pub static SPACES: [Once<Space<'static>>; 2] = [const { Once::new() }; 2];
 static LOADED: [SpinMutex<[AtomicU64; Space::words(CPUS)]>; 2] =
     [const { SpinMutex::new([const { AtomicU64::new(0) }; _]) }; 2];
-/// What each processor has edited, and has not had forgotten.
+/// Each processor's edits that it has not had forgotten.
 static BATCHES: [SpinMutex<(Batch, Pa)>; CPUS] =
     [const { SpinMutex::new((Batch::new(), Pa::new(0))) }; CPUS];
 

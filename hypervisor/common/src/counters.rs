@@ -1,5 +1,5 @@
-//! What hypervisors count, and how it is found: numbers in memory under one symbol, in the order of
-//! a list, so that looking costs the guest nothing.
+//! Counts of hypervisors, and how they are found: numbers in memory under one symbol, in the order
+//! of a list, so that looking costs the guest nothing.
 //!
 //! A hypervisor has a list of its own behind the [common one](Event), and both are one enumeration:
 //! [`counters!`](crate::counters!) makes it, in the hypervisor and in the program that looks.
@@ -44,7 +44,7 @@ macro_rules! enumerate_counters {
         #[allow(dead_code, reason = "the one program counts, the other looks")]
         pub enum Count { $(#[doc = $text] $name,)* }
 
-        /// What they are called, in order.
+        /// Their names, in order.
         pub const NAMES: [&str; [$($text),*].len()] = [$($text),*];
     };
 }
@@ -59,7 +59,7 @@ macro_rules! counters {
 
 macro_rules! enumerate_events {
     ($($name:ident $text:literal,)*) => {
-        /// What is counted in every hypervisor. The number of each is that of the same name in what
+        /// Events that every hypervisor counts. The number of each is that of the same name in what
         /// [`counters!`](crate::counters!) makes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Event { $(#[doc = $text] $name,)* }

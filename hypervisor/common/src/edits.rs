@@ -6,7 +6,7 @@ use tablewright::{
     Address, AddressSpace, Attrs, Change, Format, Level, Mapping, Pa, Platform, Span,
 };
 
-/// So much of the addresses is edited.
+/// The size of the addresses that are edited.
 pub const WINDOW: u64 = 1 << 30;
 
 /// The size of a page.
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// What is edited: [`WINDOW`] bytes of addresses, to be mapped to as many.
+/// The memory that is edited: [`WINDOW`] bytes of addresses, to be mapped to as many.
 pub struct Window<'a> {
     /// The first address.
     pub from: u64,

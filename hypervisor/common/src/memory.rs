@@ -97,11 +97,11 @@ pub struct Memory<H: Host> {
     /// for a while.
     spare: Mutex<Spare, H>,
     evictions: Evictions,
-    /// So many are still to be taken away.
+    /// The number of frames that are still to be taken away.
     to_evict: AtomicU64,
     /// The time of the first attempt, in ticks.
     begun: AtomicU64,
-    /// Where to look for the next one.
+    /// The address at which the next one is looked for.
     hand: AtomicU64,
     host: PhantomData<&'static H>,
 }
@@ -427,7 +427,8 @@ pub fn reclaim<H: Host>(gather: &mut Gather<H>) {
     reclaim_seen(gather, |_| ());
 }
 
-/// The same; `seen` is shown each leaf of the tables that were detached.
+/// Reclaims a gather, and shows its leaves; `seen` is shown each leaf of the tables that were
+/// detached.
 fn reclaim_seen<H: Host>(gather: &mut Gather<H>, seen: impl Fn(&Leaf<H::Format>)) {
     let mut done = gather.finish(|leaf| seen(&leaf));
     while let Err(deferred) = done {

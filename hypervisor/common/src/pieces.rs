@@ -1,5 +1,5 @@
-//! Where a guest has its memory: in one piece, or in several with holes between them. Its pages are
-//! counted through: the first of a piece follows the last of the one before it.
+//! A guest's memory: in one piece, or in several with holes between them. Its pages are counted
+//! through: the first of a piece follows the last of the one before it.
 
 use tablewright::{Ipa, Span};
 
@@ -20,9 +20,9 @@ impl From<Span<Ipa>> for Pieces {
 }
 
 impl Pieces {
-    /// As much memory as there is in one piece, in so many of the same size, of which each but the
-    /// first begins so many bytes behind the one before it. `None` if they are no whole multiples
-    /// of `unit`, too many, or overlap.
+    /// Divides as much memory as there is in one piece into so many of the same size, of which each
+    /// but the first begins so many bytes behind the one before it. `None` if they are no whole
+    /// multiples of `unit`, too many, or overlap.
     pub fn divide(all: Span<Ipa>, count: usize, apart: u64, unit: u64) -> Option<Self> {
         let size = all.size() / count as u64;
         let is_whole = size.is_multiple_of(unit) && all.start().get().is_multiple_of(unit);

@@ -1,4 +1,4 @@
-//! What a guest writes is logged, and copied while it runs, by a processor that is not the guest's.
+//! A guest's writes are logged, and copied while it runs, by a processor that is not the guest's.
 //!
 //! # A live snapshot
 //!

@@ -22,11 +22,11 @@ use crate::map::{Map, PAGE, file};
 
 /// Pages of a window: more than a kernel flushes one by one (33 on x86).
 const WINDOW: usize = 64;
-/// So many times as many pages has its file.
+/// The number of turns for each page of its file.
 const TURNS: usize = 64;
 /// How many pages are replaced at a time, in turn.
 const STEPS: [usize; 4] = [1, 8, 2, WINDOW];
-/// So many that are stale are said one by one.
+/// The number of stale pages that are said one by one.
 const SAID: u64 = 5;
 
 /// Addresses that one thread puts pages behind.
@@ -35,7 +35,7 @@ struct Window {
     data: File,
     /// All of the file.
     all: Map,
-    /// What may be found at each address, or more.
+    /// The least value that may be found at each address.
     published: Vec<AtomicU64>,
     /// No more than this may be found.
     begun: AtomicU64,

@@ -1,4 +1,4 @@
-//! What runs in a guest, to have its kernel flush the TLBs of other processors, and to see whether
+//! Programs for a guest, to have its kernel flush the TLBs of other processors, and to see whether
 //! they were.
 //!
 //! | | |

@@ -45,7 +45,7 @@ impl Options {
     }
 }
 
-/// What one thread has waited.
+/// The time that one thread has waited.
 #[derive(Default)]
 struct Waited {
     total: Duration,

@@ -1,6 +1,6 @@
 //! Ports of the hypervisor's: what a program in the guest tells it, and asks.
 
-/// What happens between the two writes of this one is counted by itself.
+/// The port between two writes to which everything is counted by itself.
 pub const MARK: u16 = 0x610;
 /// Written when the guest's load is at work; it reads 0 as a digit until the guest was copied.
 pub const BELL: u16 = 0x612;

@@ -18,7 +18,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use payload::{call, console};
 
-/// Where the hypervisor is told that the load is at work, and says whether it was copied.
+/// The address at which the hypervisor is told that the load is at work, and says whether it was
+/// copied.
 const BELL: u64 = 0xb00_0000;
 /// Memory that is touched, from the 2 MiB behind the image on, and how far apart.
 const SIZE: u64 = 12 << 20;
@@ -28,7 +29,7 @@ const WORDS: u64 = SIZE / APART;
 const ROUNDS: u64 = 24;
 /// The most processors.
 const CPUS: u64 = 4;
-/// So much of the device tree is searched.
+/// The part of the device tree that is searched.
 const TREE: u64 = 64 << 10;
 
 const CPU_ON: u64 = 0xc400_0003;

@@ -1,5 +1,5 @@
-//! What a flush of stage 2 takes, counted by an emulator: 16 pages that do not adjoin are unmapped
-//! in one gather.
+//! Instructions of a flush of stage 2, counted by an emulator: 16 pages that do not adjoin are
+//! unmapped in one gather.
 //!
 //! It runs at EL2 with its MMU off, so that an address is what it is, and no guest is there: what
 //! has to be forgotten does not depend on that. Before and after the flush there is a mark, by
@@ -27,7 +27,7 @@ type Format = Stage2<12, 40>;
 const PAGE: u64 = 4096;
 /// The ranges of the flush, each in a table of its own.
 const RANGES: u64 = 16;
-/// What one table of pages translates.
+/// The memory that one table of pages translates.
 const APART: u64 = 2 << 20;
 /// Two frames for the root, one for each other level, and those of the pages.
 const FRAMES: usize = 4 + RANGES as usize;

@@ -13,7 +13,7 @@ use core::fmt::Write as _;
 
 use payload::{Outcome, UART, call, console, program};
 
-/// Where the machine has a device; a guest that means no good needs no device tree.
+/// The address of a device; a guest that means no good needs no device tree.
 const REDISTRIBUTOR: u64 = 0x80a_0000;
 /// Memory of the hypervisor's: the first of all, its image, and the last below this guest.
 const FORBIDDEN: [u64; 3] = [0x4000_0000, 0x4020_0000, 0x43ff_f000];
@@ -44,7 +44,7 @@ global_asm!(
 #[unsafe(no_mangle)]
 static mut LAST: u64 = 0;
 
-/// What an attempt ended with: 0 if with nothing.
+/// The end of an attempt: 0 if it came to nothing.
 macro_rules! attempt {
     ($($asm:tt)*) => {{
         // SAFETY: one processor; the exception handler writes it, and only while the attempt is

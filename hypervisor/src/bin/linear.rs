@@ -48,11 +48,11 @@ use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
 
 use common::{BLOCK, OFFSET, PAGE, REGISTERS, SCTLR, TCR, console, physical};
 
-/// What the console's line begins with.
+/// The beginning of the console's line.
 const NAME: &str = "linear";
-/// Where the slots of the fixmap are.
+/// The first address of the fixmap's slots.
 const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
-/// Where physical address 0 would be in the linear map.
+/// The address of physical address 0 in the linear map.
 const LINEAR: u64 = 0xffff_0000_0000_0000;
 /// The memory that is mapped: three of the machine's four gibibytes. `xtask` tells the software
 /// machine the same.
@@ -260,7 +260,7 @@ unsafe fn load_upper(root: Pa) {
     instruct!("isb");
 }
 
-/// Where the processor says that an address of the kernel's is, for a write.
+/// Returns the processor's translation of an address of the kernel's, for a write.
 fn translate(at: u64) -> Option<u64> {
     let result: u64;
     // SAFETY: asks, and writes a register that has no other user.
@@ -298,7 +298,7 @@ fn check(end: u64) -> Done {
     }
 }
 
-/// What the generic timer says, behind all that comes before.
+/// Reads the generic timer, behind all that comes before.
 fn ticks() -> u64 {
     let now: u64;
     // SAFETY: reads a counter.

@@ -34,7 +34,7 @@ const GROUP: u64 = 1 << 60;
 const PRIORITY: u64 = 0xa0 << 48;
 const AT_END: u64 = 1 << 41;
 
-/// As many are used as every processor has.
+/// The number of list registers in use: as many as every processor has.
 const LISTS: usize = 4;
 
 /// Whether the interrupt of the virtual timer is off on this processor.

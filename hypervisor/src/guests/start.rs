@@ -24,7 +24,7 @@ pub struct Several {
     pub memory: u64,
     /// Bits of a VMID.
     pub bits: u32,
-    /// So long they go on, in seconds.
+    /// The time that they go on, in seconds.
     pub seconds: u64,
 }
 
@@ -49,7 +49,7 @@ const IMAGE: u64 = 2 << 20;
 /// vCPUs of each guest.
 const VCPUS: usize = 2;
 
-/// Where the memory of each guest is, in order.
+/// Returns the memory of each guest, in order.
 ///
 /// # Errors
 /// It is too small.

@@ -9,7 +9,7 @@ use core::arch::global_asm;
 use core::ffi::{CStr, c_char};
 use core::ptr;
 
-/// What the loader hands over (`struct hvm_start_info`).
+/// The loader's information (`struct hvm_start_info`).
 #[repr(C)]
 pub struct StartInfo {
     magic: u32,
@@ -44,7 +44,7 @@ unsafe extern "C" {
     safe static image_end: u8;
 }
 
-/// Where the image has its code, constants and data, and where it ends.
+/// Returns the addresses of the image's code, constants and data, and of its end.
 pub fn image() -> [u64; 4] {
     [&raw const text_start, &raw const constants_start, &raw const data_start, &raw const image_end]
         .map(|symbol| symbol as u64)

@@ -40,13 +40,13 @@ use tablewright_hypervisor_common::edits::{PAGE, Random, WINDOW, Window};
 
 /// The addresses that are edited and asked for.
 const VIRTUAL: u64 = 0xffff_d2c5_4000_0000;
-/// What they are in the guest, to the guest.
+/// Their address in the guest, to the guest.
 const INTERMEDIATE: u64 = 0xb5_4000_0000;
 /// The memory that they lead to.
 const PHYSICAL: u64 = 1 << 30;
 /// The page of probes, to the guest as well.
 const PROBES: u64 = 0x2_0000_0000;
-/// What the guest takes for the memory of this program is so much higher.
+/// The distance from the memory of this program to the guest's addresses of it.
 const DISTANCE: u64 = 0x25_0000_0000;
 
 /// The memory for tables: of this program, of the guest, nested.

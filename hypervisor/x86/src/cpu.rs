@@ -22,7 +22,7 @@ use x86_64::{PhysAddr, PrivilegeLevel, VirtAddr};
 
 use tablewright_hypervisor_common::edits::PAGE;
 
-/// What is done to memory.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// 8 bytes are read.
@@ -33,16 +33,16 @@ pub enum Kind {
     Fetch,
 }
 
-/// What is done, and at which privilege.
+/// An access, and its privilege.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// By a user, or by the supervisor.
     pub user: bool,
-    /// What.
+    /// Its kind.
     pub kind: Kind,
 }
 
-/// What an access ends in that does not come to its end.
+/// The end of an access that does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A page fault.
@@ -106,13 +106,13 @@ pub const fn token(number: u32) -> u64 {
 /// The registers of an access; [`send`] knows where they are.
 #[repr(C)]
 pub struct Probe {
-    /// Where the processor begins.
+    /// The address at which the processor begins.
     pub instruction: u64,
-    /// Where the access goes.
+    /// The address of the access.
     pub at: u64,
-    /// What it writes.
+    /// The value that it writes.
     pub value: u64,
-    /// Where the processor goes on.
+    /// The address at which the processor goes on.
     pub back: u64,
 }
 
@@ -208,7 +208,7 @@ pub unsafe fn access(probe: &Probe, is_user: bool) -> Result<u64, Fault> {
     }
 }
 
-/// What the processor comes back with.
+/// The state with which the processor comes back.
 #[repr(C)]
 struct Came {
     value: u64,

@@ -71,7 +71,7 @@ const STACK_SIZE: usize = 16 << 10;
 static mut STACK: [u128; STACK_SIZE / 16] = [0; STACK_SIZE / 16];
 /// The fault of the last attempt.
 static mut LAST: u64 = 0;
-/// Where it goes on behind it.
+/// The address at which it goes on behind it.
 static mut BEHIND: u64 = 0;
 static mut VECTORS: [[u64; 2]; 32] = [[0; 2]; 32];
 

@@ -1,5 +1,5 @@
-//! What an access comes to by the manuals: the judge's walk through tables, and through nested ones
-//! below them.
+//! The manuals' answer to an access: the judge's walk through tables, and through nested ones below
+//! them.
 
 use core::ptr;
 
@@ -52,8 +52,8 @@ impl Judge {
         self.passed.iter().copied()
     }
 
-    /// Where in memory lies what the tables speak of. To nested ones, every access is a user's
-    /// (15.25.5).
+    /// Returns the place in memory of an address that the tables hold. To nested ones, every access
+    /// is a user's (15.25.5).
     fn below(&mut self, at: u64, access: Access, of: u64) -> Result<u64, Fault> {
         let Some(tables) = self.nested else {
             return Ok(at);

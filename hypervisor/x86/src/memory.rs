@@ -1,4 +1,4 @@
-//! What the engine asks of an embedder, on one processor: frames for tables, and invalidations.
+//! The engine's platform, on one processor: frames for tables, and invalidations.
 //!
 //! *Publish.* Walkers see stores in program order (SDM vol. 3A 9.2.2): the compiler has to keep
 //! them, no more.
@@ -42,7 +42,7 @@ impl Omit {
     }
 }
 
-/// What walks a tree.
+/// The walker of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walker {
     /// This processor, as it is.
@@ -54,7 +54,7 @@ pub enum Walker {
 /// Frames for the tables of one tree.
 pub struct Tables {
     walker: Walker,
-    /// What the walker takes for the address of a frame is so much higher.
+    /// The distance from a frame to the address at which the walker takes it to be.
     distance: u64,
     fresh: Cell<u64>,
     end: u64,
@@ -95,7 +95,7 @@ impl Tables {
         }
     }
 
-    /// Where the walker's frame really is.
+    /// Returns the real place of the walker's frame.
     pub fn place(&self, frame: u64) -> *mut u64 {
         ptr::with_exposed_provenance_mut((frame - self.distance) as usize)
     }

@@ -33,12 +33,12 @@ const STACK: usize = 2;
 const NESTED_PAGING: u64 = 1;
 const FORGET_ALL: u32 = 1;
 
-/// Where the processor keeps its own state while a guest runs.
+/// The address for the processor's own state while a guest runs.
 const VM_HSAVE_PA: u32 = 0xc001_0117;
 
 static FORGET: AtomicBool = AtomicBool::new(true);
 
-/// What is remembered of the guest is forgotten before it runs again.
+/// Has all translations of the guest forgotten before it runs again.
 pub fn forget() {
     FORGET.store(true, Ordering::Relaxed);
 }

@@ -16,10 +16,10 @@ use crate::guest::{INCREMENT, MULTIPLIER};
 /// The guest's tables.
 pub type Format = tablewright::format::Arm64K4;
 
-/// What the guest executes.
+/// Attributes of the guest's code.
 pub const CODE: Attrs = Attrs::KERNEL_TEXT;
 
-/// What it reads and writes.
+/// Attributes of its data.
 pub fn data() -> Attrs {
     Attrs::KERNEL_DATA
 }
@@ -129,7 +129,7 @@ pub fn address_bits(_: &Kvm) -> u32 {
     40
 }
 
-/// What a VM needs before it has vCPUs.
+/// Prepares a VM that has no vCPUs yet.
 pub fn prepare(_: &VmFd) -> Result<(), Error> {
     Ok(())
 }

@@ -13,10 +13,10 @@ use crate::guest::{INCREMENT, MULTIPLIER};
 /// The guest's tables.
 pub type Format = tablewright::format::X86_64<4>;
 
-/// What the guest executes.
+/// Attributes of the guest's code.
 pub const CODE: Attrs = Attrs::USER_TEXT;
 
-/// What it reads and writes.
+/// Attributes of its data.
 pub fn data() -> Attrs {
     Attrs::USER_DATA
 }
@@ -198,10 +198,10 @@ const CR4: u64 = 0x20;
 const EFER: u64 = 0xd01;
 /// And VMRUN.
 const SVME: u64 = 1 << 12;
-/// Where a processor keeps its own state while a guest runs.
+/// The address for a processor's own state while a guest runs.
 const VM_HSAVE_PA: u32 = 0xc001_0117;
 
-/// What a VM needs before it has vCPUs.
+/// Prepares a VM that has no vCPUs yet.
 pub fn prepare(_: &VmFd) -> Result<(), Error> {
     Ok(())
 }
@@ -270,7 +270,7 @@ pub fn set_up(
     vcpu.set_regs(&registers).map_err(Error::of("KVM_SET_REGS"))
 }
 
-/// Where in the code that of ring 0 begins.
+/// Returns the offset of ring 0's code.
 fn outer() -> u64 {
     unsafe extern "C" {
         static tablewright_guest_outer: u8;

@@ -43,7 +43,7 @@ pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "PXXV48_4K")]
     mode: Mode,
-    /// What backs the guest's memory, by the test's name for it [default: anonymous;
+    /// Backing of the guest's memory, by the test's name for it [default: anonymous;
     /// anonymous_hugetlb_2mb, of 64M for each of 8 vCPUs, without -s, -b and -v]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
@@ -77,8 +77,8 @@ pub struct Arguments {
     /// The seed of what is random
     #[arg(short, long, value_name = "SEED", default_value = "1")]
     random_seed: u64,
-    /// Where the memory starts in the guest's physical addresses, in bytes [default: as far up as
-    /// they go]
+    /// Start of the memory in the guest's physical addresses, in bytes [default: as far up as they
+    /// go]
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = offset)]
     offset: Option<u64>,
     /// The profile of a machine, by name or as a file [default: x86-416-vcpus]
@@ -87,14 +87,14 @@ pub struct Arguments {
     /// How logging is disabled [default: each way in turn; of arm64 tablewright alone]
     #[arg(long, value_enum)]
     how: Option<How>,
-    /// What finds the pages that are written
+    /// The way in which written pages are found
     #[arg(long, value_enum, default_value = "faults")]
     log: By,
     /// Run with one Nth of the pages, and multiply what takes as long as there are pages [default:
     /// a quarter of a million pages are run, or a block for each vCPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     scale: Option<u64>,
-    /// What to run on
+    /// The machine, or this computer
     #[arg(long, value_enum, default_value = "machine")]
     on: On,
     #[command(flatten)]

@@ -60,7 +60,7 @@ pub struct Arguments {
     /// does; the machine always does
     #[arg(long)]
     pages_only: bool,
-    /// What to run on; the machine, if --machine says which
+    /// This computer, or the machine, also if --machine says which
     #[arg(
         long,
         value_enum,

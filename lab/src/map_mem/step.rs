@@ -179,8 +179,8 @@ pub enum Choice {
     Tablewright,
     /// Memory that is added after the boot, as published and by the engine
     Late,
-    /// What was discussed beside: a map of all RAM for the time being, slots of a block each, and
-    /// blocks instead of pages
+    /// Ideas that were discussed beside: a map of all RAM for the time being, slots of a block
+    /// each, and blocks instead of pages
     Alternatives,
     /// All of them but the alternatives
     All,

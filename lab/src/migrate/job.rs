@@ -46,7 +46,7 @@ pub enum Logging {
     ProtectAll,
     /// A ring for each vCPU; all pages are protected at the start, one by one
     Ring,
-    /// As manual, and large leaves are split at the start
+    /// Manual, and large leaves are split at the start
     EagerSplit,
 }
 

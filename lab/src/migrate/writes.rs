@@ -18,7 +18,7 @@ use tablewright_recorder::recording::{Interval, Run};
 pub enum Model {
     /// Each vCPU a part of the set of its own, over and over, as fast as it can
     Greedy,
-    /// The same at a fixed rate; what was not written in time is made up for
+    /// Pages in order at a fixed rate; what was not written in time is made up for
     Fixed,
     /// Any page of the set, one as likely as another
     Random,

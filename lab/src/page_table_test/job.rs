@@ -81,20 +81,20 @@ pub type Run<'r> = runs::Run<'r, Job>;
 /// How faults are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum How {
-    /// As it was before the published changes
+    /// The kernel before the published changes
     Before,
     /// Caches are maintained by the vCPU that installs, in the walk
     CmoInHandler,
     /// And a block is installed before what was below is visited, without being cleaned, as
     /// published: unsafe
     InstallFirst,
-    /// The same, cleaned
+    /// The block is installed first, and cleaned
     InstallFirstClean,
     /// cmo-in-handler, and tables are topped up only when one is likely to be needed
     Memcache,
     /// All of these changes, with the cleaning that is needed
     All,
-    /// As it became later: faults hold the lock together, and entries are changed by
+    /// The kernel as it became later: faults hold the lock together, and entries are changed by
     /// compare-exchange
     Parallel,
     /// By the engine

@@ -38,7 +38,7 @@ pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "P40V48_4K")]
     mode: Mode,
-    /// What backs the guest's memory, by the test's name for it [default: anonymous;
+    /// Backing of the guest's memory, by the test's name for it [default: anonymous;
     /// anonymous_hugetlb_1gb, of 1G and with 4 vCPUs, without -s, -b and -v]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
@@ -48,10 +48,11 @@ pub struct Arguments {
     /// How many vCPUs touch it, each all of it [default: 1]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     vcpus: Option<u16>,
-    /// Where it starts in the guest's physical addresses, in bytes [default: as far up as they go]
+    /// Start of the memory in the guest's physical addresses, in bytes [default: as far up as they
+    /// go]
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = offset)]
     offset: Option<u64>,
-    /// What to run on; native are threads of this computer, and the engine's own way alone
+    /// The machine, or native: threads of this computer, and the engine's own way alone
     #[arg(long, value_enum, default_value = "machine")]
     on: Place,
     /// The profile of a machine, by name or as a file [default: kunpeng-920]

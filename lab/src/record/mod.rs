@@ -47,7 +47,7 @@ pub struct Arguments {
     /// How to find out what is written
     #[arg(long, value_enum, default_value = "auto")]
     method: Choice,
-    /// Where the recording goes
+    /// File for the recording
     #[arg(short, long, value_name = "FILE", default_value = "recording.twr")]
     output: PathBuf,
     /// Print what is in a recording, and record nothing

@@ -56,7 +56,7 @@ pub struct Arguments {
     /// How many physical CPUs they run on [default: one for each]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     cpus: Option<u16>,
-    /// What a thread computes between two cycles, in microseconds, on average
+    /// Time that a thread computes between two cycles, in microseconds, on average
     #[arg(long, value_name = "US", default_value = "0",
           value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     work: u64,
@@ -91,8 +91,8 @@ pub struct Arguments {
     machine: Option<String>,
     #[command(flatten)]
     threads: Threads,
-    /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts
-    /// for as many threads, cycles, pages and CPUs
+    /// File with the figures of a guest (`cargo xtask tlb-flush --json`), beside which the machine
+    /// predicts for as many threads, cycles, pages and CPUs
     #[arg(long, value_name = "FILE",
           conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work",
                                 "spin", "stays", "slice", "ranges", "how", "on", "file"])]

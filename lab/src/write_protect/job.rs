@@ -15,7 +15,7 @@ pub enum How {
     Slow,
     /// The root's entries, as published, by a bitmap of those that may be writable
     Fast,
-    /// The same, by looking at all entries of each table
+    /// Fast, by looking at all entries of each table
     FastScan,
     /// By the engine
     Tablewright,

@@ -45,7 +45,7 @@ pub struct Arguments {
     /// are CPUs, at most 12]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     vcpus: Option<u16>,
-    /// What backs the guest's memory, on kvm alone [default: anonymous]
+    /// Backing of the guest's memory, on kvm alone [default: anonymous]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
     /// The format of the tables [default: ept]
@@ -75,7 +75,7 @@ pub struct Arguments {
           value_parser = clap::value_parser!(u16).range(1..=512),
           conflicts_with_all = ["bytes", "sizes", "vcpus", "how", "scale"])]
     tables: Option<Vec<u16>>,
-    /// What to run on
+    /// The machine, or this computer
     #[arg(long, value_enum, default_value = "machine")]
     on: On,
     #[command(flatten)]

@@ -28,7 +28,7 @@ use crate::Fixmap;
 /// A format, and what the walker calls it.
 pub trait Judged: Format<Input = Va> {
     const REGIME: Regime;
-    /// Where the linear map starts.
+    /// The first address of the linear map.
     const BASE: u64 = 0xffff_0000_0000_0000;
 }
 
@@ -55,21 +55,21 @@ const fn arm64(granule: Granule, wide: bool) -> Regime {
 }
 
 const SLOTS: usize = Fixmap::<()>::SLOTS;
-/// Where the slots are.
+/// The first address of the slots.
 const SLOT_BASE: u64 = 0xffff_fdff_fe00_0000;
 /// A descriptor of every format, valid and leading nowhere.
 const RUBBISH: u64 = 0x0000_dead_dead_d003;
 
-/// What is known of one slot.
+/// The state of one slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     /// Its entry as walkers see it.
     visible: u64,
-    /// Where a walker remembers that it leads.
+    /// The frame to which a walker remembers that it leads.
     remembered: Option<Pa>,
     /// Invalidated, and not yet complete.
     issued: bool,
-    /// What it was opened for.
+    /// The frame that it was opened for.
     opened: Option<Pa>,
 }
 
@@ -141,7 +141,7 @@ impl<F: Judged> Boot<F> {
         (offset < SLOTS * size_of::<Entry>()).then_some(offset / size_of::<Entry>())
     }
 
-    /// Where an access to a table goes: the frame, and the entry on the host.
+    /// Translates an access to a table: the frame, and the entry on the host.
     fn translate(&self, entry: NonNull<Entry>) -> (Pa, NonNull<Entry>) {
         let page = 1usize << F::PAGE_SHIFT;
         let offset = entry.addr().get().wrapping_sub(self.space.as_ptr().addr());
@@ -181,14 +181,14 @@ impl<F: Judged> Boot<F> {
         entry
     }
 
-    /// What the tables hold: of each leaf its address and its descriptor, and how many tables there
-    /// are.
+    /// Returns the contents of the tables: of each leaf its address and its descriptor, and how
+    /// many tables there are.
     pub fn found(&self, root: Pa) -> (Vec<(u64, u64)>, u64) {
         found::<F>(&self.memory, root)
     }
 }
 
-/// What the walker finds under a root.
+/// Returns the leaves that the walker finds under a root.
 pub fn found<F: Judged>(memory: &Hosted, root: Pa) -> (Vec<(u64, u64)>, u64) {
     let mut read = |table, index| memory.read(Pa::new(table), index).expect("no such table");
     let (mut found, mut count) = (Vec::new(), 0);

@@ -34,7 +34,7 @@ fn span(start: u64, size: u64) -> Span<Pa> {
     Span::new(Pa::new(start), size).unwrap()
 }
 
-/// So many pages of the format from a page on.
+/// Returns a number of pages of the format, from a page on.
 fn pages<F: Judged>(first: u64, count: u64) -> Span<Pa> {
     span(first << F::PAGE_SHIFT, count << F::PAGE_SHIFT)
 }
@@ -47,7 +47,7 @@ const fn ram(ram: &[Span<Pa>]) -> MemoryMap<'_> {
     MemoryMap { ram, reserved: &[], special: &[] }
 }
 
-/// What the engine builds on memory that can be reached: its leaves, and how many tables.
+/// Has the engine build on memory that can be reached: its leaves, and how many tables.
 fn by_the_engine<F: Judged>(memory: &MemoryMap<'_>, frames: usize) -> (Vec<(u64, u64)>, u64) {
     let hosted = Hosted::new(frames, F::PAGE_SHIFT);
     let half = if F::HALVES { Half::Upper } else { Half::Lower };
@@ -110,7 +110,7 @@ fn the_tables_are_those_of_the_engine<F: Judged>() {
     });
 }
 
-/// What a map of `n` whole last-level tables below one table takes, by arithmetic.
+/// Returns the counts of a map of `n` whole last-level tables below one table, by arithmetic.
 fn arithmetic<F: Judged>(techniques: Techniques, n: u64) -> Counts {
     let has = |technique| techniques.has(technique);
     let (zeroing, keep) = (u64::from(!has(Technique::NoAllocRemap)), has(Technique::NoAllocRemap));
@@ -192,7 +192,7 @@ fn a_last_level_table_takes_what_was_published() {
     }
 }
 
-/// The same with larger pages: their runs are of 128 and of 32, their tables of 2048 and 8192
+/// Larger pages have longer tables and other runs: of 128 and of 32, in tables of 2048 and 8192
 /// entries.
 #[test]
 fn larger_pages_have_longer_tables_and_other_runs() {

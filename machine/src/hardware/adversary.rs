@@ -1,4 +1,4 @@
-//! What the hardware does unasked.
+//! Unasked acts of the hardware.
 
 use crate::memory::State;
 
@@ -78,7 +78,7 @@ impl Hardware {
         }
     }
 
-    /// Where an entry translates, in one of the places that its table has.
+    /// Returns an address that an entry translates, in one of the places that its table has.
     fn any_place(&self, frame: usize, pa: u64) -> u64 {
         let mut places = Vec::new();
         self.each_place(frame, pa, |_, first| places.push(first));

@@ -1,4 +1,4 @@
-//! What a change of a reachable entry breaks, and what it owes.
+//! Changes of reachable entries: what each breaks, and what it owes.
 
 use crate::architecture::Ordering;
 use crate::rules::{Cpus, Obligation, Rule, is_harmless, may_be_remembered, needs_break};
@@ -15,7 +15,7 @@ struct Change {
     new: u64,
     was: Descriptor,
     is: Descriptor,
-    /// What was below it, if it has detached a table.
+    /// Entries that were below it, if it has detached a table.
     below: Below,
 }
 
@@ -127,7 +127,7 @@ impl Hardware {
         self.obligations.borrow_mut().excuse(number);
     }
 
-    /// What a change of an entry owes in one of the places that its table has.
+    /// Records the obligation of a change of an entry in one of the places that its table has.
     fn owe(&self, cpu: usize, space: u16, first: u64, change: &Change) {
         let Change { number, depth, before, new, was, is, below } = change;
         let (number, depth) = (*number, *depth);
@@ -208,7 +208,8 @@ impl Hardware {
         obligations.add(owed);
     }
 
-    /// What the tables above an entry take away, and no CPU remembers otherwise.
+    /// Returns the permissions that the tables above an entry take away, and no CPU remembers
+    /// otherwise.
     fn denied_above(&self, space: u16, va: u64, depth: u8) -> Denied {
         let mut above = Denied::default();
         let Some((mut table, _)) = self.spaces.borrow()[usize::from(space)].root else {

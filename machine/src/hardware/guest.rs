@@ -45,7 +45,7 @@ pub(super) struct Guest {
     root: Cell<Option<(u64, u16)>>,
     tlb: RefCell<Vec<Combined>>,
     tables: RefCell<Vec<Known>>,
-    /// What stage 1 alone said, for the explorer of litmus tests.
+    /// Answers of stage 1 alone, for the explorer of litmus tests.
     firsts: RefCell<Vec<KnownFirst>>,
     /// The entry that makes room next, in both.
     next: Cell<usize>,
@@ -53,14 +53,14 @@ pub(super) struct Guest {
     speculative: Cell<Option<GuestWalk>>,
 }
 
-/// What both stages come to.
+/// The translation of both stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Combined {
     /// From the virtual address; otherwise that of stage 2.
     entry: Cached,
-    /// What the guest takes for the physical address of the first.
+    /// The address of the first that the guest takes for physical.
     ipa: u64,
-    /// What each stage allows.
+    /// The rights of each stage.
     rights: [u8; 2],
     /// The descriptor of stage 1.
     raw: u64,
@@ -75,7 +75,7 @@ pub(super) struct Known {
     level: i8,
     denied: Denied,
     tag: Tag,
-    /// Where the guest has it, and what stage 2 said of that.
+    /// The guest's address of it, and what stage 2 said of that.
     table: u64,
     page: Cached,
     stamp: u64,
@@ -87,7 +87,7 @@ impl Known {
     }
 }
 
-/// What an address of the guest is translated for.
+/// The purpose for which an address of the guest is translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     /// To read the descriptor that is there.
@@ -98,7 +98,7 @@ enum Goal {
     Data(First),
 }
 
-/// What stage 1 says of an address.
+/// The answer of stage 1 for an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct First {
     /// A power of two of bytes that are translated as one.
@@ -130,7 +130,7 @@ enum Second {
     Done(Translated),
 }
 
-/// What comes of the look for a translation of a guest.
+/// The answer to the look for a translation of a guest.
 type GuestLook = Look<GuestWalk>;
 
 impl Hardware {
@@ -281,7 +281,7 @@ impl Hardware {
         }
     }
 
-    /// What stage 1 says when it is off.
+    /// Returns the answer of a stage 1 that is off.
     fn identity(&self) -> First {
         First {
             bits: self.architecture.regime.input_bits() as u8,
@@ -549,7 +549,7 @@ impl Hardware {
         self.reach(cpu, walk, leaf.physical(request.va), Goal::Data(first))
     }
 
-    /// What both stages say of an address goes into the TLB as one entry, of the smaller size.
+    /// Combines both stages' answers for an address into one entry of the TLB, of the smaller size.
     fn combine(&self, cpu: usize, walk: &GuestWalk, first: First, second: &Cached) -> Cached {
         let bits = first.bits.min(second.bits);
         let va = walk.request.va >> bits << bits;
@@ -585,8 +585,8 @@ impl Hardware {
         entry
     }
 
-    /// What a CPU has combined, or knows of a guest's tables, that leads to memory, and that memory
-    /// does not say any more.
+    /// Returns the entries that a CPU has combined, or knows of a guest's tables, that lead to
+    /// memory, and that memory does not say any more.
     pub(super) fn combined_with(&self, cpu: usize, first: u64, end: u64) -> Option<Cached> {
         let guest = &self.cores[cpu].guest;
         let leads = |e: &Cached| e.pa < end && first < e.pa + (1 << e.bits);
@@ -706,7 +706,7 @@ impl Combined {
         entry.id == vmid && named && span.0 <= va && va <= span.1
     }
 
-    /// What there is one entry for.
+    /// Returns the key of an entry, of which there is one.
     pub(super) fn key(&self) -> (u64, u8, u16) {
         (self.entry.first, self.entry.bits, self.entry.id)
     }
@@ -717,7 +717,7 @@ impl Combined {
     }
 }
 
-/// So many combined entries a CPU has at most.
+/// The number of combined entries that a CPU has at most.
 const MOST_COMBINED: usize = 64;
 
 /// No entry: what a walk has before it has anything.

@@ -13,7 +13,7 @@ use super::{Buffered, Hardware, KnownFirst, Look, Request, Root, Translated, Wal
 use crate::memory::{ROOT, State};
 use crate::tlb::{Cached, Remembered, Tlbi};
 
-/// What one CPU has.
+/// The state of one CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Image {
     roots: [Option<Root>; 2],
@@ -63,7 +63,7 @@ impl Image {
         self.roots[0].map(|root| (root.table, root.id))
     }
 
-    /// What is remembered of stage 1 alone for an address.
+    /// Returns the remembered answers of stage 1 alone for an address.
     pub fn firsts(&self, va: u64) -> impl Iterator<Item = &KnownFirst> {
         self.firsts
             .iter()
@@ -295,7 +295,7 @@ impl Hardware {
         })
     }
 
-    /// What is remembered of the contiguous run around an address.
+    /// Returns the remembered contiguous run around an address.
     pub(crate) fn look_run(&self, cpu: usize, request: Request, bits: u8) -> Option<Look> {
         if self.is_nested() {
             return self.look_combined_of(cpu, request, |entry| entry.bits == bits);
@@ -306,8 +306,8 @@ impl Hardware {
         Some(self.use_entry(cpu, request, entry))
     }
 
-    /// What a walk has found of another member of a run, for an access to `va` in it. `None` if it
-    /// has found no run, or one elsewhere.
+    /// Translates an access to `va` by what a walk has found of another member of its run. `None`
+    /// if it has found no run, or one elsewhere.
     pub(crate) fn through_run(&self, found: Translated, va: u64) -> Option<Translated> {
         let Translated { request, entry, .. } = found;
         let (first, last) = entry.span();
@@ -335,7 +335,7 @@ impl Hardware {
         look
     }
 
-    /// What is pending and local to this CPU is complete; what is broadcast only has taken effect
+    /// Completes what is pending and local to this CPU; what is broadcast only has taken effect
     /// here.
     pub(crate) fn complete_here(&self, cpu: usize) {
         let broadcast: Vec<_> = {

@@ -9,7 +9,7 @@ use tablewright_walker::{Denied, Leaf};
 
 use super::{CLEAN, Early, Hardware};
 
-/// So much may happen between two invalidations of guests that are not ordered.
+/// The number of events that may come between two invalidations of guests that are not ordered.
 const MOST_BETWEEN: u32 = 12;
 
 impl Hardware {
@@ -88,7 +88,7 @@ impl Hardware {
         self.cores[cpu].under_way.get().map(|(_, until)| until)
     }
 
-    /// What was issued takes effect now, if it has not yet.
+    /// Has the issued invalidations take effect now, if they have not yet.
     pub(crate) fn take_effect(&self, cpu: usize) {
         self.drain(cpu);
         if self.is_nested() && self.dice.is_on() && self.cores[cpu].pending.borrow().len() > 1 {
@@ -120,7 +120,7 @@ impl Hardware {
         self.complete_of(cpu, true);
     }
 
-    /// The same, for the whole machine or for this CPU alone: then others need not see what it has
+    /// Completes for the whole machine or for this CPU alone: then others need not see what it has
     /// stored.
     pub(super) fn complete_of(&self, cpu: usize, publishes: bool) {
         self.trace(cpu, || Event::Complete);

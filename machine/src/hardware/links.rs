@@ -1,4 +1,4 @@
-//! What is reachable: tables that are linked and detached, and memory that must not be mapped.
+//! Reachability: tables that are linked and detached, and memory that must not be mapped.
 //!
 //! A table may be linked by several entries: at two addresses of a space, or below several roots,
 //! as the kernel's half is. Each frame has the entry that linked it first; the others are kept
@@ -23,7 +23,7 @@ use super::{Hardware, How};
 /// A space, and an address in it.
 pub(super) type Place = (u16, u64);
 
-/// What is kept of tables that were linked more than once, by where they are.
+/// The record of tables that were linked more than once, by where they are.
 #[derive(Default)]
 pub(super) struct Aliases {
     /// There are any.
@@ -36,7 +36,7 @@ pub(super) struct Aliases {
     parted: RefCell<HashMap<u64, u64>>,
 }
 
-/// What is found below a table that is detached.
+/// Entries found below a table that is detached.
 pub(super) struct Below {
     /// Depths of leaves, as bit sets: of those that are not global, and of those that are.
     pub leaves: u8,
@@ -64,7 +64,7 @@ impl Below {
         self.unit = self.unit.min(bits as u8);
     }
 
-    /// What is owed for global leaves, besides what is for the table.
+    /// Returns the obligation for global leaves, besides that for the table.
     pub fn owed(&self, table: &Obligation) -> Option<Obligation> {
         (self.global != 0).then(|| Obligation {
             global: true,
@@ -299,7 +299,8 @@ impl Hardware {
         std::iter::once(meta.parent.get()).chain(others.copied()).collect()
     }
 
-    /// What a table below others that have lost links owes with them: numbers of obligations.
+    /// Returns the obligations of a table whose links, or those of tables above it, are lost, by
+    /// their numbers.
     pub(super) fn cuts_above(&self, table: u64) -> Vec<u64> {
         if self.aliases.cuts.borrow().is_empty() {
             return Vec::new();
@@ -325,7 +326,8 @@ impl Hardware {
         roots.any(|(root, _)| self.first_tables(root, 0).any(|(first, _)| first == table))
     }
 
-    /// Where the entry at `pa` of a table translates, in each place that the table has.
+    /// Calls `with` with the address that the entry at `pa` of a table translates, in each place
+    /// that the table has.
     #[inline]
     pub(super) fn each_place(&self, frame: usize, pa: u64, mut with: impl FnMut(u16, u64)) {
         let meta = self.memory.meta(frame);
@@ -347,7 +349,7 @@ impl Hardware {
         places
     }
 
-    /// Where what is so far into a table translates, in each place that the table has.
+    /// Adds the addresses so far into a table, in each place that the table has.
     fn add_places(&self, frame: usize, offset: u64, places: &mut Vec<Place>) {
         let (meta, table) = (self.memory.meta(frame), self.memory.address(frame));
         let depth = meta.depth.get();
@@ -420,7 +422,7 @@ impl Hardware {
         });
     }
 
-    /// What is below a table that stays reachable.
+    /// Looks at the entries below a table that stays reachable.
     pub(super) fn look_below(&self, frame: usize, depth: u8, below: &mut Below) {
         self.each_below(frame, depth, below, |_, pa, below| {
             if let Some(frame) = self.memory.frame_at(pa) {

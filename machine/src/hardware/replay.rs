@@ -76,7 +76,7 @@ impl Made {
     }
 }
 
-/// What is wrong: which rule, by which CPU, and at which step of the run.
+/// An error: which rule, by which CPU, and at which step of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The rule that was broken.
@@ -149,13 +149,13 @@ pub struct Replay {
     /// Of each CPU, and each announcement that it has looked at, up to which change no walk is
     /// left.
     passed: Vec<Vec<u64>>,
-    /// What each CPU's VTTBR_EL2 holds.
+    /// VTTBR_EL2 of each CPU.
     vttbr: Vec<Option<u64>>,
     /// The last invalidation of each CPU, if nothing has come behind it that it is not about.
     last: Vec<Option<Tlbi>>,
     /// The root of each space that was loaded, and its identifier; [`NONE`] since another has that.
     spaces: Vec<(u64, u16)>,
-    /// What each CPU may remember: of which root, under which identifier.
+    /// Translations that each CPU may remember: of which root, under which identifier.
     held: Vec<Held>,
     /// Roots in which nothing is, ever: loaded under an identifier, they have nothing remembered
     /// under it.
@@ -202,7 +202,7 @@ impl Replay {
         }
     }
 
-    /// What was wrong, in order.
+    /// Returns the errors, in order.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -408,7 +408,7 @@ impl Replay {
         });
     }
 
-    /// So many bytes the tables of a root take.
+    /// Returns the bytes that the tables of a root take.
     fn size_of_root(&self) -> u64 {
         let tables = self.hardware.first_tables(0, 0).count() as u64;
         tables << self.hardware.memory.page_shift()
@@ -504,8 +504,7 @@ impl Replay {
         self.vttbr[held.cpu].map(parts) == Some((held.root, held.id))
     }
 
-    /// What a CPU has told to be forgotten of whole identifiers is forgotten, but by what is
-    /// loaded.
+    /// Forgets the whole identifiers that a CPU has told others to forget, but for what is loaded.
     fn forget(&mut self, cpu: usize) {
         let pending = self.hardware.cores[cpu].pending.borrow();
         let whole: Vec<_> = (pending.iter().map(|(tlbi, _)| *tlbi))
@@ -526,7 +525,8 @@ impl Replay {
         self.release();
     }
 
-    /// What no CPU remembers, or has under no identifier that is the root's, need not be forgotten.
+    /// Releases what no CPU remembers, or has under no identifier that is the root's: it need not
+    /// be forgotten.
     fn release(&self) {
         for (space, &(root, id)) in self.spaces.iter().enumerate() {
             if !self.held.iter().any(|held| held.root == root) {
@@ -606,7 +606,7 @@ impl Replay {
 }
 
 impl Hardware {
-    /// What this CPU has taken away, and any may still use to reach a page.
+    /// Returns the memory that this CPU has taken away, and any may still use to reach a page.
     fn held_of(&self, cpu: usize, page: u64) -> Option<Obligation> {
         let last = page + ((1 << self.memory.page_shift()) - 1);
         let obligations = self.obligations.borrow();
@@ -654,7 +654,7 @@ fn together(last: &Tlbi, tlbi: &Tlbi) -> Tlbi {
     }
 }
 
-/// What an instruction is, as far as it matters.
+/// A decoded instruction, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decoded {
     /// `DSB`: whether it is about all CPUs, and whether about loads as well as stores. One that is
@@ -693,9 +693,9 @@ fn decode(instruction: u32) -> Decoded {
 }
 
 impl Op {
-    /// As it is of the guest's translations, whose identifier is loaded. One of EL2's own is none
-    /// of these, and covers nothing. `None`: its operand is needed, and not known; or there is no
-    /// such TLBI.
+    /// Returns the invalidation of the guest's translations, whose identifier is loaded. One of
+    /// EL2's own is none of these, and covers nothing. `None`: its operand is needed, and not
+    /// known; or there is no such TLBI.
     fn tlbi(self, operand: Option<u64>, vmid: u16) -> Option<Tlbi> {
         let broadcast = Tlbi { id: Some(vmid), broadcast: true, ..Tlbi::ALL };
         // By intermediate physical address, which have an order of their own.

@@ -1,4 +1,4 @@
-//! What is asked of the hardware, and what comes of it.
+//! Requests to the hardware, and their answers.
 
 use tablewright_walker::{Regime, Walk};
 
@@ -9,12 +9,12 @@ use crate::tlb::{Cached, Tlbi};
 pub(super) const READ: u8 = 1;
 pub(super) const WRITE: u8 = 2;
 pub(super) const EXECUTE: u8 = 4;
-/// The same for user mode, shifted.
+/// The permissions of user mode, shifted.
 pub(super) const USER: u8 = 3;
 /// The first write has to set the dirty state in memory.
 pub(super) const CLEAN: u8 = 64;
 
-/// What can be told of a descriptor by single bits.
+/// Bits that each tell something of a descriptor.
 #[derive(Clone, Copy)]
 pub(super) struct Bits {
     /// It is valid if one of these is set.
@@ -80,9 +80,9 @@ impl Bits {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Where.
+    /// The address.
     pub va: u64,
-    /// What for.
+    /// The purpose.
     pub want: Want,
     /// With the rights of an application.
     pub user: bool,
@@ -101,7 +101,7 @@ impl Request {
     pub const fn execute(va: u64) -> Self {
         Self { va, want: Want::Execute, user: false }
     }
-    /// The same by an application.
+    /// Makes it a request of an application.
     #[must_use]
     pub const fn by_user(self) -> Self {
         Self { user: true, ..self }
@@ -117,7 +117,7 @@ impl Request {
     }
 }
 
-/// What an access is for.
+/// The purpose of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Want {
     /// A load.
@@ -156,8 +156,8 @@ pub enum Fault {
     Second {
         /// The address that the guest takes for physical.
         ipa: u64,
-        /// What was wanted there: of a table of the guest perhaps something else than of what it
-        /// leads to.
+        /// The access that was wanted there: of a table of the guest perhaps something else than of
+        /// what it leads to.
         want: Want,
         /// It is that of a descriptor of the guest.
         on_walk: bool,
@@ -214,7 +214,7 @@ pub struct Walking {
     pub(super) space: u16,
 }
 
-/// What comes of the look for a translation.
+/// The answer to the look for a translation.
 #[derive(Clone, Copy, Debug)]
 pub enum Look<W = Walking> {
     /// There is one.

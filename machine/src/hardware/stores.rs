@@ -1,4 +1,4 @@
-//! What software does to entries, and when it becomes visible.
+//! Software's stores to entries, and when they become visible.
 
 use crate::architecture::Ordering;
 use crate::memory::State;
@@ -10,7 +10,7 @@ use tablewright_walker::{Denied, Descriptor};
 use super::{ACCESSED, Bits, Buffered, Core, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
 
 impl Hardware {
-    /// Where in memory an entry is. `None`: not in this memory, but the program's own.
+    /// Returns the place of an entry in memory. `None`: not in this memory, but the program's own.
     #[inline(always)]
     pub(crate) fn spot(&self, entry: *const u64) -> Option<Spot<'_>> {
         let (pa, meta) = self.memory.find(entry)?;
@@ -160,8 +160,8 @@ impl Hardware {
         }
     }
 
-    /// What an entry links is reached by the walkers that reach its table: by all, or, if that was
-    /// detached, by those that still know the way.
+    /// Records the link of an entry for the walkers that reach its table: for all, or, if that was
+    /// detached, for those that still know the way.
     fn linked(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
         let meta = self.memory.meta(frame);
         let (depth, state) = (meta.depth.get(), meta.state.get());
@@ -290,7 +290,7 @@ impl Hardware {
         self.canonical(first.wrapping_add(index << self.shift(meta.depth.get())))
     }
 
-    /// What a load by this CPU returns: its own stores first.
+    /// Returns the value of a load by this CPU: its own stores first.
     pub(crate) fn visible_to(&self, cpu: usize, pa: u64) -> u64 {
         if self.buffering.get()
             && let Some(own) = self.cores[cpu].buffer.borrow().iter().rev().find(|b| b.pa == pa)
@@ -300,7 +300,7 @@ impl Hardware {
         self.memory.read(pa)
     }
 
-    /// What a CPU has stored, and others do not see yet.
+    /// Returns the value that a CPU has stored, and others do not see yet.
     pub(super) fn stored(&self, pa: u64) -> Option<u64> {
         let newest = |core: &Core| {
             let buffer = core.buffer.borrow();
@@ -396,8 +396,8 @@ impl Hardware {
         }
     }
 
-    /// What another CPU has stored between the store and now is overwritten: that is the change
-    /// that walkers see.
+    /// Checks that a store of another CPU between this store and now is overwritten with its
+    /// consequences: that is the change that walkers see.
     pub(super) fn check_race(&self, cpu: usize, stored: &Buffered) {
         let now = self.memory.read(stored.pa);
         let flags = self.bits.accessed | self.bits.dirty;
@@ -488,7 +488,7 @@ impl Hardware {
         }
     }
 
-    /// What this CPU stored is seen by the CPU that takes over from it: the release of a lock.
+    /// Shows this CPU's stores to the CPU that takes over from it: the release of a lock.
     pub(crate) fn hand_over(&self, cpu: usize) {
         if self.wary.get() {
             self.drain(cpu);

@@ -72,8 +72,8 @@ impl Hardware {
         Look::Found(self.translated(request, entry))
     }
 
-    /// What a fault was found with goes, the tables on the way included (SDM vol. 3A 5.10.4.1, vol.
-    /// 3C 29.4.3.1).
+    /// Drops the translation that a fault was found with, the tables on the way included (SDM vol.
+    /// 3A 5.10.4.1, vol. 3C 29.4.3.1).
     pub(super) fn drop_path(&self, cpu: usize, va: u64) {
         for depth in 0..self.top {
             let bits = self.shift(depth) + self.index_bits;
@@ -89,7 +89,8 @@ impl Hardware {
         Translated { request, entry, generation }
     }
 
-    /// What a TLB says is what memory says, or the change is one that is still to be invalidated.
+    /// Checks that a TLB says what memory says, or that the change is one that is still to be
+    /// invalidated.
     #[inline(always)]
     pub(super) fn check_use(&self, cpu: usize, request: Request, entry: &Cached) {
         let now = self.memory.read(entry.at);
@@ -132,8 +133,8 @@ impl Hardware {
         }
     }
 
-    /// What differs are flags of a contiguous run, which hardware may have set in another member
-    /// (DDI 0487 D8.5.5).
+    /// Returns whether the difference is in the flags of a contiguous run, which hardware may have
+    /// set in another member (DDI 0487 D8.5.5).
     pub(super) fn is_in_the_run(&self, entry: &Cached, is: &Leaf) -> bool {
         if !is.contiguous || (entry.raw ^ is.raw) & !HARDWARE_FLAGS != 0 {
             return false;
@@ -331,14 +332,14 @@ impl Hardware {
         Look::Found(self.translated(request, entry))
     }
 
-    /// What the leaf allows, with the dirty state that hardware manages.
+    /// Returns the leaf's rights, with the dirty state that hardware manages.
     #[inline(always)]
     pub(super) fn rights(&self, leaf: &Leaf, depth: u8, denied: Denied) -> u8 {
         let place = || (self.architecture.regime, self.level(depth));
         self.rights_of(place, leaf, denied)
     }
 
-    /// The same of a leaf of any regime and level.
+    /// Returns the rights of a leaf of any regime and level.
     #[inline(always)]
     pub(super) fn rights_of(
         &self,

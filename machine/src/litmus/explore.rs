@@ -88,7 +88,7 @@ impl fmt::Display for ExploreError {
 
 impl std::error::Error for ExploreError {}
 
-/// What the executions of a test came to.
+/// The sum of a test's executions.
 #[derive(Clone, Debug)]
 pub struct Explored {
     /// How many states there are.

@@ -13,7 +13,7 @@ const ENTRIES: u64 = 512;
 const FRAMES: usize = 256;
 const TOP: u8 = 3;
 
-/// Where everything is.
+/// The places of everything.
 pub(crate) struct Layout {
     /// The physical address of each page.
     data: Vec<u64>,
@@ -42,7 +42,7 @@ pub(crate) struct Layout {
     /// One address in each contiguous run that the test does not name, if there is one: but for
     /// flags its entry stays as it is.
     pub unnamed: Vec<u64>,
-    /// Where their entries stand.
+    /// Addresses of their entries.
     unnamed_entries: Vec<u64>,
 }
 
@@ -389,7 +389,7 @@ impl Layout {
         self.data[page]
     }
 
-    /// What an invalidation tells the hardware.
+    /// Returns the invalidation as the hardware takes it.
     pub fn tlbi(&self, test: &Test, scope: Scope, broadcast: bool) -> Tlbi {
         let all = Tlbi { broadcast, ..Tlbi::default() };
         match scope {

@@ -4,7 +4,7 @@ use super::layout::Layout;
 use super::program::*;
 use crate::hardware::{Cause, Fault};
 
-/// What an instruction, or a word, is in the end.
+/// The final value of an instruction, or a word.
 #[derive(Clone, Copy)]
 pub(super) enum End {
     Nothing,

@@ -18,7 +18,7 @@ use instructions::instruction;
 use questions::implication;
 use tokens::Tokens;
 
-/// What is wrong with a file of tests, and where. It prints as one line.
+/// An error in a file of tests, and its place. It prints as one line.
 ///
 /// ```
 /// use tablewright_machine::litmus::parse;
@@ -31,7 +31,7 @@ pub struct ParseError {
     pub file: String,
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// The error.
     pub what: String,
 }
 
@@ -96,7 +96,7 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
     Ok(tests)
 }
 
-/// What the user wrote, fit for a message of one line.
+/// Returns the user's words, fit for a message of one line.
 fn one_line(text: &str) -> String {
     let clean = text.chars().map(|c| if c.is_control() { '?' } else { c });
     let mut short: String = clean.clone().take(60).collect();
@@ -160,7 +160,7 @@ impl Test {
 
 type Parsed<T> = Result<T, String>;
 
-/// Where in a test the reader is.
+/// The reader's place in a test.
 #[derive(Default)]
 struct Reader {
     arch: bool,

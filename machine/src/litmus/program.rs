@@ -1,4 +1,4 @@
-//! What a litmus test is made of, with all names resolved.
+//! The parts of a litmus test, with all names resolved.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ impl fmt::Display for Profile {
     }
 }
 
-/// What the architecture says of the outcome that a test asks about.
+/// The architecture's verdict on the outcome that a test asks about.
 ///
 /// ```
 /// use tablewright_machine::litmus::Verdict;
@@ -80,7 +80,7 @@ impl fmt::Display for Verdict {
 pub struct Test {
     /// Its name.
     pub name: String,
-    /// Where the shape and the verdicts come from.
+    /// The source of the shape and the verdicts.
     pub source: String,
     /// One line on what happens in it.
     pub about: String,
@@ -187,7 +187,7 @@ pub(crate) struct Space {
 pub(crate) struct Data {
     pub name: String,
     pub value: u64,
-    /// So many pages behind another, if the test says so.
+    /// The number of pages behind another, if the test says so.
     pub behind: Option<(usize, u64)>,
 }
 
@@ -206,7 +206,7 @@ pub(crate) struct Table {
     pub depth: u8,
 }
 
-/// What a space says of an address at first.
+/// The translation that a space has of an address at first.
 #[derive(Clone, Debug)]
 pub(crate) struct Map {
     pub space: usize,
@@ -242,7 +242,7 @@ pub(crate) enum Value {
         address: usize,
         bits: u64,
     },
-    /// What a contiguous run says of the page so many behind its first.
+    /// The translation of the page so many behind the first of a contiguous run.
     Member {
         page: usize,
         behind: u64,
@@ -273,7 +273,7 @@ pub(crate) struct Instruction {
     pub text: String,
 }
 
-/// Where an access goes.
+/// The place of an access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Virtual(usize),
@@ -288,7 +288,7 @@ pub(crate) enum Kind {
     Stores,
 }
 
-/// What an atomic access does with what it finds.
+/// The change that an atomic access makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Swap,
@@ -298,7 +298,7 @@ pub(crate) enum Change {
     Add,
 }
 
-/// What is invalidated.
+/// The scope of an invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Addresses of a space or of all.
@@ -314,7 +314,7 @@ pub(crate) enum Scope {
         at: Named,
         space: usize,
     },
-    /// What is combined with its stage 1, at addresses or all.
+    /// Combined translations of its stage 1, at addresses or all.
     Combined {
         at: Option<Named>,
         space: usize,
@@ -339,7 +339,7 @@ impl Named {
     }
 }
 
-/// What an instruction does.
+/// The operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Load {
@@ -401,7 +401,7 @@ impl Op {
         }
     }
 
-    /// Where it accesses memory.
+    /// Returns the place at which it accesses memory.
     pub fn place(&self) -> Option<&Place> {
         match self {
             Self::Load { at, .. } | Self::Store { at, .. } | Self::Atomic { at, .. } => Some(at),
@@ -463,7 +463,7 @@ pub(crate) enum Outcome {
 /// Something that has a value in the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Term {
-    /// What an instruction has got: of this thread, at this place in it.
+    /// The result of an instruction: of this thread, at this place in it.
     Result(usize, usize),
     Memory(Location),
 }

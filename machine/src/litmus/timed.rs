@@ -16,7 +16,7 @@ use crate::sched::{Cpu, RunError};
 use crate::splitmix::below;
 use crate::time::Time;
 
-/// What the runs of a test came to.
+/// The sum of a test's runs.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     /// How many runs there were.
@@ -218,9 +218,9 @@ impl Run<'_> {
         }
     }
 
-    /// What comes after a DMB, or is a release, or an acquire after a release, comes after what is
-    /// before it: loads are done, stores have to be. So does its fault: they are, before it is
-    /// translated.
+    /// Lets an instruction pass that comes after a DMB, or is a release, or an acquire after a
+    /// release, when what is before it is done: loads are done, stores have to be. So does its
+    /// fault: they are, before it is translated.
     fn pass_fence(&self, thread: usize, op: &Op) {
         let (acquire, release) = op.acquires_releases();
         let translated = matches!(op.place(), Some(Place::Virtual(_)));

@@ -102,8 +102,8 @@ impl Machine {
         self.enter_guest_with(&|| ());
     }
 
-    /// The same. Before it forgets, it does what its hypervisor has requested with that: loads
-    /// another root, say.
+    /// Enters the guest, with its own requests. Before it forgets, it does what its hypervisor has
+    /// requested with that: loads another root, say.
     fn enter_guest_with(&self, requested: &dyn Fn()) {
         let cpu = self.cpu();
         let me = &self.kicks.vcpus[cpu.id()];
@@ -173,8 +173,8 @@ impl Machine {
         self.guest_access_with(request, &|| ())
     }
 
-    /// The same of a vCPU whose hypervisor, with what it asks it to forget, requests something more
-    /// of it: that is done outside of the guest, before it forgets.
+    /// Accesses memory as a vCPU whose hypervisor, with what it asks it to forget, requests
+    /// something more of it: that is done outside of the guest, before it forgets.
     ///
     /// # Errors
     /// As [`access`](Machine::access).
@@ -193,7 +193,7 @@ impl Machine {
         self.guest_computes_with(&|| ());
     }
 
-    /// The same, with what is [requested](Machine::guest_access_with) of it.
+    /// Computes in the guest, with what is [requested](Machine::guest_access_with) of it.
     pub fn guest_computes_with(&self, requested: &dyn Fn()) {
         self.go_on_in_guest(requested);
         let cpu = self.cpu();

@@ -1,5 +1,4 @@
-//! What the engine is handed: the platform that is a space of the machine's, its windows, its
-//! locks.
+//! The engine's platform on the machine: a space, its windows, its locks.
 
 use super::*;
 
@@ -68,10 +67,10 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.detach(cpu.id(), self.space);
     }
 
-    /// The same for a space whose program knows which CPUs have it loaded, and under which
-    /// identifier, which is said by [`load_as`](Mapper::load_as). A CPU that has loaded another and
-    /// has [left](Mapper::leave) it need not be told what has changed: it forgets that before it
-    /// loads the space again, or breaks a rule when it uses it.
+    /// Tracks a space whose program knows which CPUs have it loaded, and under which identifier,
+    /// which is said by [`load_as`](Mapper::load_as). A CPU that has loaded another and has
+    /// [left](Mapper::leave) it need not be told what has changed: it forgets that before it loads
+    /// the space again, or breaks a rule when it uses it.
     pub fn track(&self, root: Pa, half: tablewright::Half) {
         self.machine.hardware.track(self.space);
         self.attach(root, half, 0);
@@ -157,8 +156,8 @@ impl<'m> Mapper<'m> {
         std::iter::once(first).chain(others.map(move |range| mapper.tlbi_of(&what, Some(range))))
     }
 
-    /// What has to follow invalidations of stage 2 alone, of which this is one, when they are
-    /// complete: TLBI VMALLE1IS, for what was combined with the guest's stage 1.
+    /// Returns the invalidation that has to follow those of stage 2 alone, of which this is one,
+    /// when they are complete: TLBI VMALLE1IS, for what was combined with the guest's stage 1.
     pub fn then(&self, first: &Tlbi) -> Option<Tlbi> {
         (first.stages == Stages::Second).then_some(Tlbi {
             id: first.id,
@@ -193,8 +192,8 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.complete(cpu.id());
     }
 
-    /// The same of a range, which `tlbi` would be the one instruction for, if it is broadcast; it
-    /// may as well be made by each CPU for itself, or in parts.
+    /// Claims the invalidation of a range, which `tlbi` would be the one instruction for, if it is
+    /// broadcast; it may as well be made by each CPU for itself, or in parts.
     pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {
         let cpu = self.machine.cpu().id();
         self.machine.hardware.claim(cpu, self.space, range, tlbi);
@@ -213,7 +212,7 @@ impl<'m> Mapper<'m> {
         self.rely_on(range, look, false);
     }
 
-    /// The same of what the running CPU has changed itself.
+    /// Relies on the invalidation of what the running CPU has changed itself.
     pub fn rely_on_own(&self, range: (u64, u64), look: u64) {
         self.rely_on(range, look, true);
     }
@@ -225,14 +224,13 @@ impl<'m> Mapper<'m> {
         hardware.rely(cpu.id(), self.space, range, look, own);
     }
 
-    /// Where a window shows frames: slots of one page each from `first` on, which this space
-    /// translates.
+    /// Returns a window's slots of one page each from `first` on, which this space translates.
     pub fn slots(&self, first: u64) -> MachineSlots<'m> {
         MachineSlots { machine: self.machine, first }
     }
 
-    /// Where a [coarse map](tablewright::linear::Coarse) that this space holds shows frames: at
-    /// their own addresses.
+    /// Returns the frames that a [coarse map](tablewright::linear::Coarse) which this space holds
+    /// shows: at their own addresses.
     pub fn identity(&self) -> MachineIdentity<'m> {
         MachineIdentity { machine: self.machine }
     }

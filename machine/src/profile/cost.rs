@@ -35,7 +35,7 @@ pub struct Cost(pub(super) usize);
 #[error("no cost is called '{0}': use one of {list}", list = Cost::all().map(Cost::name).collect::<Vec<_>>().join(", "))]
 pub struct UnknownCost(String);
 
-/// What there is of a cost: its name, and how to get at it.
+/// A cost's name, and how to get at it.
 struct CostField {
     name: &'static str,
     key: &'static str,
@@ -122,7 +122,7 @@ impl Cost {
         COSTS[self.0].key
     }
 
-    /// What it is.
+    /// Returns the cost.
     ///
     /// ```
     /// use tablewright_machine::{Cost, Costs, Time};

@@ -64,7 +64,7 @@ macro_rules! capabilities {
             $($name: Option<$type>,)*
         }
 
-        /// What provenance can be given of.
+        /// Keys of which provenance can be given.
         const ARCHITECTURE_KEYS: &[&str] = &[
             "architecture.format", "architecture.granule", "architecture.address_bits", "architecture.ordering",
             $(concat!("architecture.", stringify!($name)),)*
@@ -211,7 +211,7 @@ impl ProfileToml {
         }
     }
 
-    /// What types cannot say.
+    /// Checks what types cannot say.
     pub(super) fn check(self) -> Result<Profile, Problem> {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if self.name.is_empty() || !self.name.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! What is planted: a place in the engine, and what stands there instead.
+//! Planted bugs: a place in the engine, and what stands there instead.
 
 use super::Bug;
 

@@ -1,5 +1,5 @@
-//! What is planted into invalidations by identity, and caught where CPUs go from space to space
-//! with few identifiers.
+//! Bugs planted into invalidations by identity, and caught where CPUs go from space to space with
+//! few identifiers.
 
 use super::Bug;
 

@@ -1,4 +1,4 @@
-//! What is planted into the log of what a guest writes, and caught where a guest is migrated.
+//! Bugs planted into the log of a guest's writes, and caught where a guest is migrated.
 
 use super::Bug;
 

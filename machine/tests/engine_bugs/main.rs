@@ -30,10 +30,10 @@ pub struct Bug {
     name: &'static str,
     /// Below `engine/src`.
     file: &'static str,
-    /// What is there, once in the file; what is switched stands between « and ».
+    /// The text that is there, once in the file; what is switched stands between « and ».
     find: &'static str,
-    /// What stands there instead. If it says `PLANTED`, it stands there always, and that is whether
-    /// the bug is on.
+    /// The text that stands there instead. If it says `PLANTED`, it stands there always, and that
+    /// is whether the bug is on.
     with: &'static str,
     /// The rules that may be the first to be broken.
     rules: &'static [&'static str],
@@ -49,7 +49,7 @@ enum Hunter {
 }
 
 impl Hunter {
-    /// What it is called, and its lines about what was wrong begin with.
+    /// Its name, with which its lines about what was wrong begin.
     fn name(self) -> &'static str {
         match self {
             Self::Seeds(workload) => workload,
@@ -65,7 +65,7 @@ impl Hunter {
         }
     }
 
-    /// So many are run at a time: all where the first that goes wrong is the last.
+    /// The number of seeds that are run at a time: all where the first that goes wrong is the last.
     fn chunk(self) -> u64 {
         match self {
             Self::Seeds(_) => 100,
@@ -103,7 +103,7 @@ impl Hunter {
     }
 }
 
-/// What is planted, and the program that is to catch it.
+/// The bugs, and the program that is to catch each.
 const PLANTED: [(Hunter, &[Bug]); 5] = [
     (Hunter::Seeds("guest"), bugs::BUGS),
     (Hunter::Seeds("log"), log::BUGS),
@@ -114,7 +114,7 @@ const PLANTED: [(Hunter, &[Bug]); 5] = [
 /// Which bug is on, from 1.
 const SWITCH: &str = "TABLEWRIGHT_PLANTED";
 
-/// What the copy of the engine gets besides.
+/// Code that the copy of the engine gets besides.
 const SWITCHES: &str = r#"
 extern crate std;
 /// Whether a bug is on.

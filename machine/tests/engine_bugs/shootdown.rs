@@ -1,4 +1,4 @@
-//! What is planted into remote flushes, and caught where CPUs go from space to space.
+//! Bugs planted into remote flushes, and caught where CPUs go from space to space.
 
 use super::Bug;
 
@@ -14,7 +14,7 @@ const IDENTIFIERS: &str = "identity.rs";
 /// A processor uses what it should have forgotten, or is said to have forgotten, or what was given
 /// back.
 const STALE: &[&str] = &["invalidation", "stale use", "freed early", "walk astray", "program"];
-/// The same, under an identifier of another.
+/// Rules that a translation breaks under an identifier of another.
 const REUSED: &[&str] = &["identifier reused", "program", "freed early", "stale use"];
 
 pub const BUGS: &[Bug] = &[

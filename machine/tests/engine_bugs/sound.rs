@@ -1,6 +1,6 @@
-//! What safe code could once do to the engine, planted back: flushes that are lost, taken for those
-//! of others, or complete too early; and what was changed in a space and is never said. Caught by
-//! random sequences of the whole safe API.
+//! Ways in which safe code could once harm the engine, planted back: flushes that are lost, taken
+//! for those of others, or complete too early; and changes of a space that are never said. Caught
+//! by random sequences of the whole safe API.
 
 use super::Bug;
 
@@ -25,8 +25,8 @@ const ZAP: &str = "guest/zap.rs";
 const UNMAP: &str = "edit/unmap.rs";
 const X86: &str = "format/x86_64.rs";
 
-/// What comes of memory that is used again before it is forgotten, and of what is relied on too
-/// early.
+/// Rules that memory breaks which is used again before it is forgotten, and of what is relied on
+/// too early.
 const FORGOTTEN: &[&str] = &[
     "break-before-make",
     "conflict",

@@ -57,7 +57,7 @@ pub enum Bug {
     ForgetsWalks,
 
     // The same where guests have a stage 1.
-    /// What is combined with stage 1 is not invalidated.
+    /// Combined translations of stage 1 are not invalidated.
     CombinedForgotten,
     /// It is invalidated first, and what stage 2 says alone after that.
     CombinedFirst,
@@ -95,9 +95,9 @@ pub enum Bug {
     // Identifiers.
     /// When they have run out they are used again, and nothing is invalidated.
     IdentifierNotInvalidated,
-    /// What is invalidated is another identifier.
+    /// Another identifier is invalidated.
     WrongIdentifierInvalidated,
-    /// What is invalidated is so on this CPU only.
+    /// Identifiers are invalidated on this CPU only.
     IdentifiersInvalidatedHere,
     /// Two spaces have the same.
     SameIdentifierTwice,
@@ -119,7 +119,7 @@ pub enum Bug {
     AllOnlyLocal,
     /// `page-table-generic`: leaves are invalidated, then their table is detached and freed.
     TableFreedUnforgotten,
-    /// The same in one step: a table is detached, and its leaves are invalidated.
+    /// A table is detached in one step, and its leaves are invalidated.
     TableFreedAfterLeaves,
     /// `ostd`: attributes are loaded, worked out, and stored.
     ProtectedByStore,
@@ -199,7 +199,7 @@ pub enum Bug {
     StartNotZapped,
     /// A log starts with everything marked, and walks from before are not waited for.
     StartNotAwaited,
-    /// What hardware has logged is not marked.
+    /// The log of the hardware is not marked.
     LogThrownAway,
     /// Hardware is to log, and pages are dirty from before.
     StartNotCleaned,

@@ -27,7 +27,7 @@ use crate::{
     qemu_plugin_register_vcpu_mem_cb,
 };
 
-/// What a record is about.
+/// The subject of a record.
 #[derive(Clone, Copy)]
 enum Kind {
     /// A word of a table was stored to: by which instruction, where, and what is there now.
@@ -47,14 +47,14 @@ enum Kind {
 
 const PAGE: u64 = 4096;
 
-/// What is read of the command line.
+/// The options of the command line.
 #[derive(Default)]
 pub struct Options {
-    /// Where records go.
+    /// The file for records.
     pub file: Option<File>,
     /// The hypervisor's code.
     pub text: Range<u64>,
-    /// Where it says what cannot be seen.
+    /// The address of words on what cannot be seen.
     pub reported: u64,
     /// Announcements of walks.
     pub slots: Range<u64>,
@@ -62,15 +62,15 @@ pub struct Options {
     pub end: u64,
 }
 
-/// Where the machine has its memory.
+/// The first address of the machine's memory.
 const MEMORY: u64 = 1 << 30;
 /// The size of an announcement.
 const SLOT: u64 = 128;
 
-/// So many pages are compared with the next that is touched.
+/// The number of pages that are compared with the next that is touched.
 const NEAR: usize = 4;
 
-/// What a frame is used for.
+/// The use of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     /// Nothing: it may be stored to before it is given back, and after.
@@ -83,13 +83,13 @@ enum Use {
 struct Recorder {
     options: Options,
     buffer: Vec<u8>,
-    /// Where the machine's memory is in this process.
+    /// The address of the machine's memory in this process.
     base: Option<*const u8>,
     /// Frames of tables and others, in a row.
     frames: Range<u64>,
-    /// What is known of each of them.
+    /// The use of each of them.
     uses: Vec<Use>,
-    /// What processors have said and not used.
+    /// Words that processors have said and not used.
     said: Vec<[Option<u64>; REPORTS]>,
     /// The last pages that were touched since anything else was recorded, and by which processors:
     /// one that is copied, another that is compared, are said once.
@@ -315,7 +315,7 @@ impl Recorder {
         }
     }
 
-    /// What tables hold in the end, by which it is seen that no store was missed.
+    /// Leaves the tables as they are in the end, by which it is seen that no store was missed.
     fn leave(&mut self) {
         let uses = std::mem::take(&mut self.uses);
         let tables = (self.frames.clone().step_by(PAGE as usize)).zip(uses);

@@ -1,4 +1,5 @@
-//! What is executed. Everything here is for EL1 or EL2; elsewhere it ends in an exception.
+//! Instructions, as they are executed. Everything here is for EL1 or EL2; elsewhere it ends in an
+//! exception.
 
 use core::arch::asm;
 

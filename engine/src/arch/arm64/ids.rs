@@ -1,4 +1,4 @@
-//! What the ID registers say (DDI 0487 D24.2).
+//! Contents of the ID registers (DDI 0487 D24.2).
 
 use crate::platform::Caps;
 
@@ -132,7 +132,8 @@ impl Ids {
         }
     }
 
-    /// The same in stage 2, where 64 KiB has 52 bits if physical addresses have.
+    /// Returns the size of an output address of stage 2, where 64 KiB has 52 bits if physical
+    /// addresses have.
     pub(super) const fn stage2(self, page_shift: u32) -> u8 {
         let (_, low) = granule_fields(page_shift);
         match (page_shift, field(self.mmfr0, low)) {
@@ -187,7 +188,7 @@ impl Ids {
         if level < 3 { level as u8 } else { 3 }
     }
 
-    /// What the engine has to know.
+    /// Returns the capabilities that the engine has to know.
     ///
     /// *Flags that hardware sets* are on where it can; what the registers say follows
     /// ([`tcr_el1`](super::tcr_el1)), so that an embedder that wants them off says so here: `Caps {
@@ -225,7 +226,7 @@ impl Ids {
     }
 }
 
-/// Where a granule's support stands: in stage 1, and in stage 2.
+/// Returns the place of a granule's support: in stage 1, and in stage 2.
 const fn granule_fields(page_shift: u32) -> (u32, u32) {
     match page_shift {
         12 => (TGRAN4, TGRAN4_2),

@@ -90,14 +90,13 @@ impl Cpu {
         }
     }
 
-    /// The same where there is one processor, or where it alone uses the tables: nothing is
-    /// broadcast.
+    /// Tells this processor alone, for one that has the tables to itself: nothing is broadcast.
     pub const fn alone(self) -> Self {
         Self { domain: Domain::Local, ..self }
     }
 
-    /// The same for processors that forget for certain only what they are told twice, with a `DSB`
-    /// between. Their errata say so (of Arm's, those that ask to repeat a TLBI and DSB).
+    /// Tells everything twice, with a `DSB` between, for processors that forget for certain only
+    /// then. Their errata say so (of Arm's, those that ask to repeat a TLBI and DSB).
     pub const fn twice(self) -> Self {
         Self { twice: true, ..self }
     }
@@ -128,7 +127,7 @@ impl Cpu {
 
 #[cfg(target_arch = "aarch64")]
 impl Cpu {
-    /// What [`Platform::barrier`](crate::Platform::barrier) has to do.
+    /// Executes the instructions of [`Platform::barrier`](crate::Platform::barrier).
     ///
     /// A store to a descriptor is visible to the walkers when a `DSB` after it is complete
     /// (D8.2.6), and an invalidation is complete when a `DSB` after it is, on the processor that
@@ -147,19 +146,20 @@ impl Cpu {
         }
     }
 
-    /// What [`Platform::invalidate`](crate::Platform::invalidate) has to do. What is executed for a
-    /// guest is about the VMID that is loaded, which has to be the guest's. Of a guest that is not
-    /// loaded, load the identifier that the flush [names](Invalidation::id) with a root in which
-    /// nothing is mapped, and afterwards what was loaded before: with the guest's own root walks
-    /// would be remembered under an identifier that this processor was not
+    /// Executes the instructions of [`Platform::invalidate`](crate::Platform::invalidate). What is
+    /// executed for a guest is about the VMID that is loaded, which has to be the guest's. Of a
+    /// guest that is not loaded, load the identifier that the flush [names](Invalidation::id) with
+    /// a root in which nothing is mapped, and afterwards what was loaded before: with the guest's
+    /// own root walks would be remembered under an identifier that this processor was not
     /// [told](crate::shootdown::Identifiers::switch) to load.
     #[inline]
     pub fn invalidate(&self, flush: &Invalidation<'_>) {
         self.instructions(flush, |one| execute(one, self.domain));
     }
 
-    /// What [`SharedPlatform::invalidate_here`](crate::shared::SharedPlatform::invalidate_here) has
-    /// to do: this processor alone forgets, and has forgotten on return.
+    /// Executes the instructions of
+    /// [`SharedPlatform::invalidate_here`](crate::shared::SharedPlatform::invalidate_here): this
+    /// processor alone forgets, and has forgotten on return.
     #[inline]
     pub fn invalidate_here(&self, flush: &Invalidation<'_>) {
         let here = self.alone();
@@ -167,9 +167,9 @@ impl Cpu {
         here.barrier(Barrier::Complete);
     }
 
-    /// What [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has to have done when it
-    /// asks for it: this processor alone forgets everything of the regime under all identifiers,
-    /// and has forgotten on return.
+    /// Forgets everything of the regime under all identifiers, on this processor alone, as
+    /// [`Identifiers::switch`](crate::shootdown::Identifiers::switch) asks for it. It has forgotten
+    /// on return.
     pub fn forget_all(&self) {
         let op = match self.encoder.regime {
             Regime::El1 => Op::Vmalle1,

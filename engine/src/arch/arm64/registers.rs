@@ -1,4 +1,4 @@
-//! What the translation registers hold for a format.
+//! Values of the translation registers for a format.
 
 use core::fmt;
 
@@ -16,7 +16,7 @@ pub trait Translation: Format + sealed::Sealed {
     const REGIME: Regime;
     /// `HCR_EL2.FWB` is set.
     const FORCED: bool = false;
-    /// What `MAIR_EL1` holds, or `MAIR_EL2`; nothing where memory types stand in the descriptor.
+    /// The value of `MAIR_EL1`, or `MAIR_EL2`; nothing where memory types stand in the descriptor.
     ///
     /// ```
     /// use tablewright::arch::arm64::Translation;
@@ -64,7 +64,7 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCE
     const FORCED: bool = FORCED;
 }
 
-/// What a processor lacks of a format.
+/// The name of what a processor lacks of a format.
 ///
 /// ```
 /// use tablewright::arch::arm64::{Ids, tcr_el1};
@@ -245,8 +245,8 @@ pub fn vtcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupport
         | u64::from(is_lpa2::<F>()) << 32)
 }
 
-/// What TTBR0, TTBR1, or VTTBR holds (D24.2 TTBR0_EL1): the root, and the ASID or VMID under which
-/// it is loaded. That of EL2 alone has none.
+/// Returns TTBR0, TTBR1, or VTTBR (D24.2 TTBR0_EL1): the root, and the ASID or VMID under which it
+/// is loaded. That of EL2 alone has none.
 ///
 /// `common` is CnP, for processors [that have it](Ids::has_common): all that set it have loaded the
 /// same tables under the same identifiers, and may share what they remember. An identifier must

@@ -1,5 +1,5 @@
-//! What is executed. All but CPUID is for the most privileged level; elsewhere it ends in an
-//! exception.
+//! Instructions, as they are executed. All but CPUID is for the most privileged level; elsewhere it
+//! ends in an exception.
 
 use core::arch::asm;
 
@@ -169,7 +169,7 @@ pub unsafe fn set_up(features: &Features, identifiers: bool) {
     unsafe { set_up_with(features, identifiers, PAT) }
 }
 
-/// The same where `IA32_PAT` holds another value, that of the format:
+/// Sets the processor up like [`set_up`], where `IA32_PAT` holds another value, that of the format:
 /// [`X86_64::PAT`](crate::format::X86_64::PAT).
 ///
 /// # Safety

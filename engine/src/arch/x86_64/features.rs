@@ -1,9 +1,9 @@
-//! What CPUID says (SDM vol. 2A, CPUID; APM vol. 3, appendix E).
+//! The answers of CPUID (SDM vol. 2A, CPUID; APM vol. 3, appendix E).
 
 use crate::addr::Level;
 use crate::platform::Caps;
 
-/// What CPUID says of translation.
+/// Features of translation, of CPUID.
 ///
 /// ```
 /// use tablewright::arch::x86_64::Features;
@@ -33,7 +33,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// What every processor has that runs in 64-bit mode.
+    /// Features of every processor that runs in 64-bit mode.
     pub const LEAST: Self = Self {
         physical_bits: 36,
         gigabyte_pages: false,
@@ -46,7 +46,7 @@ impl Features {
         invlpgb: None,
     };
 
-    /// What the leaves of CPUID say: EAX, EBX, ECX and EDX of a leaf and a sub-leaf.
+    /// Reads the leaves of CPUID: EAX, EBX, ECX and EDX of a leaf and a sub-leaf.
     ///
     /// ```
     /// use tablewright::arch::x86_64::Features;
@@ -110,7 +110,7 @@ impl Features {
         }
     }
 
-    /// What the engine has to know.
+    /// Returns the capabilities that the engine has to know.
     ///
     /// *Everything instead of pages*: from 34 pages on, which is where Linux was measured to be
     /// better off on x86 (`tlb_single_page_flush_ceiling`, in its documentation of the TLB).
@@ -125,7 +125,7 @@ impl Features {
     }
 }
 
-/// What `IA32_VMX_EPT_VPID_CAP` (MSR 48CH) says of EPT (SDM vol. 3D, appendix A.10).
+/// Features of EPT, of `IA32_VMX_EPT_VPID_CAP` (MSR 48CH; SDM vol. 3D, appendix A.10).
 ///
 /// ```
 /// use tablewright::arch::x86_64::EptFeatures;
@@ -154,7 +154,7 @@ impl EptFeatures {
         self.has(21)
     }
 
-    /// What the engine has to know.
+    /// Returns the capabilities that the engine has to know.
     pub const fn caps(self) -> Caps {
         Caps {
             largest_leaf: Level::new(match (self.has(16), self.has(17)) {

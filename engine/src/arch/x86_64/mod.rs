@@ -24,7 +24,7 @@ use crate::shootdown::amd::{self, Invlpgb};
 #[cfg(target_arch = "x86_64")]
 use crate::{platform::Barrier, shootdown::amd::Amd};
 
-/// What one INVPCID invalidates (SDM vol. 2A, INVPCID). It has what is cached of tables go, too.
+/// The type of an INVPCID (SDM vol. 2A, INVPCID). It has what is cached of tables go, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invpcid {
     /// Type 0: one address under one identifier. Global translations stay.
@@ -42,7 +42,7 @@ pub enum Invpcid {
     All,
 }
 
-/// What one INVEPT invalidates (SDM vol. 3C 31.3).
+/// The type of an INVEPT (SDM vol. 3C 31.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invept {
     /// Type 1: what was made of the tables that this [EPTP](eptp) points to.
@@ -51,7 +51,7 @@ pub enum Invept {
     Everything,
 }
 
-/// What a flush executes.
+/// An instruction of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
     /// INVLPG: an address under the identifier that is loaded, global or not, and all that is
@@ -128,7 +128,7 @@ impl Cpu {
         }
     }
 
-    /// What the processors can do.
+    /// Returns the features that the processors have.
     pub const fn features(&self) -> Features {
         self.features
     }
@@ -228,7 +228,7 @@ impl Cpu {
 
 #[cfg(target_arch = "x86_64")]
 impl Cpu {
-    /// What [`Platform::barrier`](crate::Platform::barrier) has to do.
+    /// Executes the instructions of [`Platform::barrier`](crate::Platform::barrier).
     ///
     /// Walkers see stores in program order (SDM vol. 3A 9.2.2), so that only the compiler has to be
     /// kept from moving them. What this processor has forgotten it has forgotten; TLBSYNC waits for
@@ -241,14 +241,15 @@ impl Cpu {
         }
     }
 
-    /// What [`Platform::invalidate`](crate::Platform::invalidate) has to do.
+    /// Executes the instructions of [`Platform::invalidate`](crate::Platform::invalidate).
     #[inline]
     pub fn invalidate(&self, flush: &Invalidation<'_>) {
         self.instructions(flush, Loaded::read(), execute);
     }
 
-    /// What [`Actions::flush_local`](crate::shootdown::Actions::flush_local) has to do: this
-    /// processor alone forgets.
+    /// Executes the instructions of
+    /// [`Actions::flush_local`](crate::shootdown::Actions::flush_local): this processor alone
+    /// forgets.
     #[inline]
     pub fn forget(&self, what: &LocalFlush) {
         self.forgetting(what, Loaded::read(), execute);

@@ -1,10 +1,10 @@
-//! What the registers hold that point to tables.
+//! Values of the registers that point to tables.
 
 use crate::addr::Pa;
 use crate::format::{Ept, Format, Npt};
 use crate::platform::Caps;
 
-/// What CR3 is loaded with (SDM vol. 3A 5.5.2 and 5.10.4.1): the root, the identifier under which
+/// Returns a value for CR3 (SDM vol. 3A 5.5.2 and 5.10.4.1): the root, the identifier under which
 /// it is loaded, of which there are 12 bits (0 with `CR4.PCIDE` clear), and whether what is
 /// remembered under it is kept: bit 63, which is not a bit of the register.
 ///

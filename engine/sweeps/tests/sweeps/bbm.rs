@@ -84,7 +84,7 @@ fn both_held(case: &Case) -> bool {
     held(&case.old) && held(&case.new)
 }
 
-/// What the manual asks for, and when.
+/// The demand of the manual, and its condition.
 struct Row {
     verdict: Transition,
     source: &'static str,
@@ -249,7 +249,7 @@ fn flags_only(old: Attrs, new: Attrs) -> bool {
     flagged == new
 }
 
-/// Where the engine asks for more than the manual, and why that is right for it.
+/// A place where the engine asks for more than the manual, and why that is right for it.
 struct Excess {
     verdict: Transition,
     reason: &'static str,

@@ -1,5 +1,5 @@
-//! What an edit changed is invalidated, all of it, with a level that is right: random edits against
-//! the record.
+//! Edits invalidate all that they changed, with a level that is right: random edits against the
+//! record.
 //!
 //! The platform looks at the whole tree whenever an invalidation is issued. Each entry that was
 //! valid and is another by then is a debt: its leaf, at its level, or its table has to be

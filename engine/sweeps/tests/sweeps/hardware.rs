@@ -1,4 +1,4 @@
-//! Where hardware may write accessed and dirty bits, nothing is lost: edits raced by a table walker
+//! Nothing is lost where hardware writes accessed and dirty bits: edits raced by a table walker
 //! that writes.
 //!
 //! [`Machine`] is a platform whose table walker acts between any two accesses of the engine. It
@@ -38,8 +38,7 @@ const X86_A: u64 = 1 << 5;
 const X86_D: u64 = 1 << 6;
 const X86_PS: u64 = 1 << 7;
 
-/// What a descriptor is to the walker, and where it points: for the two kinds of format of this
-/// test.
+/// The meaning of a descriptor to the walker: for the two kinds of format of this test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Invalid,
@@ -80,7 +79,7 @@ struct Remembered {
     leaving: bool,
 }
 
-/// What an entry said when it was broken, until the invalidation that covers it is complete.
+/// An entry as it was when it was broken, until the invalidation that covers it is complete.
 #[derive(Clone, Copy, Debug)]
 struct Broken {
     descriptor: u64,
@@ -91,7 +90,7 @@ struct Broken {
 struct Walker {
     root: Option<Pa>,
     remembered: HashMap<u64, Remembered>,
-    /// Where the tables stand that the walker has seen: their height and first address.
+    /// Tables that the walker has seen: their height and first address.
     places: HashMap<u64, (u32, u64)>,
     allocated: HashSet<u64>,
     /// Pages that were accessed, pages that were written, as far as it was not reported.
@@ -108,7 +107,7 @@ struct Machine<F: Judged> {
     opened: RefCell<HashMap<usize, u64>>,
     /// The walker acts in one of so many accesses; 0 for never.
     pace: Cell<u64>,
-    /// What it does to a member of a run it may do to any member (D8.7.1.1 R_JQQTC).
+    /// Its write to a member of a run may go to any member (D8.7.1.1 R_JQQTC).
     anywhere_in_a_run: bool,
     /// No valid entry may become invalid.
     unbroken: Cell<bool>,
@@ -526,7 +525,7 @@ impl<F: Judged> World<'_, '_, F> {
         }
     }
 
-    /// What the tables say in the end, by the separate walker.
+    /// Compares the tables in the end, by the separate walker.
     fn compare_tables(&self) {
         self.machine.pace.set(0);
         let memory = &self.machine.memory;

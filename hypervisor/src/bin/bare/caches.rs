@@ -18,7 +18,7 @@ macro_rules! line {
     };
 }
 
-/// What the other processor counts in code that is changed under it, and what it was told.
+/// The other processor's count in code that is changed under it, and what it was told.
 static CALLS: AtomicU32 = AtomicU32::new(0);
 static ODD: AtomicU32 = AtomicU32::new(0);
 static END: AtomicU32 = AtomicU32::new(0);

@@ -18,8 +18,8 @@ macro_rules! id {
     }};
 }
 
-/// What a feature is tried with: its name, where the register says that it is there (CRm, op2,
-/// first bit, version), and instructions, for which x0 is an address of 64 bytes.
+/// Features, each with its name, where the register says that it is there (CRm, op2, first bit,
+/// version), and instructions that try it, for which x0 is an address of 64 bytes.
 macro_rules! features {
     ($($name:literal $crm:literal $op2:literal $first:literal $least:literal: $($text:literal),*;)*) => {
         &[$((

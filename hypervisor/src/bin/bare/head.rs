@@ -85,7 +85,7 @@ global_asm!(
 pub const SCTLR: u64 = (0x30d0_0800 | 1 | 1 << 2 | 1 << 12 | 1 << 26 | 1 << 15) & !(1 << 23);
 
 unsafe extern "C" {
-    /// Where further processors begin.
+    /// The first instruction of further processors.
     pub fn secondary();
 }
 
@@ -106,7 +106,7 @@ pub struct Trap {
     pub esr: u64,
     /// The address, if there is one.
     pub far: u64,
-    /// Where.
+    /// The place.
     pub elr: u64,
     /// The state before.
     pub spsr: u64,
@@ -122,7 +122,7 @@ struct Last {
 static LAST: [Last; CPUS] =
     [const { Last { count: AtomicU32::new(0), fields: [const { AtomicU64::new(0) }; 6] } }; CPUS];
 
-/// Where a program at EL0 that has made its call comes back to; 0 if there is none.
+/// The address to which a program at EL0 that has made its call comes back; 0 if there is none.
 pub static BACK: AtomicU64 = AtomicU64::new(0);
 
 /// A system register, or a special-purpose one.

@@ -31,7 +31,7 @@ extern "C" fn main() -> ! {
     psci::off()
 }
 
-/// Where the other processors come to.
+/// The first function of the other processors.
 extern "C" fn other() -> ! {
     psci::other(head::number() as u64)
 }

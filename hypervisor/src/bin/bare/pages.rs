@@ -31,7 +31,7 @@ pub static ROOT: Table = table([LEAF | DEVICE | 1 << 54, 0x4000_0000 | LEAF]);
 static MIDDLE: Table = table([0, 0]);
 static PAGES: Table = table([0, 0]);
 
-/// Where the pages for experiments are.
+/// The first of the pages for experiments.
 pub const EXPERIMENTS: u64 = 0x8000_0000;
 
 fn address(table: &'static Table) -> u64 {

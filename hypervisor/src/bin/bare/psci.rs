@@ -14,7 +14,7 @@ const AFFINITY_INFO: u64 = 0xc400_0004;
 const SYSTEM_OFF: u64 = 0x8400_0008;
 const FEATURES: u64 = 0x8400_000a;
 
-/// What is returned (DEN0022, 5.2.2).
+/// Values that are returned (DEN0022, 5.2.2).
 const INVALID_PARAMETERS: i64 = -2;
 const ALREADY_ON: i64 = -4;
 const ON_PENDING: i64 = -5;
@@ -139,7 +139,7 @@ pub fn other(cpu: u64) -> ! {
     }
 }
 
-/// What the second processor is to do: send an interrupt, execute code that changes.
+/// Tasks of the second processor: send an interrupt, execute code that changes.
 pub const SEND: u32 = 1;
 /// See [`SEND`].
 pub const EXECUTE: u32 = 2;

@@ -201,7 +201,7 @@ fn states(report: &mut Report, nothing: u64, missing: u64) {
     }
 }
 
-/// What was written to a page is what is executed there.
+/// Has the words that were written to a page executed there.
 pub fn synchronize(at: u64) {
     for line in (at..at + 4096).step_by(16) {
         // SAFETY: a page of this program.

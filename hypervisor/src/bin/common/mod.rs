@@ -1,5 +1,5 @@
-//! What the kernels for tests have in common: where their images run, how translation is switched
-//! on, and how they end.
+//! Parts that the kernels for tests have in common: where their images run, how translation is
+//! switched on, and how they end.
 
 use core::fmt::{self, Write as _};
 
@@ -26,7 +26,7 @@ pub const BLOCK: u64 = 1 << 10 | 3 << 8 | 1;
 /// ... of registers: never executed, Device-nGnRE.
 pub const REGISTERS: u64 = BLOCK | 1 << 54 | 1 << 53 | 1 << 2;
 
-/// Where something of the image is in memory.
+/// Returns the address in memory of something of the image.
 pub fn physical<T>(at: *const T) -> Pa {
     Pa::new(at.addr() as u64 - OFFSET)
 }

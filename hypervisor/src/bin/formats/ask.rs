@@ -26,7 +26,7 @@ pub enum Setting {
     Stage2,
 }
 
-/// What an address is asked for.
+/// The purpose for which an address is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     Read,
@@ -34,7 +34,7 @@ pub enum Access {
     Fetch,
 }
 
-/// What the processor answers, or should.
+/// The processor's answer, or what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The address, and the attributes as `PAR_EL1` has them: memory type, shareability.
@@ -98,7 +98,7 @@ const SCTLR_EL2: u64 = 0x30c5_0830 | 1 << 2 | 1 << 12;
 const MMU: u64 = 1;
 /// MDCR_EL2.TDE: BRK is an exception to EL2 from everywhere.
 const TDE: u64 = 1 << 8;
-/// What is executed where an address is fetched from: BRK #0.
+/// The instruction where an address is fetched from: BRK #0.
 pub const BREAK: u32 = 0xd420_0000;
 
 global_asm!(

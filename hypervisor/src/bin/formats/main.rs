@@ -36,7 +36,7 @@ use payload::{Outcome, console, program};
 const CODE: u64 = 0x4400_0000;
 const TABLES: u64 = 0x4402_0000;
 const END: u64 = 0x6000_0000;
-/// What EL2 has mapped to itself: memory from its start on, a block of the largest granule.
+/// The memory that EL2 has mapped to itself: from its start on, a block of the largest granule.
 const IMAGE: u64 = 0x4000_0000;
 const IMAGE_SIZE: u64 = 512 << 20;
 
@@ -80,7 +80,7 @@ fn descriptor(table: u64, index: usize) -> *mut u64 {
     ptr::with_exposed_provenance_mut::<u64>(table as usize).wrapping_add(index)
 }
 
-/// What is asked about: where, of what size, and whether memory is there to execute from.
+/// A subject of questions: where, of what size, and whether memory is there to execute from.
 #[derive(Clone, Copy)]
 struct Item {
     at: u64,
@@ -93,7 +93,7 @@ const ITEMS: usize = 64;
 /// The most that is asked of one address.
 const QUESTIONS: usize = 6;
 
-/// What was asked of one format, and came of it.
+/// Questions about one format, and their results.
 #[derive(Default)]
 struct Tally {
     answers: u32,
@@ -511,7 +511,7 @@ fn of_stage_2(memory: u8) -> u8 {
     }
 }
 
-/// The same with forced write-back (D8.6.6).
+/// Returns the type with forced write-back (D8.6.6).
 fn of_forced(memory: u8) -> u8 {
     match memory {
         0..=3 => memory << 2,

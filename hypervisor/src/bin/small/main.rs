@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use pattern::{LAST, NOTHING, WORDS, hash, word};
 use payload::{call, console};
 
-/// Where a guest has a register that says whether its time is over.
+/// The address of a guest's register that says whether its time is over.
 const BELL: u64 = 0xb00_0000;
 /// From the start of its memory: words, and code that is written.
 const DATA: u64 = 2 << 20;
@@ -213,7 +213,7 @@ fn execute(cpu: u64, value: u64) -> u64 {
     function()
 }
 
-/// What an access to somewhere ends with: 0 if with nothing.
+/// Returns the end of an access to somewhere: 0 if it came to nothing.
 fn attempt(cpu: usize, at: u64, is_write: bool) -> u64 {
     SYNDROMES[cpu].store(0, Ordering::Relaxed);
     // SAFETY: an exception goes on behind it; and what is written is nothing of this program's.
@@ -352,7 +352,7 @@ extern "C" fn main(cpu: u64, guest: u64) -> ! {
     }
 }
 
-/// Where a vCPU has its redistributor.
+/// Returns the address of a vCPU's redistributor.
 const fn start_of_redistributor(cpu: u64) -> u64 {
     0x80a_0000 + cpu * 0x2_0000
 }

@@ -1,5 +1,5 @@
-//! What a small guest writes, and what it hashes. The file is part of two programs: the guest, and
-//! `xtask`, which knows the right hash of each.
+//! The words that a small guest writes, and those that it hashes. The file is part of two programs:
+//! the guest, and `xtask`, which knows the right hash of each.
 
 /// Words that are written, one in each page.
 pub const WORDS: u64 = 1280;

@@ -3,9 +3,9 @@
 
 use core::ptr;
 
-/// Where the machine has the configuration of its devices, without `highmem`.
+/// The address of the devices' configuration, without `highmem`.
 const CONFIGURATION: u64 = 0x3f00_0000;
-/// Where its devices may have registers.
+/// The address for registers of devices.
 const REGISTERS: u64 = 0x1000_0000;
 /// The place of the device.
 pub const SLOT: u32 = 2;

@@ -45,7 +45,7 @@ const TABLES: usize = 16;
 /// Memory behind the image, for pages.
 const MEMORY: u64 = 0x4400_0000;
 
-/// What the guest has in memory, below 256 MiB, which is as far as the device reaches.
+/// The guest's memory, below 256 MiB, which is as far as the device reaches.
 const CODE: u64 = 0x10_0000;
 const FROM: u64 = 0x20_0000;
 const TO: u64 = 0x20_1000;
@@ -151,7 +151,7 @@ static FRAMES: Frames<TABLES> = Frames::new();
 struct Machine {
     cpu: Cpu,
     smmu: Cell<Option<&'static Smmu>>,
-    /// So many tables came back. Each is cleared: a walk through one finds nothing.
+    /// The number of tables that came back. Each is cleared: a walk through one finds nothing.
     given_back: Cell<usize>,
     omits_device: bool,
     omits_cpu: bool,
@@ -203,7 +203,7 @@ unsafe impl Platform for Machine {
 
 type Done = Result<(), &'static str>;
 
-/// What a check needs.
+/// The parts of a check.
 struct Bench<'m> {
     machine: &'m Machine,
     space: Space<'m>,

@@ -11,7 +11,7 @@ use core::ptr;
 
 use tablewright::{Invalidation, What};
 
-/// Where the machine has it.
+/// Its address in the machine.
 const BASE: u64 = 0x905_0000;
 
 // Registers (6.3).
@@ -90,7 +90,7 @@ fn read(register: u64) -> u32 {
     unsafe { ptr::with_exposed_provenance::<u32>((BASE + register) as usize).read_volatile() }
 }
 
-/// What a device could not do.
+/// An access that a device could not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing is mapped there.
@@ -210,7 +210,7 @@ impl Smmu {
         }
     }
 
-    /// What came of the device's accesses since it was asked last: one event, or none.
+    /// Returns the end of the device's accesses since it was asked last: one event, or none.
     pub fn fault(&self) -> Option<Fault> {
         let turns = 2 * ALL_EVENTS as u32;
         let seen = self.seen.get();

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use crate::ports::{RESET, SLEEP, SLEEP_STATUS};
 use crate::world::Vm;
 
-/// Where they are, in a hole of the guest's memory map.
+/// Their address, in a hole of the guest's memory map.
 pub const START: u64 = 0xe_0000;
 /// The end of the hole.
 pub const END: u64 = 0x10_0000;

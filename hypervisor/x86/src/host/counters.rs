@@ -1,4 +1,4 @@
-//! What the hypervisor counts, behind what all do. The numbers are in memory under the symbol
+//! Counts of this hypervisor, behind those of all. The numbers are in memory under the symbol
 //! `COUNTERS`, in this order, so that looking costs the guest nothing. The file is part of two
 //! programs: the hypervisor and `xtask`.
 

@@ -16,7 +16,7 @@ use crate::options::Plant;
 use crate::world::World;
 use crate::{flush, processor};
 
-/// So many ranges are done in one exit; a longer list goes on in the next.
+/// The number of ranges that are done in one exit; a longer list goes on in the next.
 const RANGES: usize = tablewright::flush::MAX_RANGES;
 
 /// Handles a hypercall. The processor has the vCPU's space loaded.

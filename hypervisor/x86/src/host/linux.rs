@@ -13,7 +13,7 @@ use crate::ports::RESET;
 use crate::vmcb::{Segment, segment};
 use crate::world::Vm;
 
-/// Where the kernel is put: where it would move to otherwise.
+/// The address of the kernel: where it would move to otherwise.
 pub const KERNEL: u64 = 16 << 20;
 
 // What is in the guest's memory below 640 KiB.
@@ -22,8 +22,8 @@ const PARAMETERS: u64 = 0x7000;
 const TABLES: u64 = 0x9000;
 const COMMAND_LINE: u64 = 0x2_0000;
 const LOW_END: u64 = 0x9_fc00;
-/// Where a processor begins after a reset. A kernel on reduced hardware without EFI jumps there, in
-/// real mode, to reset the machine.
+/// The address at which a processor begins after a reset. A kernel on reduced hardware without EFI
+/// jumps there, in real mode, to reset the machine.
 const RESET_VECTOR: u64 = 0xf_fff0;
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET.to_le_bytes();
@@ -50,11 +50,11 @@ const MAP: usize = 0x2d0;
 /// The 64-bit entry is so far from the start.
 const ENTRY: u64 = 0x200;
 
-/// What is known of the files.
+/// The files.
 pub struct Files<'a> {
-    /// Where the first file system is in the guest's memory, and how large; it may have none.
+    /// The address of the first file system in the guest's memory, and its size; it may have none.
     pub initrd: (u64, u64),
-    /// What the kernel is told.
+    /// The kernel's command line.
     pub line: &'a str,
 }
 

@@ -1,5 +1,5 @@
-//! What the engine asks of an embedder, on this machine: frames for nested tables, and
-//! invalidations of what is made of them.
+//! The engine's platform, on this machine: frames for nested tables, and invalidations of
+//! translations that are made of them.
 //!
 //! *Publish.* Walkers see stores in program order (APM vol. 2 7.2): the compiler has to keep them,
 //! no more.
@@ -159,7 +159,7 @@ unsafe impl SharedPlatform for Machine {
 unsafe impl Host for Machine {
     type Format = Nested;
     type Relax = spin::Spin;
-    /// As instructions such as are not there, as an address nowhere.
+    /// Words that are no instructions, and no address.
     const POISON: u64 = 0x0b0f_0b0f_0b0f_0b0f;
 
     fn counters() -> &'static [AtomicU64] {

@@ -5,16 +5,17 @@ use core::panic::PanicInfo;
 
 use x86_64::instructions::port::Port;
 
-/// Where the guest turns the machine off, as its tables say, with 5 << 2 | 1 << 5.
+/// The port at which the guest turns the machine off, as its tables say, with 5 << 2 | 1 << 5.
 pub const SLEEP: u16 = 0x600;
-/// What it reads of it.
+/// The port of its status.
 pub const SLEEP_STATUS: u16 = 0x601;
-/// Where it resets the machine, with 1.
+/// The port at which it resets the machine, with 1.
 pub const RESET: u16 = 0x602;
-/// Where a program in the guest says that something begins, with 1, or ends, with 2, that is to be
-/// counted by itself.
+/// The port at which a program in the guest says that something begins, with 1, or ends, with 2,
+/// that is to be counted by itself.
 pub const MARK: u16 = 0x610;
-/// Where it rings when its load is at work, by writing, and reads whether it was copied: a digit.
+/// The port at which it rings when its load is at work, by writing, and reads whether it was
+/// copied: a digit.
 pub const BELL: u16 = 0x612;
 /// The serial port, which it has for itself.
 pub const SERIAL: u16 = 0x3f8;

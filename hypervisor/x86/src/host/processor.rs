@@ -16,7 +16,7 @@ use x86_64::registers::control::{Cr2, Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 use x86_64::structures::idt::InterruptDescriptorTable;
 
-/// As many as there can be.
+/// The most processors that there can be.
 pub const MOST: usize = tablewright_hypervisor_common::host::PROCESSORS;
 
 const STACK: usize = 1 << 16;
@@ -136,7 +136,7 @@ pub fn sleep() {
 
 // ---- Setting up ----
 
-/// Where a processor keeps its own state while a guest runs.
+/// The address for a processor's own state while a guest runs.
 const VM_HSAVE_PA: u32 = 0xc001_0117;
 
 /// Sets the first processor up as far as all share it.
@@ -238,7 +238,7 @@ extern "C" fn unexpected(code: u64, instruction: u64) -> ! {
 
 // ---- The other processors ----
 
-/// Where they begin: a page below 1 MiB.
+/// The address at which they begin: a page below 1 MiB.
 const START: u64 = 0x8000;
 
 global_asm!(

@@ -5,18 +5,18 @@ use core::fmt;
 
 use crate::vmcb::Block;
 
-/// So many are kept.
+/// The number of entries that are kept.
 const MOST: usize = 24;
 
 /// How a vCPU was entered, and how it left.
 #[derive(Clone, Copy, Default)]
 struct Passage {
-    /// What was delivered when it was entered.
+    /// The event that was delivered when it was entered.
     inject: u64,
     from: u64,
     code: u64,
     info: [u64; 2],
-    /// What was being delivered when it left.
+    /// The event that was being delivered when it left.
     interrupted: u64,
     to: u64,
     stack: u64,

@@ -23,18 +23,18 @@ pub struct Block {
     intercept_registers: [u16; 4],
     /// The exceptions that it leaves at, by their vectors.
     pub intercept_exceptions: u32,
-    /// What the guest leaves at.
+    /// Events at which the guest leaves.
     pub intercept: [u32; 2],
     _0: [u32; 11],
-    /// Where the bitmap of ports is.
+    /// The address of the bitmap of ports.
     pub ports: u64,
-    /// Where the bitmap of model-specific registers is.
+    /// The address of the bitmap of model-specific registers.
     pub registers: u64,
-    /// What the guest reads of the counter of time is so much more than what it is.
+    /// The difference that the guest reads in the counter of time.
     pub counter_offset: u64,
     /// The identifier of what is remembered of the guest.
     pub asid: u32,
-    /// What is forgotten when the guest is entered.
+    /// Translations that are forgotten when the guest is entered.
     pub tlb_control: u32,
     /// The virtual interrupt: TPR, whether there is one, and what it takes.
     pub interrupt: u64,

@@ -10,11 +10,11 @@ use super::{Combined, Goal, GuestLook, GuestWalk, Second, second_fault};
 use crate::hardware::{Fault, Hardware, Look, Request, Translated};
 use crate::tlb::{Cached, Tlbi};
 
-/// What stage 1 alone has said of a page of the guest's virtual addresses.
+/// The answer of stage 1 alone for a page of the guest's virtual addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct First {
     pub va: u64,
-    /// What the guest takes for the physical address.
+    /// The address that the guest takes for physical.
     pub ipa: u64,
     raw: u64,
     rights: u8,
@@ -35,7 +35,7 @@ impl Hardware {
         self.look_combined_of(cpu, request, |_| true)
     }
 
-    /// The same of those that are `wanted`.
+    /// Looks for those that are `wanted`.
     pub(in crate::hardware) fn look_combined_of(
         &self,
         cpu: usize,
@@ -60,8 +60,8 @@ impl Hardware {
         }
     }
 
-    /// What stage 2 alone is remembered to say, if it is: the smallest, or that of `bits` of an
-    /// address.
+    /// Returns the remembered answer of stage 2 alone, if there is one: the smallest, or that of
+    /// `bits` of an address.
     pub(crate) fn look_second(
         &self,
         cpu: usize,
@@ -77,7 +77,7 @@ impl Hardware {
         Some(self.use_entry(cpu, request, entry))
     }
 
-    /// What stage 2 has said is combined with stage 1: what that has said, or the identity.
+    /// Combines the answer of stage 2 with that of stage 1: what that has said, or the identity.
     pub(crate) fn join(&self, cpu: usize, found: Translated, first: Option<First>) -> Translated {
         if !self.is_nested() || found.entry.guest.is_some() {
             return found;
@@ -141,7 +141,7 @@ impl Hardware {
         })
     }
 
-    /// What stage 1 has said is remembered, beside what it said before.
+    /// Remembers the answer of stage 1, beside what it said before.
     pub(crate) fn remember_first(&self, cpu: usize, first: First) {
         let mut firsts = self.cores[cpu].guest.firsts.borrow_mut();
         let alike = |held: &First| First { stamp: 0, ..*held } == First { stamp: 0, ..first };
@@ -170,7 +170,7 @@ impl Hardware {
         }
     }
 
-    /// What a CPU remembers of stage 1 alone.
+    /// Returns the answers of stage 1 alone that a CPU remembers.
     pub(crate) fn save_firsts(&self, cpu: usize) -> Vec<First> {
         let spared = |held: &&First| {
             let covers = |tlbi: &Tlbi| self.is_first_covered(cpu, held, tlbi);
@@ -206,7 +206,7 @@ impl Hardware {
         self.is_nested() && !self.invalidations.spared_since(cpu, stamp, covers)
     }
 
-    /// What a CPU has combined.
+    /// Returns the combined translations of a CPU.
     pub(in crate::hardware) fn save_combined(&self, cpu: usize) -> Vec<Combined> {
         let tlb = self.cores[cpu].guest.tlb.borrow();
         let held = tlb.iter().filter(|held| self.is_spared(cpu, &held.entry));

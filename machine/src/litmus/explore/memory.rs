@@ -40,7 +40,7 @@ impl Explorer<'_> {
         Some(())
     }
 
-    /// What a load of this thread finds, and the store that wrote it.
+    /// Returns the value that a load of this thread finds, and the store that wrote it.
     pub(super) fn current(&self, next: &State, thread: usize, pa: u64) -> (u64, u8) {
         let value = self.hardware.visible_to(thread, pa);
         let mine = next.cores[thread].buffered().zip(&next.stores[thread]);

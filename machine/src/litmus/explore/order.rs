@@ -1,4 +1,4 @@
-//! What barriers, dependencies and context synchronisation hold back.
+//! Order by barriers, dependencies and context synchronisation.
 
 use super::super::program::*;
 use super::Explorer;
@@ -10,7 +10,7 @@ pub(super) enum Next {
     On,
     /// Not those after this one.
     Stop,
-    /// What was found is done first.
+    /// The one that was found is done first.
     Now,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn is_barrier(op: &Op) -> bool {
     matches!(op, Op::Fence(_) | Op::Barrier { .. })
 }
 
-/// What is true of all instructions before one.
+/// Facts about all instructions before one.
 pub(super) struct Before {
     /// They are done, stores at least in the buffer.
     pub all_done: bool,
@@ -103,8 +103,8 @@ impl Before {
         self.translated && self.decided
     }
 
-    /// What serialises, or interrupts others, may be done: on x86 when stores have left the buffer
-    /// (IRET and CPUID: SDM vol. 3A, 9.3).
+    /// Returns whether an instruction that serialises, or interrupts others, may be done: on x86
+    /// when stores have left the buffer (IRET and CPUID: SDM vol. 3A, 9.3).
     pub fn is_serial(&self, x86: bool) -> bool {
         match x86 {
             true => self.all_done && self.all_drained,

@@ -1,4 +1,4 @@
-//! What may happen next.
+//! Steps that may happen next.
 
 use super::super::program::*;
 use super::Explorer;
@@ -107,7 +107,7 @@ impl Explorer<'_> {
         routes
     }
 
-    /// The same from an address of the tables of the test.
+    /// Finds the ways from an address of the tables of the test.
     fn routes_from(
         &self,
         routes: &mut Vec<Route>,
@@ -133,7 +133,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Where the entry of a guest's stage 1 for an address stands.
+    /// Returns the address of the guest's stage-1 entry for an address.
     pub(super) fn first_at(&self, va: u64) -> Option<u64> {
         let mapped = |(address, _): &&(usize, Value)| self.test.addresses[*address].va == va;
         let (address, _) = self.test.stage1.iter().find(mapped)?;
@@ -150,7 +150,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// What a TLB may hold as one, first and last address: a page, or a contiguous run.
+    /// Returns the first and last address that a TLB may hold as one: a page, or a contiguous run.
     fn around(&self, va: u64) -> (u64, u64) {
         if self.layout.runs { (va & !IN_RUN, va | IN_RUN) } else { (va, va) }
     }
@@ -161,7 +161,7 @@ impl Explorer<'_> {
         state.words.iter().any(|&word| is_in(Flag::Valid, word) && !is_in(Flag::Accessed, word))
     }
 
-    /// The same of addresses that stage 2 translates.
+    /// Finds what is wanted of addresses that stage 2 translates.
     pub(super) fn wants_of_second(&self, state: &State, cpu: usize, first: u64, last: u64) -> bool {
         if !self.test.is_nested() {
             return self.wants(state, cpu, first, last);
@@ -428,7 +428,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// Where an access goes, if that is known.
+    /// Returns the place of an access, if it is known.
     pub(super) fn place_of(&self, thread: usize, at: usize, phase: &Phase) -> Option<u64> {
         match (self.test.code[thread].code[at].op.place()?, phase) {
             (Place::Physical(location), _) => Some(self.layout.locate(self.test, location)),

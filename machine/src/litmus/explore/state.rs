@@ -1,10 +1,10 @@
-//! Where an execution stands, and the steps that lead from one state to the next.
+//! States of an execution, and the steps that lead from one to the next.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::hardware::{Fault, Image, KnownFirst, Translated, Walking};
 
-/// What has become of an instruction.
+/// The phase of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
     /// Nothing yet.
@@ -22,7 +22,7 @@ pub(super) enum Phase {
     Done(Got),
 }
 
-/// What an instruction has got.
+/// The value that an instruction has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Got {
     Nothing,
@@ -31,7 +31,7 @@ pub(super) enum Got {
     Fault(Fault),
 }
 
-/// Where a value comes from: as long as something before it is still to be performed.
+/// The source of a value: as long as something before it is still to be performed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Source {
     pub pa: u64,
@@ -83,15 +83,15 @@ pub(super) struct Route {
     pub alone: bool,
 }
 
-/// Where a walk starts.
+/// The start of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
     Root,
     /// A table that is known, with so many levels below it.
     Table(u8),
-    /// What is remembered of stage 2 alone.
+    /// A remembered translation of stage 2 alone.
     Second,
-    /// What is remembered of a contiguous run of stage 2.
+    /// A remembered contiguous run of stage 2.
     SecondRun,
     /// The entry of a guest's stage 1, and no further.
     First,
@@ -110,7 +110,7 @@ pub(super) enum Way {
     Look,
     /// It walks, whatever the TLB holds.
     Walk(Route),
-    /// What the TLB has of a contiguous run, if it has its member as well.
+    /// The contiguous run that the TLB has, if it has its member as well.
     Run,
     /// It walks as for another address of its contiguous run, which has this number.
     Through(usize, Route),

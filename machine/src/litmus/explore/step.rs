@@ -183,7 +183,7 @@ impl Explorer<'_> {
         next.phases[cpu][at] = Phase::Done(Got::Nothing);
     }
 
-    /// What comes after this instruction has not begun.
+    /// Restarts the instructions after this one, as if they had not begun.
     pub(super) fn flush(&self, next: &mut State, cpu: usize, from: usize) {
         for phase in &mut next.phases[cpu][from..] {
             *phase = Phase::Idle;
@@ -480,7 +480,7 @@ impl Explorer<'_> {
         Some(Some((thread, held)))
     }
 
-    /// What stage 1 has said of an access, on this way.
+    /// Returns the translation of stage 1 for an access, on this way.
     fn first_of(
         &self,
         state: &State,

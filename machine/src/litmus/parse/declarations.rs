@@ -1,4 +1,4 @@
-//! What a test has before its threads.
+//! Declarations of a test, before its threads.
 
 use super::super::program::*;
 use super::tokens::{Tokens, register_number};
@@ -104,7 +104,8 @@ pub(super) fn at(test: &mut Test, rest: &str) -> Parsed<()> {
     Ok(())
 }
 
-/// What the run that `value` begins, at the address `first`, says of another address.
+/// Returns the translation that the run which `value` begins, at the address `first`, has of
+/// another address.
 fn member(value: &Value, first: u64, va: u64) -> Option<Value> {
     match *value {
         Value::Leaf { page, bits, .. }
@@ -163,7 +164,7 @@ pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
     }
 }
 
-/// What the stage 1 of the guests says of an address: another, which stage 2 translates.
+/// Reads the guests' stage-1 translation of an address: another, which stage 2 translates.
 pub(super) fn stage1(test: &mut Test, rest: &str) -> Parsed<()> {
     if !test.guest {
         return Err("'stage1' is that of a guest: 'arch arm64 guest'".to_owned());

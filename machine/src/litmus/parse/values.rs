@@ -76,7 +76,7 @@ pub(super) fn bit(test: &Test, name: &str) -> Option<u64> {
     })
 }
 
-/// What follows the page in `leaf(page, ro user old)`.
+/// Reads the attributes behind the page in `leaf(page, ro user old)`.
 pub(super) fn attributes(
     tokens: &mut Tokens<'_>,
     test: &Test,

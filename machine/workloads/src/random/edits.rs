@@ -22,10 +22,10 @@ use crate::platform::{Control, Faulty, Stage};
 const DATA: u64 = 10;
 /// Blocks of the second.
 const BLOCKS: u64 = 2;
-/// Where the second region leads.
+/// The frames of the second region.
 const FAR: u64 = 1 << 40;
 
-/// Where everything is.
+/// Places of everything.
 #[derive(Clone, Copy)]
 struct Layout {
     page: u64,
@@ -49,7 +49,7 @@ impl Layout {
         }
     }
 
-    /// Where an edit of the second region may begin or end.
+    /// Addresses at which an edit of the second region may begin or end.
     fn cuts(&self) -> [u64; 9] {
         let Self { page, block, run, .. } = *self;
         [0, page, run, 2 * run, block - run, block, block + page, block + run, 2 * block]
@@ -84,12 +84,12 @@ pub(crate) struct Editor<'a, 'm, F: Format> {
     space: NonNull<AddressSpace<F, Faulty<'m>>>,
     at: Layout,
     gather: Option<Gather<'a, F, Faulty<'m>>>,
-    /// What the gather holds back.
+    /// Leaves that the gather holds back.
     held: Vec<Held<Leaf<F>>>,
     /// Spots whose change is complete when the gather is.
     pending: Vec<&'a Spot>,
-    /// What the gather is about: not to be mapped again, and on arm64 not to be edited, before it
-    /// is complete.
+    /// Ranges of the gather: not to be mapped again, and on arm64 not to be edited, before it is
+    /// complete.
     touched: Vec<(u64, u64)>,
 }
 
@@ -217,7 +217,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         self.control.is(bug)
     }
 
-    /// What is being gathered.
+    /// Returns the gather in use, or a new one.
     fn gather(&mut self) -> &mut Gather<'a, F, Faulty<'m>> {
         let mut space = self.space;
         // SAFETY: the space outlives the editor, and there is no other gather.
@@ -293,7 +293,8 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         self.touched.push((first, last));
     }
 
-    /// What an edit of these addresses may touch: in the second region the rest of a block, too.
+    /// Returns the range that an edit of these addresses may touch: in the second region the rest
+    /// of a block, too.
     fn extent(&self, first: u64, last: u64) -> (u64, u64) {
         if first >= self.at.large {
             (self.at.large, self.at.large + (BLOCKS * self.at.block - 1))
@@ -603,7 +604,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
     }
 
-    /// What the engine says of a page is what it has been told.
+    /// Looks whether the engine says of a page what it has been told.
     fn look(&self) {
         let spots = &self.oracle.spots;
         let spot = &spots[self.dice.below(spots.len() as u64) as usize];

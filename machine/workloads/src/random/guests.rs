@@ -102,9 +102,9 @@ const PAGE: u64 = 1 << 12;
 const TABLES: u64 = 4;
 /// Pages of the host that hold data.
 const DATA: u64 = 4;
-/// Where its virtual addresses begin: entry 1 of the first two tables.
+/// The first of its virtual addresses: entry 1 of the first two tables.
 const VIRTUAL: u64 = 1 << 39 | 1 << 30;
-/// Where the second name of each page of data is, in entries, and where those of the block are.
+/// The second name of each page of data, in entries, and those of the block.
 const ALIAS: u64 = 256;
 const LARGE: u64 = 128;
 /// Memory that is not tracked: a whole block of the host.
@@ -118,9 +118,9 @@ struct Guest<'m, F: Format<Input = Ipa>> {
     machine: &'m Machine,
     space: SharedSpace<F, Faulty<'m>>,
     platform: Faulty<'m>,
-    /// What the host has given, by the number of the page. `None` while it moves.
+    /// The memory that the host has given, by the number of the page. `None` while it moves.
     backing: RefCell<HashMap<u64, Option<Pa>>>,
-    /// What is complete and may still be walked.
+    /// Reclaims that are complete, whose tables may still be walked.
     later: Later<F, Faulty<'m>>,
     /// Its tables are written.
     booted: Cell<bool>,
@@ -186,7 +186,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         1 << F::shift(Level::new(1))
     }
 
-    /// Where data begins, in the guest.
+    /// The first address of data, in the guest.
     fn data() -> u64 {
         (TABLES * PAGE).next_multiple_of(Self::HOST_PAGE)
     }
@@ -269,7 +269,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         None
     }
 
-    /// What the guest's memory at `at` is backed by, and how large a leaf may be.
+    /// Returns the memory behind the guest's address `at`, and how large a leaf may be.
     fn look_up(&self, at: u64, dice: &Dice) -> Option<(Pa, Level)> {
         if at >= Self::block() {
             let level = Level::new(dice.below(2) as u8);
@@ -381,7 +381,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         }
     }
 
-    /// What the host does.
+    /// Acts as the host.
     fn manage(&self, dice: &Dice, gather: &mut Edits<'_, 'm, F>) {
         let pages = Self::data() / Self::HOST_PAGE + DATA;
         match dice.below(6) {
@@ -413,7 +413,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         self.machine.dsb_stores();
     }
 
-    /// What the guest does.
+    /// Acts as the guest.
     fn step(
         &self,
         cpu: Cpu<'_>,

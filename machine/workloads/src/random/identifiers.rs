@@ -20,7 +20,7 @@ struct Process<'m, F: Format> {
     pages: Vec<Pa>,
 }
 
-/// What all CPUs know of the two spaces in use.
+/// Knowledge of the two spaces in use, of all CPUs.
 struct Known<'m> {
     platform: Cell<Option<Faulty<'m>>>,
     number: Cell<u64>,

@@ -24,7 +24,7 @@ const SLOTS: usize = 8;
 /// Pages of a space, in two tables.
 const PAGES: u64 = 4;
 
-/// What all CPUs know of a space, whether it is locked or not.
+/// Knowledge of a space, of all CPUs, whether it is locked or not.
 struct Known<'k, 'm> {
     faulty: Faulty<'m>,
     identity: &'k Identity,
@@ -113,12 +113,12 @@ struct Program<'p, 'k, 'm, F: Format> {
     allocator: &'p RefCell<Allocator<'k>>,
     identities: &'k [Identity; SLOTS],
     slots: &'p [Slot<'k, 'm, F>],
-    /// So many of them are used.
+    /// The number of them in use.
     most: u64,
     last: Cell<u64>,
 }
 
-/// What a CPU has loaded.
+/// The space that a CPU has loaded.
 type At<'k, 'm, F> = Option<Shared<'k, 'm, F>>;
 
 pub fn run<F: Format<Input = Va>>(
@@ -225,7 +225,7 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
         *at = to;
     }
 
-    /// What this CPU is to load.
+    /// Chooses the root and identifier that this CPU is to load.
     fn identify(&self, known: &Known<'_, '_>) -> Option<(Pa, u16)> {
         let machine = self.machine;
         if self.control.is(Bug::LoadedAsBefore)
@@ -430,12 +430,12 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
     }
 }
 
-/// What a table of pages translates.
+/// The memory that a table of pages translates.
 fn block<F: Format>() -> u64 {
     1 << (F::PAGE_SHIFT + F::INDEX_BITS)
 }
 
-/// Where a page is: every second in the next table.
+/// The address of a page: every second in the next table.
 fn page<F: Format>(number: u64) -> u64 {
     (1 << 42) + number % 2 * block::<F>() + ((number / 2) << F::PAGE_SHIFT)
 }

@@ -1,4 +1,4 @@
-//! What was detached and is forgotten, until no walk holds it.
+//! Detached tables that are forgotten, until no walk holds them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tablewright::shared::{DeferredReclaim, Gather, SharedPlatform};
 use tablewright::{Format, Leaf};
 
-/// What is complete and may still be walked.
+/// Reclaims that are complete, whose tables may still be walked.
 pub struct Later<F: Format, P: SharedPlatform>(RefCell<VecDeque<DeferredReclaim<F, P>>>);
 
 impl<F: Format, P: SharedPlatform> Default for Later<F, P> {

@@ -49,7 +49,7 @@ pub enum Workload {
     Guests = 5,
     /// A guest's memory: slots, faults and what a host does with its pages.
     Guest = 6,
-    /// What a guest writes is logged, and copied.
+    /// A guest's writes are logged, and copied.
     Log = 7,
     /// Remote flushes, by every messenger.
     Shootdown = 8,
@@ -70,7 +70,7 @@ impl Workload {
         Self::Identities,
     ];
 
-    /// As it is given on a command line.
+    /// Returns the name that a command line takes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Edits => "edits",
@@ -91,14 +91,14 @@ impl fmt::Display for Workload {
     }
 }
 
-/// What a run has come to. Two runs of one seed are equal in all of it.
+/// The result of a run. Two runs of one seed are equal in all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The rules that were broken, in order.
     pub violations: Vec<Violation>,
     /// How the part with faults ended.
     pub outcome: Result<Outcome, RunError>,
-    /// What was done.
+    /// Counts of what was done.
     pub counts: Counts,
     /// A digest of all memory when the part with faults was over, and of it when all was done.
     pub digests: [u64; 2],
@@ -336,7 +336,7 @@ fn finish(
 
 // ---- What programs have in common ----
 
-/// What the other CPUs do while one edits: a step, again and again, until it is done or they have
+/// Acts as the other CPUs while one edits: a step, again and again, until it is done or they have
 /// done enough.
 pub fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) {
     let dice = Dice::of(seed, cpu.id() as u64);
@@ -349,7 +349,7 @@ pub fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dic
     }
 }
 
-/// What is said from now on is said after the stores before it. On x86 an edit of what was not
+/// Orders announcements from now on after the stores before them. On x86 an edit of what was not
 /// mapped leaves them in the store buffer, and a program that tells others of it orders them: here,
 /// by a lock.
 pub fn announce(machine: &Machine) {

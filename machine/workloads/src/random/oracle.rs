@@ -1,4 +1,4 @@
-//! What CPUs may see of a space that another CPU edits.
+//! The states of a space that CPUs may see while another CPU edits it.
 //!
 //! The editor announces each change before it begins and when it is complete, in state that is
 //! ordered by virtual time. An access that begins and ends between two announcements has one right
@@ -72,7 +72,7 @@ impl Page {
     }
 }
 
-/// What a change makes of the accessed and the dirty flag, if it says.
+/// Returns the values that a change gives the accessed and the dirty flag, if it says.
 pub fn sets(change: &Change) -> (Option<bool>, Option<bool>) {
     let with = |flag| Attrs { accessed: flag, dirty: flag, ..Attrs::KERNEL_DATA };
     let (clear, set) = (change.apply(with(false)), change.apply(with(true)));
@@ -82,7 +82,7 @@ pub fn sets(change: &Change) -> (Option<bool>, Option<bool>) {
     )
 }
 
-/// What is announced.
+/// An announced state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Steady(Option<Page>),
@@ -173,13 +173,13 @@ impl Spot {
     }
 }
 
-/// What came of an access.
+/// The outcome of an access.
 struct Seen {
     request: Request,
     result: Result<(), Fault>,
-    /// Where it led, if that is known.
+    /// The frame that it reached, if that is known.
     reached: Option<u64>,
-    /// What was loaded, if it was.
+    /// The value that was loaded, if there was one.
     loaded: Option<u64>,
 }
 
@@ -187,7 +187,7 @@ struct Seen {
 pub struct Oracle<'m> {
     machine: &'m Machine,
     pub spots: Vec<Spot>,
-    /// What each CPU wrote last to its word of each page, if that is known.
+    /// The value that each CPU wrote last to its word of each page, if that is known.
     data: RefCell<HashMap<u64, Option<u64>>>,
 }
 
@@ -277,7 +277,7 @@ impl<'m> Oracle<'m> {
         }
     }
 
-    /// As a program whose fault handler returns.
+    /// Repeats an access, as a program whose fault handler returns.
     fn again<T>(&self, access: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
         access().or_else(|_| {
             self.machine.cpu().spend(self.machine.costs().exception);
@@ -334,7 +334,7 @@ impl<'m> Oracle<'m> {
         self.account_for(first, first + (leaf.size() - 1), leaf.attrs());
     }
 
-    /// The same for any that has unmapped these addresses.
+    /// Accounts for an unmap of these addresses, by whichever edit.
     pub fn account_for(&self, first: u64, last: u64, attrs: Attrs) {
         for spot in self.inside(first, last) {
             // What a change has cleared that is not complete by itself is not asked for.

@@ -19,7 +19,7 @@ use crate::platform::{Control, Faulty, Stage};
 const SLOTS: usize = 16;
 type Spans = Vec<Span<Pa>>;
 
-/// What there is, and what of it must not be mapped.
+/// Draws the memory that there is, and the part of it that must not be mapped.
 fn memory_of<F: Format>(dice: &Dice) -> (Spans, Spans) {
     let page = 1u64 << F::PAGE_SHIFT;
     let block = page << F::INDEX_BITS;
@@ -129,13 +129,13 @@ struct Program<'a, 'm> {
     dice: &'a Dice,
     memory: MemoryMap<'a>,
     platform: &'a Faulty<'m>,
-    /// Where the linear map goes.
+    /// The half of the linear map.
     half: Half,
     offset: u64,
 }
 
 impl<'m> Program<'_, 'm> {
-    /// The same through a coarse map, which has the other half for a while.
+    /// Builds through a coarse map, which has the other half for a while.
     fn through_coarse<F: Format<Input = Va>, W: Window>(
         &self,
         slots: &W,

@@ -43,7 +43,7 @@ struct Page {
 pub struct Vm<'m, F: Format<Input = Ipa>> {
     guest: Guest<'m, F, Faulty<'m>>,
     number: u64,
-    /// So many changes of its slots, or of what a host has found for them, have begun.
+    /// The number of changes of its slots, or of what a host has found for them, that have begun.
     begun: Cell<u64>,
     /// The last of them that is made.
     made: Cell<u64>,
@@ -78,7 +78,7 @@ enum Under {
     Several,
 }
 
-/// What a CPU has of guests.
+/// A CPU's part of guests.
 pub struct Local<'m, F: Format<Input = Ipa>> {
     gathers: RefCell<Vec<Gathering<'m, F>>>,
     zaps: RefCell<Vec<Zapping<'m, F>>>,
@@ -274,7 +274,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         });
     }
 
-    /// What was gathered is forgotten.
+    /// Forgets what was gathered.
     fn complete(&self, it: &mut Gathering<'m, F>) {
         let local = self.world.local(self.cpu);
         if self.dice.once_in(2) {
@@ -377,7 +377,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 
     // ---- Faults ----
 
-    /// What the host has for a request.
+    /// Returns the host's backing for a request.
     fn look_up(&self, guest: &Vm<'m, F>, request: &Request) -> Option<Backing> {
         let (world, dice) = (self.world, self.dice);
         let host = request.host();
@@ -465,7 +465,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         });
     }
 
-    /// What a map has done is what it may do.
+    /// Judges that a map has done only what it may do.
     fn judge(&self, mapped: &Result<Mapped<F>, Refused<Ipa>>) {
         let right = !matches!(
             mapped,
@@ -778,7 +778,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
         zapped
     }
 
-    /// The same, if the change is not refused.
+    /// Changes the slots, if the change is not refused.
     fn change<'g, T, E>(
         &'g self,
         change: impl FnOnce(&'g Guest<'m, F, Faulty<'m>>) -> Result<T, E>,

@@ -50,7 +50,7 @@ impl<'m, const LEVELS: u8> Guests<'m, X86_64<LEVELS>> for Halves {
     fn forget((): &()) {}
 }
 
-/// Where the machine knows a root, by another number than the half's.
+/// A root, which the machine knows by another number than the half's.
 struct Attached<'m, const LEVELS: u8> {
     user: User<'m, LEVELS>,
     mapper: Mapper<'m>,

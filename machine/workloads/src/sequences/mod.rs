@@ -121,7 +121,7 @@ fn draw(dice: &Dice) -> Kind {
     dice.weighted(OPERATIONS.iter().map(|&(kind, weight, _)| (kind, weight)))
 }
 
-/// What is run.
+/// A sequence that is run.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     seed: u64,
@@ -226,7 +226,7 @@ impl Sequence {
         format!("--seed {} --only {}", self.seed, numbers.join(","))
     }
 
-    /// What it is about, in a line.
+    /// Describes it, in a line.
     pub fn describe(&self) -> String {
         let Architecture { bbm, hardware_access, hardware_dirty, .. } = self.architecture;
         format!(
@@ -284,7 +284,7 @@ impl Sequence {
         self.run_traced(bug, None)
     }
 
-    /// The same, with every step written to `trace` if there is one.
+    /// Runs it, with every step written to `trace` if there is one.
     ///
     /// # Errors
     /// What went wrong first.
@@ -371,7 +371,7 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Where the last panic of this thread was.
+/// Returns the place of this thread's last panic.
 fn last_panic() -> String {
     let place = PANIC.with_borrow_mut(Option::take);
     place.map_or_else(String::new, |place| format!(" at {place}"))

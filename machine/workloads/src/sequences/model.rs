@@ -1,4 +1,4 @@
-//! What is mapped where, in a space that one CPU edits: segments of addresses.
+//! Mappings of a space that one CPU edits: segments of addresses.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl Map {
         (at <= segment.last).then_some((first, segment))
     }
 
-    /// Where an address leads, and what is allowed there.
+    /// Returns the frame of an address, and its permissions.
     pub fn at(&self, at: u64) -> Option<(u64, Perms)> {
         let (first, segment) = self.segment(at)?;
         Some((segment.pa + (at - first), segment.perms))

@@ -25,7 +25,7 @@ operations! {
     Create 6 ["edit::AddressSpace::new" "edit::AddressSpace::new_in" "edit::AddressSpace::with_id"];
     /// A space is made live, or the one that the code runs on.
     MakeLive 4 ["edit::AddressSpace::make_live" "edit::AddressSpace::make_own"];
-    /// What a space says of itself.
+    /// A space is asked for what it says of itself.
     Describe 1 [
         "edit::AddressSpace::root" "edit::AddressSpace::id" "edit::AddressSpace::half" "edit::AddressSpace::platform"
         "edit::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
@@ -55,7 +55,7 @@ operations! {
     ];
     Split 4 ["edit::Gather::split"];
     Collapse 4 ["edit::Gather::collapse"];
-    /// What is mapped in one space is mapped in another.
+    /// Mappings of one space are mapped in another.
     Fork 3 ["edit::Gather::fork"];
     /// Pages that are alike, one by one, as kernels edit them all day: in the place of others,
     /// where a sequence is about exclusive edits, so that all other sequences are what they were.
@@ -85,7 +85,7 @@ operations! {
 
     // ---- What was gathered ----
     Complete 5 ["flush::Issued::complete"];
-    /// What is held is released, of this flush or of another.
+    /// Leaves that are held are released, of this flush or of another.
     Release 5 ["flush::Completed::release" "shared::DeferredReclaim::release"];
     /// Some of the leaves are visited.
     Reclaim 4 ["flush::Completed::reclaim"];
@@ -251,9 +251,9 @@ pub struct Operation {
     pub number: usize,
     /// The CPU that it runs on.
     pub cpu: usize,
-    /// What is called.
+    /// The operation.
     pub kind: Kind,
-    /// Where its arguments come from.
+    /// The source of its arguments.
     pub seed: u64,
 }
 

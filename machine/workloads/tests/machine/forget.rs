@@ -1,5 +1,5 @@
-//! What invalidations of x86 leave behind, global translations, and tables with several places: by
-//! hand, step by step.
+//! Translations that invalidations of x86 leave behind, global ones, and tables with several
+//! places: by hand, step by step.
 //!
 //! The descriptors are written here, so that no encoder has a part in it.
 
@@ -112,7 +112,7 @@ fn a_stride_passes_over_the_pages_between() {
     assert_eq!(left(&[], true, strided), (vec![], vec![]));
 }
 
-/// The same, `FINAL_ONLY`: what is remembered of tables stays.
+/// A table that went is remembered after an invalidation of leaves alone, `FINAL_ONLY`.
 #[test]
 fn what_is_for_leaves_alone_leaves_a_table_that_went() {
     let final_only =
@@ -366,7 +366,7 @@ fn what_is_below_a_table_is_owed_where_it_has_lost_a_link() {
     }
 }
 
-/// What a space shares with another is reachable when it is gone.
+/// A half that a space shares with another is reachable when the space is gone.
 #[test]
 fn a_half_that_is_shared_outlives_a_space() {
     let machine = machine(1);

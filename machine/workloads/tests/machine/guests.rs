@@ -19,7 +19,7 @@ type Arm = Stage2K4<36>;
 const VMID: u16 = 3;
 const ASID: u16 = 9;
 const PAGE: u64 = 0x1000;
-/// What the guest takes for physical: its tables, and its data.
+/// The guest's memory, by addresses that it takes for physical: its tables, and its data.
 const ROOT: u64 = 0;
 const LAST: u64 = 3 * PAGE;
 const DATA: u64 = 4 * PAGE;

@@ -95,8 +95,8 @@ fn traced(seed: u64) -> Vec<String> {
     lines.take()
 }
 
-/// What another checker needs: each line has the form that the format says, times of one CPU do not
-/// go back, and what was written is what is read next.
+/// A trace has what another checker needs: each line has the form that the format says, times of
+/// one CPU do not go back, and what was written is what is read next.
 #[test]
 fn a_trace_can_be_read_by_others() {
     let lines = traced(7);
@@ -150,8 +150,8 @@ fn a_seed_is_one_run_and_another_seed_another() {
     assert!(traced(11) != traced(12));
 }
 
-/// What was cleaned just before is cheaper to clean again, until as much as a cache holds has been
-/// cleaned since.
+/// A page that was cleaned just before is cheaper to clean again, until as much as a cache holds
+/// has been cleaned since.
 #[test]
 fn a_page_that_was_just_cleaned_is_cheaper_to_clean_again() {
     let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };

@@ -98,7 +98,7 @@ fn on_the_machine(programs: &[Vec<Op>], limit: u64) -> Run {
     (log.into_inner(), clocks, usages)
 }
 
-/// What a CPU of the model does next.
+/// The next step of a CPU of the model.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     /// The operation at its place in the program.

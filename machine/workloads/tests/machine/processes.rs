@@ -21,14 +21,14 @@ use tablewright_processes::{
     Want,
 };
 
-/// What an embedder does wrong.
+/// An embedder's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
     /// A frame has one user less when it has been copied, and not when it is forgotten.
     FreesWhenCopied,
-    /// What was issued is not waited for.
+    /// Nothing waits for what was issued.
     DoesNotWait,
-    /// What is cached of a process that exits is not forgotten.
+    /// Translations of a process that exits are not forgotten.
     KeepsIdentifier,
 }
 
@@ -287,7 +287,7 @@ const PARENT: u64 = 0x1000_0000;
 const CHILD: u64 = 0x2000_0000;
 const AGAIN: u64 = 0x3000_0000;
 
-/// What a life has come to.
+/// The result of a life.
 struct Life {
     counted: Vec<(Step, Counts)>,
     broken: Vec<Rule>,

@@ -132,8 +132,8 @@ fn a_file_that_cannot_be_read_is_named() {
     assert!(message("").starts_with("no profile ''"));
 }
 
-/// What a built-in profile says of itself holds: each cost that it has comes from somewhere, and
-/// what is said to be fitted has rows that it was fitted on.
+/// Built-in profiles keep what they say of themselves: each cost that one has comes from somewhere,
+/// and what is said to be fitted has rows that it was fitted on.
 #[test]
 fn built_in_profiles_say_where_everything_comes_from() {
     for name in Profile::built_in() {

@@ -4,12 +4,12 @@
 use tablewright_machine::replay::{Finding, Made, Replay};
 use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
 
-/// Where tables are: two for the root, one below it, one of pages.
+/// The first address of tables: two for the root, one below it, one of pages.
 const FIRST: u64 = 0x4800_0000;
 const ROOT: u64 = FIRST;
 const MIDDLE: u64 = FIRST + 0x2000;
 const LAST: u64 = FIRST + 0x3000;
-/// What a guest has for memory.
+/// The first address of a guest's memory.
 const PAGES: u64 = 0x5000_0000;
 const VTTBR: u64 = 1 << 48 | ROOT;
 
@@ -62,7 +62,7 @@ fn guest() -> Replay {
     replay
 }
 
-/// What a CPU does.
+/// A CPU's step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Store(u64, u64),

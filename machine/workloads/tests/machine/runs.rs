@@ -61,7 +61,7 @@ fn a_run_is_a_function_of_program_configuration_and_seed() {
     }
 }
 
-/// What one CPU draws does not depend on how many others there are and what they do.
+/// Each CPU draws the same, however many others there are and whatever they do.
 #[test]
 fn each_cpu_has_random_numbers_of_its_own() {
     let clocks = |cpus, busy: usize| {

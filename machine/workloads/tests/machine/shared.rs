@@ -44,7 +44,7 @@ struct Guest<'m, F: Format<Input = Va>> {
     mapper: Mapper<'m>,
     /// The pages that the host has given, by their number in the guest.
     backing: RefCell<HashMap<u64, Pa>>,
-    /// What is complete and may still be walked.
+    /// Reclaims that are complete, whose tables may still be walked.
     later: Later<F, Mapper<'m>>,
 }
 
@@ -62,7 +62,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
         1 << F::shift(Level::new(1))
     }
 
-    /// What the guest's memory at `at` is backed by, and how large a leaf may be.
+    /// Returns the memory behind the guest's address `at`, and how large a leaf may be.
     fn look_up(&self, at: u64, dice: &mut Dice) -> Option<(Pa, Level)> {
         if at >= Self::block() {
             let level = Level::new(dice.roll(2) as u8);

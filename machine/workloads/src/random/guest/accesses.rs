@@ -1,5 +1,5 @@
-//! What the guest does: accesses, judged by what was mapped while they were made, and faults that
-//! are served.
+//! The guest's acts: accesses, judged by what was mapped while they were made, and faults that are
+//! served.
 
 use super::*;
 
@@ -101,7 +101,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         false
     }
 
-    /// What is known about an address at this time.
+    /// Returns what is known about an address at this time.
     pub(super) fn seen(&self, va: u64) -> Seen {
         let at = Ipa::new(va);
         let slots = self.slots.borrow();

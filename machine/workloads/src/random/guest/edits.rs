@@ -1,4 +1,4 @@
-//! What the host does to a guest: slots, reclaim, sharing, moving, splitting.
+//! The host's acts on a guest: slots, reclaim, sharing, moving, splitting.
 
 use super::*;
 
@@ -253,7 +253,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// What is complete is reclaimed when no walk holds it.
+    /// Reclaims a complete gather when no walk holds its tables.
     pub(super) fn keep(&self, deferred: DeferredReclaim<F, Mapper<'m>>) {
         self.later.push(deferred);
         self.reclaim_some();

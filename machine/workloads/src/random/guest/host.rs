@@ -8,12 +8,12 @@ pub(super) const IN_BLOCK: [u64; 6] = [0, 1, 2, 17, 255, 511];
 pub(super) const PAGES: usize = SMALL + IN_BLOCK.len();
 /// The guest does not write to this one, and fetches from it.
 pub(super) const CODE: usize = 3;
-/// Where the host keeps memory that never moves.
+/// The first of the host's memory that never moves.
 pub(super) const FIXED: u64 = 1 << 40;
-/// Where that is, and where blocks are that are too large for the machine's memory.
+/// Its first address, and that of blocks that are too large for the machine's memory.
 pub(super) const FAR: u64 = 1 << 41;
 
-/// What the host has for a page.
+/// The host's backing of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Now {
     /// Nothing yet: it is zero.
@@ -28,7 +28,7 @@ pub(super) enum Now {
 
 pub(super) struct Page {
     pub(super) now: Now,
-    /// What it was, and may still be reached, with or without the permission to write.
+    /// Its earlier backings that may still be reached, with or without the permission to write.
     pub(super) before: Vec<(Pa, bool)>,
     /// All frames that it had since the host has last looked whether it was written: leaves may be
     /// seen late.
@@ -40,12 +40,12 @@ pub(super) struct Page {
     /// It was written since the host has last looked, and a leaf has said so.
     pub(super) written: bool,
     pub(super) reported: bool,
-    /// What each CPU has written; `None`: something that was lost with memory that is not
+    /// Words that each CPU has written; `None`: something that was lost with memory that is not
     /// simulated.
     pub(super) words: HashMap<usize, Option<u64>>,
 }
 
-/// What the host has for the second block of its memory.
+/// The host's backing of the second block of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
     /// Nothing, but for single pages.
@@ -73,7 +73,7 @@ pub(super) struct Host<'m> {
 }
 
 impl Host<'_> {
-    /// Where a page is in the host's own numbers.
+    /// Returns the number of a page among the host's own.
     pub(super) fn at(&self, page: usize) -> u64 {
         match page.checked_sub(SMALL) {
             None => page as u64 * self.page,
@@ -182,7 +182,7 @@ impl Host<'_> {
         page.version += 1;
     }
 
-    /// What it was cannot be reached any more.
+    /// Forgets the earlier backings, which cannot be reached any more.
     pub(super) fn forget_past(&self, page: usize) {
         let page = &mut self.pages.borrow_mut()[page];
         page.before.clear();

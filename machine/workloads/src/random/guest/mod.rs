@@ -226,7 +226,7 @@ const PLACES: u64 = 3;
 /// The first of the host's pages behind slot 1.
 const BEHIND: [u64; 3] = [0, 2, 4];
 
-/// What is known of the writes to a slot.
+/// Knowledge of the writes to a slot.
 #[derive(Default)]
 struct Marks {
     /// Writes fault first, all of them.
@@ -234,7 +234,7 @@ struct Marks {
     round: u32,
     /// By the handler of faults.
     marks: BTreeSet<u64>,
-    /// What has to be marked.
+    /// Pages that have to be marked.
     written: BTreeSet<u64>,
 }
 
@@ -249,9 +249,9 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     /// A CPU is changing it.
     changing: [Cell<bool>; SLOTS as usize],
     logs: RefCell<Vec<Marks>>,
-    /// What is complete and may still be walked.
+    /// Reclaims that are complete, whose tables may still be walked.
     later: Later<F, Mapper<'m>>,
-    /// What was taken, and whose leaves the host has not seen.
+    /// Leaves that were taken, and that the host has not seen.
     open: Cell<u32>,
     /// No fault is injected any more.
     calm: Cell<bool>,
@@ -260,11 +260,11 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
 /// A CPU's edits.
 type Edits<'g, 'a, 'm, F> = Gather<'g, 'a, F, Mapper<'m>>;
 
-/// What a virtual CPU does.
+/// The act of a virtual CPU.
 enum Deed {
     Read,
     Write(u64),
-    /// Where it leads is looked at, and nothing else.
+    /// Its translation is looked at, and nothing else.
     Touch(Request),
 }
 
@@ -353,7 +353,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     // ---- Slots ----
 
-    /// Where a slot is at one of its places.
+    /// The address of a slot at one of its places.
     fn place(id: u16, place: u64) -> u64 {
         (1 + u64::from(id) * PLACES + place) << 33
     }
@@ -442,11 +442,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 }
 
-/// What is known about an address at one time.
+/// Knowledge about an address at one time.
 struct Seen {
     version: u32,
     slots: Vec<(Slot, Phase)>,
-    /// Where it may lead, and whether it may be written there.
+    /// Frames to which it may lead, and whether they may be written there.
     frames: Vec<(Pa, bool)>,
     /// Changes of the pages behind it so far.
     versions: u64,
@@ -455,12 +455,12 @@ struct Seen {
     log: Option<(u16, u32)>,
 }
 
-/// What came of a fault.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Served {
     /// The guest goes on.
     Again,
-    /// The same, after a while.
+    /// It is to be taken again after a while.
     Later,
     /// There is nothing for it.
     Declined,
@@ -478,7 +478,7 @@ fn perm(want: Want) -> Perms {
     }
 }
 
-/// What the machine says, as the engine takes it. The level is told, or not.
+/// Classifies the machine's fault as the engine takes it. The level is told, or not.
 pub fn classify(va: u64, want: Want, trap: Trap, dice: &Dice) -> Option<Fault> {
     let (at, want, cause, depth) = match trap {
         Trap::Translation { depth } => (va, want, Cause::Translation, depth),

@@ -41,7 +41,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         pages.filter_map(move |bit| self.number(slot, first + bit))
     }
 
-    /// What was gathered is finished, and then pages are copied, now or in the end.
+    /// Finishes what was gathered, and then copies pages, now or in the end.
     pub(super) fn finish_and_copy(
         &self,
         plan: Plan,

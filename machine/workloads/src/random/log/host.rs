@@ -1,5 +1,5 @@
-//! What the host does to memory while writes are logged: it writes, moves, splits, unmaps and
-//! protects, and starts logs.
+//! The host's acts while writes are logged: it writes, moves, splits, unmaps and protects, and
+//! starts logs.
 
 use super::*;
 
@@ -316,7 +316,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// What a harvest that begins now has to find.
+    /// Returns the pages that a harvest which begins now has to find.
     pub(super) fn must(&self, plan: Plan) -> (Vec<usize>, u64) {
         self.cpu().order();
         let must = (0..self.pages.len()).filter(|&page| {

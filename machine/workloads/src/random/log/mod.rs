@@ -45,16 +45,16 @@ pub const MOST_CPUS: usize = 5;
 const VMID: u16 = 5;
 /// Pages of the second slot.
 const SMALL: u64 = 4;
-/// Where the guest has the slots, each after the other.
+/// The distance of the guest's slots.
 const SLOT: u64 = 1 << 33;
-/// Where a block is that is too large for the machine's memory, and its other frames.
+/// The address of a block that is too large for the machine's memory, and its other frames.
 const FAR: u64 = 1 << 41;
 /// Entries of a ring.
 const ENTRIES: usize = 4;
 /// Hardware's log begins so far down: it is full after a few pages.
 const INDEX: u16 = 2;
-/// So many times a CPU waits for others, for some microseconds: where memory is cleaned it may take
-/// milliseconds.
+/// The number of times that a CPU waits for others, for some microseconds: where memory is cleaned
+/// it may take milliseconds.
 const MOST_WAITS: u32 = 4000;
 /// The first word of a page that the host writes; those before it are the virtual CPUs'.
 const HOST_WORDS: usize = 16;
@@ -70,7 +70,7 @@ pub fn run(
     with_stage2!(kind, F => live::<F>(machine, bug, dice, cpus, between))
 }
 
-/// Where writes are marked.
+/// The place of marks of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Marks {
     Bitmap,
@@ -97,7 +97,7 @@ enum Start {
 struct Plan {
     marks: Marks,
     start: Start,
-    /// What was harvested is protected in one step.
+    /// Harvested pages are protected in one step.
     keep: bool,
 }
 
@@ -151,7 +151,7 @@ struct Page {
     moving: Cell<bool>,
     /// Written since it was copied.
     stale: Cell<bool>,
-    /// Where it is copied to, if it is memory of the machine.
+    /// The place that it is copied to, if it is memory of the machine.
     copy: Option<Pa>,
 }
 
@@ -167,13 +167,13 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     records: Vec<Record<'a>>,
     /// One for each CPU.
     rings: Vec<Ring<'a>>,
-    /// Where hardware logs what each CPU makes dirty, if it does.
+    /// The log of hardware for each CPU, of pages that it makes dirty, if there is one.
     logs: Vec<Pa>,
     /// The log that is on, or about to be.
     plan: Cell<Option<Plan>>,
     /// The page that a CPU is about to mark.
     pending: Vec<Cell<Option<usize>>>,
-    /// What a CPU marks too late.
+    /// The page that a CPU marks too late.
     owed: Vec<Cell<Option<Request>>>,
     /// Handlers and edits so far, and those that are not over.
     begun: Cell<u64>,
@@ -188,7 +188,7 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
 /// A CPU's edits.
 type Edits<'g, 'a, 'm, F> = Gather<'g, 'a, F, Mapper<'m>>;
 
-/// What a harvest has come to.
+/// The result of a harvest.
 #[derive(Default)]
 struct Found {
     all: BTreeSet<usize>,
@@ -196,12 +196,12 @@ struct Found {
     left: BTreeSet<usize>,
 }
 
-/// What came of a fault.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Served {
     /// The guest goes on.
     Again,
-    /// The same, after a while.
+    /// It is to be taken again after a while.
     Later,
     /// The ring is full.
     Full,
@@ -537,7 +537,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         );
     }
 
-    /// Where the running CPU marks.
+    /// Returns the marker of the running CPU.
     fn marker(&self, slot: &Slot) -> Marker<'_> {
         let id = slot.id;
         let record = &self.records[usize::from(id)];
@@ -548,7 +548,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// Where a write of the host's is marked.
+    /// Returns the marker of a write of the host's.
     fn own_marker(&self, slot: usize) -> Marker<'_> {
         let record = &self.records[slot];
         match self.plan.get().map(|plan| plan.marks) {
@@ -718,7 +718,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.unlock(number);
     }
 
-    /// What a page holds.
+    /// Returns a word of a page.
     fn word(&self, frame: Pa, index: usize) -> &Entry {
         // SAFETY: a page of the machine's memory that was taken and not given back, and a word of
         // it. It is memory that no walker knows, and the machine is one thread of the host.

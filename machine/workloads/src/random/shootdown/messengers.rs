@@ -5,7 +5,7 @@ use super::*;
 /// A function and what it is called with.
 pub(super) type Handler = (unsafe fn(*const ()), *const ());
 
-/// What a platform needs to know of its space.
+/// Knowledge that a platform needs of its space.
 pub(super) struct Link<'a, 'm> {
     pub(super) kernel: &'a Kernel<'a, 'm>,
     pub(super) mapper: Mapper<'m>,
@@ -21,7 +21,7 @@ pub(super) struct Link<'a, 'm> {
 #[derive(Clone)]
 pub(super) struct Of<'a, 'm>(pub(super) Rc<Link<'a, 'm>>);
 
-/// What the running CPU does for flushes.
+/// The running CPU's part in flushes.
 pub(super) struct Running<'k, 'a, 'm>(pub(super) &'k Kernel<'a, 'm>, pub(super) Cell<Option<Tlbi>>);
 
 impl<'k, 'a, 'm> Running<'k, 'a, 'm> {

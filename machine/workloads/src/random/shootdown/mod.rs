@@ -38,7 +38,8 @@ const SPACES: usize = 60;
 const PAGES: u64 = 6;
 const BLOCKS: u64 = 12;
 const FAR: u64 = 1 << 44;
-/// Where a space has a page that is global, if it has one: nowhere two spaces have theirs.
+/// The address of a space's page that is global, if it has one: no two spaces have theirs at the
+/// same place.
 const GLOBAL: u64 = 1 << 43;
 
 /// How CPUs are told, besides by interrupts.
@@ -52,7 +53,7 @@ enum Way {
     Arm64,
 }
 
-/// What all CPUs know, whatever the format.
+/// Knowledge of all CPUs, whatever the format.
 struct Kernel<'a, 'm> {
     machine: &'m Machine,
     shootdown: &'a Shootdown<'a>,
@@ -75,7 +76,7 @@ struct Kernel<'a, 'm> {
     calls: Cell<u64>,
     /// Flushes of each CPU that are under way: one, and those of handlers in it.
     flushes: Vec<Cell<u32>>,
-    /// What a handler does that interrupts a flush.
+    /// The handler that interrupts a flush.
     handler: Cell<Option<Handler>>,
     dice: Dice,
 }
@@ -106,13 +107,13 @@ struct Program<'k, 'a, 'm, F: Format> {
     /// Those that no space has had.
     sets: &'k RefCell<std::slice::IterMut<'a, [AtomicU64; 1]>>,
     last: &'k Cell<u64>,
-    /// So many of the slots are used.
+    /// The number of slots in use.
     most: u64,
     /// Some spaces have a page that is global.
     global: bool,
 }
 
-/// What a CPU is at.
+/// The place of a CPU.
 struct At<'a, 'm, F: Format> {
     process: Option<Shared<'a, 'm, F>>,
     state: CpuState,
@@ -608,12 +609,12 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
     }
 }
 
-/// What a large leaf of the level above pages translates.
+/// The memory that a large leaf of the level above pages translates.
 fn block<F: Format>() -> u64 {
     1 << (F::PAGE_SHIFT + F::INDEX_BITS)
 }
 
-/// Where a page is: every second in the next table.
+/// The address of a page: every second in the next table.
 fn page<F: Format>(number: u64) -> u64 {
     (1 << 42) + number % 2 * block::<F>() + ((number / 2) << F::PAGE_SHIFT)
 }
@@ -623,7 +624,7 @@ fn far<F: Format>() -> Span<Va> {
     Span::new(Va::new(FAR), BLOCKS * block::<F>()).expect("blocks")
 }
 
-/// Where a space has its page that is global.
+/// The addresses of a space's page that is global.
 fn global<F: Format>(number: u64) -> Span<Va> {
     let at = GLOBAL + (number << F::PAGE_SHIFT);
     Span::new(Va::new(at), 1 << F::PAGE_SHIFT).expect("a page")

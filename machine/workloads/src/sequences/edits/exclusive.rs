@@ -21,7 +21,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         result
     }
 
-    /// What an edit leaves is often completed at once.
+    /// Accounts for an edit, and often completes at once what it leaves.
     pub(super) fn account_for(
         &self,
         cpu: usize,
@@ -161,7 +161,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
-    /// What is mapped in one space is mapped in another as well.
+    /// Forks mappings of one space into another.
     pub(super) fn fork(&self, cpu: usize, dice: &Dice) {
         self.with_two(cpu, dice, |parent, child| {
             if let Ok(span) = self.span(parent.0.base, dice) {

@@ -342,7 +342,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// What is held of other flushes is not released.
+    /// Has a flush refuse what is held of other flushes.
     pub fn refuse(
         &self,
         cpu: usize,

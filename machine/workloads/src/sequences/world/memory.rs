@@ -1,9 +1,9 @@
-//! What is mapped, and what an edit is given: pages, addresses, attributes.
+//! Mappings, and arguments of edits: pages, addresses, attributes.
 
 use super::*;
 
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
-    /// What the engine says of a space is what the model says.
+    /// Compares what the engine says of a space with the model.
     pub fn compare(&self, slot: &Slot<'m, F, G>, exclusive: &Exclusive<'m, F>) {
         let model = slot.model.borrow();
         let mut size = 0u64;
@@ -103,7 +103,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.translates_all(slot, span.start().bits(), span.last().bits())
     }
 
-    /// The same of an address.
+    /// Compares what both say of an address.
     pub fn translates_at(&self, slot: &Slot<'m, F, G>, at: u64) -> bool {
         self.translates_all(slot, at, at)
     }

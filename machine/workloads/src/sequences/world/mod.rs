@@ -1,4 +1,4 @@
-//! What a sequence works on: spaces, what is alive of their gathers, and what is known of what they
+//! The world of a sequence: spaces, what is alive of their gathers, and what is known of what they
 //! map.
 //!
 //! Values that borrow a space are kept from operation to operation. The compiler cannot see that
@@ -36,7 +36,7 @@ pub use places::{Asked, Exclusive, Gathering, Place, Slot, Tables};
 
 /// The most spaces at a time.
 pub const SPACES: usize = 3;
-/// Where memory is that the machine does not have, and that any space may map.
+/// The first address of memory that the machine does not have, and that any space may map.
 pub const FAR: u64 = 1 << 45;
 /// Pages in the first part of a window.
 pub const PAGES: u64 = 8;
@@ -56,7 +56,7 @@ pub struct Way {
 pub struct Begun<'m> {
     mapper: Mapper<'m>,
     look: u64,
-    /// So many interrupts had come before.
+    /// The number of interrupts that had come before.
     interrupts: u64,
 }
 
@@ -73,7 +73,7 @@ pub struct Edited<'m> {
 
 type IssuedBeside<'m, F> = Issued<F, Faulty<'m>, Beside<'m, F, Faulty<'m>>>;
 
-/// What one CPU has.
+/// The state of one CPU.
 pub struct Local<'m, F: Format, L> {
     pub loaded: Cell<Option<usize>>,
     pub gathers: RefCell<Vec<Gathering<'m, F>>>,
@@ -167,7 +167,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     pub frames: RefCell<HashMap<u64, u32>>,
     /// Pages of the hosts of guests, dead or alive.
     pub host_frames: RefCell<HashSet<u64>>,
-    /// Where guests keep their slots: boxes that have been given away.
+    /// Boxes that have been given away, in which guests keep their slots.
     pub memory: RefCell<Vec<*mut SideMemory>>,
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
@@ -182,19 +182,19 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     parked: [Cell<bool>; 2],
     /// Operations of each CPU that are under way and may let a guest write.
     lets_write: [Cell<u32>; 2],
-    /// So many have begun.
+    /// The number of them that have begun.
     pub begun_to_let: Cell<u64>,
     interrupts: [Cell<u64>; 2],
-    /// What the next interrupt of each CPU is, if not anything.
+    /// The next interrupt of each CPU, if it is not just any.
     planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
-    /// What each CPU has is about to come to its end.
+    /// A CPU whose values are about to come to their end.
     leaving: [Cell<bool>; 2],
     /// Visitors of each CPU until one unwinds or does something else; 0: none does.
     pub visits: [Cell<u32>; 2],
     /// Each CPU edits without having anything forgotten first.
     pub hurried: [Cell<bool>; 2],
-    /// What might still be walked when its CPU was done.
+    /// Reclaims whose tables might still be walked when their CPU was done.
     later: RefCell<Vec<(u64, DeferredReclaim<F, Faulty<'m>>)>>,
     later_held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
 }
@@ -206,7 +206,7 @@ pub fn take_any<T>(dice: &Dice, from: &RefCell<Vec<T>>) -> Option<T> {
     (index < from.len()).then(|| from.swap_remove(index))
 }
 
-/// What a visitor unwinds with.
+/// The payload of a visitor that unwinds.
 pub struct Planned;
 
 /// Whether something unwinds, as it is meant to.
@@ -319,7 +319,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.numbers.get()
     }
 
-    /// The same for what a gather of a guest has gathered, whose pages are its host's.
+    /// Returns a number for what a gather of a guest has gathered, whose pages are its host's.
     pub fn silent_number(&self) -> u64 {
         self.number() | 1
     }
@@ -439,7 +439,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// What this CPU has stored is seen by others.
+    /// Shows others what this CPU has stored.
     pub fn hand_over(&self) {
         drop(self.machine.new_lock().acquire());
     }
@@ -542,7 +542,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.locals[cpu].edited.borrow_mut().extend(edited);
     }
 
-    /// What was gathered under a number is complete.
+    /// Ends the obligations of a gather's number, which is complete.
     pub fn reclaimed(&self, cpu: usize, batch: u64) {
         let edited = &self.locals[cpu].edited;
         let done: Vec<_> = edited.borrow_mut().extract_if(.., |it| it.batch == batch).collect();
@@ -554,7 +554,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// What was gathered under a number is complete on another CPU.
+    /// Passes the obligations of a gather's number on, which is complete on another CPU.
     pub fn pass_on(&self, cpu: usize, to: usize, batch: u64) {
         let of = |it: &mut Edited<'m>| it.batch == batch;
         let passed = self.locals[cpu].edited.borrow_mut().extract_if(.., of).collect::<Vec<_>>();

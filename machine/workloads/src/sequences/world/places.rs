@@ -15,7 +15,7 @@ pub type Tables<'m, F> = SharedSpace<F, Faulty<'m>>;
 /// A space that one CPU edits.
 pub struct Exclusive<'m, F: Format> {
     pub(super) space: *mut AddressSpace<F, Faulty<'m>>,
-    /// What borrows it, and the number of what it has gathered.
+    /// The gather that borrows it, and the number of what it has gathered.
     pub gather: Option<(u64, Gather<'m, F, Faulty<'m>>)>,
     /// The CPU.
     pub(super) home: usize,
@@ -71,7 +71,7 @@ impl<'m, F: Format> Exclusive<'m, F> {
     }
 }
 
-/// What is in the place of a space.
+/// The contents of a place for a space.
 pub enum Place<'m, F: Format, G> {
     Empty,
     /// An operation has it.
@@ -95,7 +95,7 @@ pub struct Slot<'m, F: Format, G> {
     pub users: Cell<u32>,
     /// Edits that began, and that ended.
     pub(super) version: Cell<u32>,
-    /// What the model says is what every CPU finds.
+    /// Every CPU finds what the model says.
     pub(super) steady: Cell<bool>,
     pub model: RefCell<Map>,
     /// Its pages are those of a host.
@@ -121,9 +121,9 @@ pub struct Gathering<'m, F: Format> {
 pub struct Asked {
     /// The number of the guest that it was made of.
     pub guest: u64,
-    /// So many changes of the guest had begun.
+    /// The number of changes of the guest that had begun.
     pub begun: u64,
     pub request: Request,
-    /// What the host has found for it.
+    /// The backing that the host has found for it.
     pub page: Option<Backing>,
 }
