@@ -105,10 +105,13 @@ impl State {
 /// ```
 /// use tablewright::{Attrs, Caps, Level, Pa};
 /// use tablewright::bbm::{Contents, Rule, State, Transition, transition};
-/// // Another frame: fine if neither is written and both hold the same, as when equal pages are merged.
-/// let leaf = |frame| State::Leaf { frame: Pa::new(frame), attrs: Attrs::USER_RODATA, contiguous: false };
+/// // Another frame: fine if neither is written and both hold the same, as when equal pages are
+/// // merged.
+/// let leaf = |frame| State::Leaf { frame: Pa::new(frame), attrs: Attrs::USER_RODATA,
+///     contiguous: false };
 /// let change = |contents| {
-///     transition(Rule::Arm, &leaf(0x1000), &leaf(0x2000), Level::PAGE, &Caps::CONSERVATIVE, contents)
+///     transition(Rule::Arm, &leaf(0x1000), &leaf(0x2000), Level::PAGE, &Caps::CONSERVATIVE,
+///         contents)
 /// };
 /// assert_eq!(change(Contents::Same), Transition::Invalidate);
 /// assert_eq!(change(Contents::Different), Transition::Break);

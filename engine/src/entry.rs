@@ -149,7 +149,8 @@ pub(crate) fn prefetch_line(entry: *const Entry) {
     #[cfg(all(target_arch = "aarch64", not(miri), not(feature = "loom")))]
     // SAFETY: a prefetch has no effect that a program can see, whatever the address.
     unsafe {
-        core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) entry, options(nostack, readonly, preserves_flags));
+        core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) entry,
+            options(nostack, readonly, preserves_flags));
     }
     let _ = entry;
 }

@@ -28,7 +28,7 @@
 //!
 //! | a CPU that edits | a CPU that loads the space |
 //! |---|---|
-//! | changes entries, publishes them | gives the space an identifier, if its own is of an older generation |
+//! | changes entries, publishes them | gives the space an identifier, if its own is of before |
 //! | full fence | full fence |
 //! | reads the identifier, and invalidates under it | its walker reads entries |
 //!

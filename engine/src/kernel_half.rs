@@ -34,7 +34,8 @@ use crate::{Address, Level};
 /// let mut kernel = KernelHalf::new(space).map_err(|(refused, _)| refused)?;
 /// let mut user = kernel.user().ok_or("no memory")?;
 ///
-/// // Mapped after the user space was made, and there all the same: the roots share what is below them.
+/// // Mapped after the user space was made, and there all the same: the roots share what is below
+/// // them.
 /// let stack = Span::new(Va::new(0xffff_c900_0000_0000), 0x4000)?;
 /// kernel.gather().map(stack, Pa::new(0x10_0000), Attrs::KERNEL_DATA)?;
 /// assert_eq!(platform.read(user.root(), 0x192), platform.read(kernel.root(), 0x192));

@@ -6,7 +6,7 @@
 //!
 //! | part | what happens | may it fail? |
 //! |---|---|---|
-//! | **prepare** | tables are allocated and filled where no walk can reach them | yes, and then nothing has changed |
+//! | **prepare** | tables are filled where no walk reaches them | yes, and nothing has changed |
 //! | **edit** | entries that others can see are stored | no |
 //! | **publish** | the stores become visible to the table walkers | no |
 //! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |
@@ -59,15 +59,20 @@
 //! let mut gather = space.gather();
 //! let (mut held, two) = (Vec::new(), Span::new(Va::new(0x4000_0000), 0x2000)?);
 //! let progress = gather.unmap(two, |leaf| { held.push(leaf); ControlFlow::Continue(()) })?;
-//! assert!(progress.is_done()); // a visitor whose list is full breaks off, and the edit says where it goes on
-//! gather.protect(Span::new(Va::new(0x4000_2000), 0x1000)?, Change::new().perms(Perms::READ | Perms::USER_READ))?;
+//! // a visitor whose list is full breaks off, and the edit says where it goes on
+//! assert!(progress.is_done());
+//! gather.protect(Span::new(Va::new(0x4000_2000), 0x1000)?,
+//!     Change::new().perms(Perms::READ | Perms::USER_READ))?;
 //!
-//! let completed = gather.issue().complete(); // both edits, one flush: every processor has forgotten
+//! // both edits, one flush: every processor has forgotten
+//! let completed = gather.issue().complete();
 //! for leaf in held {
 //!     let leaf = completed.release(leaf).map_err(|_| "of another gather")?;
-//!     let _free = leaf.frame(); // not reached by any processor any more; `leaf.attrs().dirty` is final
+//!     // not reached by any processor any more; `leaf.attrs().dirty` is final
+//!     let _free = leaf.frame();
 //! }
-//! completed.finish(|_leaf| ()); // frees tables; visits what was mapped below those that were detached as a whole
+//! // frees tables; visits what was mapped below those that were detached as a whole
+//! completed.finish(|_leaf| ());
 //! assert_eq!(platform.counts().invalidations, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -125,14 +130,14 @@
 //!
 //! | you have | you need |
 //! |---|---|
-//! | a kernel that boots | [`linear`]: all memory at one offset, and windows for the time before it is there |
-//! | processes | [`Gather::fork`], [`Gather::replace`], [`AddressSpace::retire`]; on x86-64 [`KernelHalf`] |
-//! | several processors without broadcast invalidations, or too few ASIDs, PCIDs, VMIDs | [`shootdown`] |
+//! | a kernel that boots | [`linear`]: all memory at one offset, and windows before it is there |
+//! | processes | [`Gather::fork`], [`Gather::replace`]; on x86-64 [`KernelHalf`] |
+//! | several processors without broadcast, or too few ASIDs, PCIDs, VMIDs | [`shootdown`] |
 //! | page faults on many processors at once | [`shared`] |
 //! | guests | [`guest`], on [`shared`]; their log of writes is [`dirty`] |
 //! | a guest of Hyper-V's, or guests that take you for it | [`hyperv`] |
-//! | tests without a processor | the crate `tablewright-hosted`; with one that breaks every promise that it may, `tablewright-machine` |
-//! | a format that is not here | [`mod@format`], and [`bbm`] for what its architecture lets change in place |
+//! | tests | `tablewright-hosted`; with hardware that does all that it may, `tablewright-machine` |
+//! | a format that is not here | [`mod@format`], and [`bbm`] for what may change in place |
 //!
 //! [`flush`] is what a gather becomes on its way, and is met by those that do something between
 //! *issue* and *complete*.

@@ -73,8 +73,8 @@ pub struct Caps {
     ///
     /// | | default | so that 512 pages, a table, take |
     /// |---|---|---|
-    /// | x86 ([`Features::caps`](crate::arch::x86_64::Features::caps)) | 33 pages | one INVPCID or load of CR3; one INVLPGB |
-    /// | arm64 with FEAT_TLBIRANGE ([`Ids::caps`](crate::arch::arm64::Ids::caps)) | 2<sup>21</sup> pages, what one instruction names | one RVALE1IS |
+    /// | x86 | 33 pages | one INVPCID or load of CR3; one INVLPGB |
+    /// | arm64 with FEAT_TLBIRANGE | 2<sup>21</sup> pages, by one instruction | one RVALE1IS |
     /// | arm64 without it | [64](Caps::WITHOUT_RANGES) pages | one ASIDE1IS |
     /// | [`CONSERVATIVE`](Caps::CONSERVATIVE) | the same | one of everything |
     ///
@@ -175,8 +175,8 @@ impl Default for Caps {
 /// /// Frames one after the other, reachable at `base`.
 /// struct Bump { base: NonNull<u8>, next: Cell<u64>, end: u64 }
 ///
-/// // SAFETY: each frame is handed out once (1.) and lies at its distance from `base` (2.); no walker uses it
-/// // (4., 5., 6.), and there is no clone (7.).
+/// // SAFETY: each frame is handed out once (1.) and lies at its distance from `base` (2.); no
+/// // walker uses it (4., 5., 6.), and there is no clone (7.).
 /// unsafe impl Platform for Bump {
 ///     fn alloc_table(&self, _: Level) -> Option<Pa> {
 ///         let frame = self.next.get();

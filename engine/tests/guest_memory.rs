@@ -397,9 +397,8 @@ fn a_page_that_the_host_replaced_is_cleaned_like_a_new_one() {
     assert_eq!(cpu.fault_on(read(0x7000), zero), Ok(Mapped::Installed));
     assert_eq!(cpu.fault_on(write(0x7000), zero), Err(Refused::Denied));
     let own = Backing::new(Pa::new(0x20_0000), 4096);
-    assert!(
-        matches!(cpu.fault_on(write(0x7000), own), Ok(Mapped::Replaced(old)) if old.frame() == Pa::new(0x10_0000))
-    );
+    assert!(matches!(cpu.fault_on(write(0x7000), own),
+            Ok(Mapped::Replaced(old)) if old.frame() == Pa::new(0x10_0000)));
     assert_eq!(platform.cleaned(), 2 * 4096);
 }
 

@@ -426,7 +426,8 @@ fn a_host_believes_nothing() {
 }
 
 #[test]
-#[ignore = "ten million inputs take a minute: cargo test --release -p tablewright --test hyperv -- --ignored"]
+#[ignore = "ten million inputs take a minute: cargo test --release -p tablewright --test hyperv -- \
+            --ignored"]
 fn a_host_believes_nothing_ten_million_times() {
     believe_nothing(10_000_000);
 }

@@ -459,7 +459,8 @@ proptest! {
                     let tlb = tlb.into_inner();
                     for one in tlb.iter().filter(|one| one.id == new.id) {
                         let now = states[one.space][one.page as usize];
-                        prop_assert!(one.space == space && one.state == now, "{:?} as {:?}", one, new);
+                        prop_assert!(one.space == space && one.state == now, "{:?} as {:?}", one,
+                            new);
                     }
                     if !tlb.contains(&new) {
                         tlb.push(new);
@@ -480,7 +481,10 @@ proptest! {
                     drop(gather);
                     for told in hosted.take_log() {
                         for tlb in &mut tlbs {
-                            tlb.retain(|one| one.id != told.id || !told.covers(HEAP + one.page * PAGE));
+                            let is_told = |one: &Remembered| {
+                                one.id == told.id && told.covers(HEAP + one.page * PAGE)
+                            };
+                            tlb.retain(|one| !is_told(one));
                         }
                     }
                 }

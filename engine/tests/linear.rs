@@ -375,7 +375,8 @@ fn ranges(max: u64) -> impl Strategy<Value = Vec<(u64, u64)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn every_page_of_a_memory_map_is_mapped_as_it_says(
@@ -385,7 +386,8 @@ proptest! {
             list.iter().map(|&(at, size)| span((1 << 20) + (at << 12), size << 12)).collect()
         };
         let (ram, reserved) = (spans(&ram), spans(&reserved));
-        let special: Vec<_> = spans(&text).into_iter().map(|span| (span, Attrs::KERNEL_TEXT)).collect();
+        let special: Vec<_> = spans(&text).into_iter().map(|span| (span,
+            Attrs::KERNEL_TEXT)).collect();
         let map = MemoryMap { ram: &ram, reserved: &reserved, special: &special };
         let memory = Hosted::new(64, 12);
         let mut space = AddressSpace::<Arm64K4, _>::new(&memory).unwrap();

@@ -148,7 +148,8 @@ proptest! {
 
     #[test]
     fn a_page_that_is_replaced_is_alone_in_that(
-        pieces in pieces(), pages in prop::collection::vec(0..6000u64, 1..20), bbm in 0..3u8, flags: bool,
+        pieces in pieces(), pages in prop::collection::vec(0..6000u64, 1..20), bbm in 0..3u8,
+        flags: bool,
     ) {
         replace::<X86_64<4>>(&pieces, &pages, bbm, flags);
         replace::<Arm64K4>(&pieces, &pages, bbm, flags);

@@ -238,7 +238,8 @@ fn of_el1<F: Translation<Input = Va>>(
     unsafe {
         cpu::confine(stage_2.root());
         asm!(
-            "msr ttbr0_el1, {root}", "msr tcr_el1, {tcr}", "msr mair_el1, {mair}", "msr sctlr_el1, {sctlr}", "isb",
+            "msr ttbr0_el1, {root}", "msr tcr_el1, {tcr}", "msr mair_el1, {mair}",
+            "msr sctlr_el1, {sctlr}", "isb",
             "tlbi vmalls12e1", "dsb nsh", "isb",
             root = in(reg) ttbr::<F>(stage_1.root(), EL1, false),
             tcr = in(reg) tcr,

@@ -197,7 +197,8 @@ pub unsafe fn confine_several() {
         | HcrEl2::FMO
         | HcrEl2::TWI // one that waits has others go on
         | HcrEl2::TWE
-        | HcrEl2::FB // a guest's invalidations are for all processors: its vCPUs go from one to another
+        // a guest's invalidations are for all processors: its vCPUs go from one to another
+        | HcrEl2::FB
         | HcrEl2::from_bits_retain(1 << 10); // BSU: and so are its barriers
     // SAFETY: the root that is loaded maps nothing (1.).
     unsafe { confine_by(hcr, read_vttbr_el2().bits(), Share::Several) }
@@ -254,7 +255,8 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
             // SMCR_EL2.LEN, and FA64 where there is such a thing; of the second SME EZT0, the table
             // of look-ups.
             let table = if more >> 24 & 0xf >= 2 { 1 << 30 } else { 0 };
-            asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31 | table, options(nostack, preserves_flags));
+            asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31 | table,
+                options(nostack, preserves_flags));
         }
         if has_hcrx() {
             // Memory is copied by instructions, where there are such: they need nothing of the
@@ -286,7 +288,8 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
         if has(features, 24) {
             // The registers of the interrupt controller are the guest's.
             write_icc_sre_el2(IccSreEl2::SRE | IccSreEl2::DFB | IccSreEl2::DIB | IccSreEl2::ENABLE);
-            asm!("isb", "msr s3_4_c12_c11_0, xzr", options(nostack, preserves_flags)); // ICH_HCR_EL2
+            // ICH_HCR_EL2
+            asm!("isb", "msr s3_4_c12_c11_0, xzr", options(nostack, preserves_flags));
         }
         // All counters of events belong to the guest: HPMN is their number.
         let counters: u64;
@@ -371,7 +374,8 @@ pub unsafe fn enter(root: Pa, entry: u64, argument: u64) -> ! {
 unsafe extern "C" fn leave(argument: u64) -> ! {
     naked_asm!(
         // Nothing of the hypervisor's is left in a register.
-        ".irp register, 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30",
+        ".irp register, \
+         1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30",
         "mov x\\register, xzr",
         ".endr",
         "eret",

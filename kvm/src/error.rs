@@ -105,7 +105,8 @@ pub enum Error {
     },
     /// The log does not say what the guest wrote.
     #[error(
-        "{phase}: the log has {got} pages where the guest wrote {wrote}: it lacks {lacks} and has {more} more; the first that differs is page {first} of the memory"
+        "{phase}: the log has {got} pages where the guest wrote {wrote}: it lacks {lacks} and has \
+         {more} more; the first that differs is page {first} of the memory"
     )]
     Log {
         /// When.

@@ -121,12 +121,14 @@ impl Setup {
         };
         if !manual {
             return Err(Error::Lacks {
-                what: "manual protection of a dirty log (Linux 5.1; all set from the start, 5.7): give -g",
+                what: "manual protection of a dirty log (Linux 5.1; all set from the start, 5.7): \
+                       give -g",
             });
         }
         if setup.nested && !can.nested {
             return Err(Error::Lacks {
-                what: "guests of guests as they are made here (AMD with nested paging, and kvm_amd's nested on)",
+                what: "guests of guests as they are made here (AMD with nested paging, and \
+                       kvm_amd's nested on)",
             });
         }
         let free = available();

@@ -11,7 +11,7 @@
 //! |---|---|---|---|
 //! | none | once to zero it, once for each contiguous run | as often | one for each |
 //! | [`NoContRemap`](Technique::NoContRemap) | once to zero it, once to fill it | as often | |
-//! | [`NoAllocRemap`](Technique::NoAllocRemap) | once less: its first use finds it shown | as often | |
+//! | [`NoAllocRemap`](Technique::NoAllocRemap) | once less: its first use shows it | as often | |
 //! | [`LazyUnmap`](Technique::LazyUnmap) | | once for 16 slots | |
 //! | [`BatchBarriers`](Technique::BatchBarriers) | | | one for all |
 //!

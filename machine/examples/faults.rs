@@ -84,12 +84,14 @@ fn report(name: &str, cpus: u64, each: u64, program: impl Fn(Cpu<'_>)) {
     let took = start.elapsed().as_secs_f64();
     let mappings = (cpus * each) as f64;
     println!(
-        "{name}: {mappings:.0} mappings on {cpus} CPUs in {took:.2} s: {:.2} million a second, {:.0} ns each",
+        "{name}: {mappings:.0} mappings on {cpus} CPUs in {took:.2} s: {:.2} million a second, \
+         {:.0} ns each",
         mappings / took / 1e6,
         took / mappings * 1e9,
     );
     println!(
-        "    {:.1} accesses and {:.1} switches a mapping, {:.1} ns a switch; {:.3} s of virtual time",
+        "    {:.1} accesses and {:.1} switches a mapping, {:.1} ns a switch; {:.3} s of virtual \
+         time",
         outcome.accesses as f64 / mappings,
         outcome.switches as f64 / mappings,
         took / outcome.switches as f64 * 1e9,

@@ -99,8 +99,8 @@ fn run(name: &str, cpus: u64, each: u64, access: bool) {
     let mappings = (cpus * each) as f64;
     let counts = machine.counts();
     println!(
-        "{name}: {mappings:.0} mappings on {cpus} CPUs in {took:.2} s: {:.0} ns each; {:.1} accesses and {:.1} switches \
-         each; {} tables; {:.3} s of virtual time",
+        "{name}: {mappings:.0} mappings on {cpus} CPUs in {took:.2} s: {:.0} ns each; {:.1} \
+         accesses and {:.1} switches each; {} tables; {:.3} s of virtual time",
         took / mappings * 1e9,
         outcome.accesses as f64 / mappings,
         outcome.switches as f64 / mappings,

@@ -210,8 +210,8 @@ fn main() -> ExitCode {
     }
     let Sum { runs, counts, digest, wrong } = total;
     println!(
-        "{runs} runs{}: {} accesses, {} faults, {} walks, {} entries written, {} invalidations; {} broken rules; digest \
-         {digest:016x}",
+        "{runs} runs{}: {} accesses, {} faults, {} walks, {} entries written, {} invalidations; {} \
+         broken rules; digest {digest:016x}",
         if arguments.twice { ", each twice and the same" } else { "" },
         counts.accesses,
         counts.faults,

@@ -536,7 +536,8 @@ impl Hardware {
                 Rule::LinkedEarly,
                 cpu,
                 format!(
-                    "the root at {table:#x} is loaded, and no barrier makes the stores to its entries visible before that"
+                    "the root at {table:#x} is loaded, and no barrier makes the stores to its \
+                     entries visible before that"
                 ),
             );
         }
@@ -585,7 +586,8 @@ impl Hardware {
                 Rule::IdentifierReused,
                 cpu,
                 format!(
-                    "identifier {id} is loaded for space {space}, and the TLB has {:#x} of space {} under it",
+                    "identifier {id} is loaded for space {space}, and the TLB has {:#x} of space \
+                     {} under it",
                     entry.first, entry.space
                 ),
             );
@@ -612,7 +614,10 @@ impl Hardware {
             self.violate(
                 Rule::IdentifierReused,
                 cpu,
-                format!("space {space} gets identifier {id}, and CPU {other} has it loaded under another"),
+                format!(
+                    "space {space} gets identifier {id}, and CPU {other} has it loaded under \
+                     another"
+                ),
             );
         }
         let drained = |o: &Obligation| {

@@ -22,12 +22,14 @@
 //! "#;
 //! let profile = Profile::parse(text, "mine.toml")?;
 //! assert_eq!(profile.costs.complete, Time::ps(1_000_125));
-//! assert_eq!(profile.provenance_of("costs.entry").map(|entry| entry.source), Some(Source::Assumed));
+//! assert_eq!(profile.provenance_of("costs.entry").map(|entry| entry.source),
+//!     Some(Source::Assumed));
 //!
 //! let wrong = text.replace("publish = 16", "publish = -16");
 //! assert_eq!(
 //!     Profile::parse(&wrong, "mine.toml").unwrap_err().to_string(),
-//!     "mine.toml: line 6: costs.publish: -16 is not a cost: 0 to 1000000000 nanoseconds, at most three decimals",
+//!     "mine.toml: line 6: costs.publish: -16 is not a cost: 0 to 1000000000 nanoseconds, at most \
+//!      three decimals",
 //! );
 //! # Ok::<(), tablewright_machine::ProfileError>(())
 //! ```

@@ -566,8 +566,9 @@ impl Obligations {
                 "it was issued before the change was visible to walkers: a barrier is missing"
             } else if o.combined && (o.is_second_done() || o.is_second_issued(cpu)) {
                 if o.second.as_ref().is_some_and(|second| second.overtaken) {
-                    "what was combined with the guest's stage 1 was invalidated before the invalidation by intermediate \
-                     physical address was complete, and may have been combined anew"
+                    "what was combined with the guest's stage 1 was invalidated before the \
+                     invalidation by intermediate physical address was complete, and may have been \
+                     combined anew"
                 } else {
                     "what was combined with the guest's stage 1 is not invalidated"
                 }

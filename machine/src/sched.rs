@@ -185,7 +185,8 @@ struct Slot {
 /// use std::cell::Cell;
 /// use tablewright_machine::{Config, Scheduler, Time};
 ///
-/// // A counter that is read and written back 2 ns later, without a lock, by two CPUs that take turns.
+/// // A counter that is read and written back 2 ns later, without a lock, by two CPUs that take
+/// // turns.
 /// let counter = Cell::new(0);
 /// let scheduler = Scheduler::new(Config::new(2));
 /// let outcome = scheduler.run(|cpu| {

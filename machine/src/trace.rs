@@ -17,18 +17,36 @@
 //! | kind | keys | |
 //! |---|---|---|
 //! | `load` | `pa`, `value` | software reads an entry |
-//! | `store`, `release`, `exchange` | `pa`, `value`, `before` | software writes one; `before` is what this CPU saw there |
-//! | `visible` | `pa`, `value` | a store leaves the buffer of the CPU: all see it; without one, it is visible at once |
-//! | `walk` | `va`, `pa`, `value` | the table walker of the CPU reads a descriptor, for an access or unasked; of stage 2 `va` is the address that the guest takes for physical, of the guest's tables its virtual one |
+//! | `store`, `release`, `exchange` | `pa`, `value`, `before` | a store; `before` was seen |
+//! | `visible` | `pa`, `value` | a store leaves the buffer of the CPU, and all see it |
+//! | `walk` | `va`, `pa`, `value` | the CPU's table walker reads a descriptor, asked or not (1.) |
 //! | `publish` | | stores before it are visible to walkers (arm64: DSB) |
 //! | `synchronise` | | context synchronisation (arm64: ISB) |
-//! | `root` | `pa`, `id`, `half` | the CPU loads a root, under an identifier: `lower`, `upper` or `both`; `*` for `pa` and `id` if it has none any more. With `stage=1`, the guest on the CPU does, for its own tables |
-//! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | an invalidation is issued; `*` stands for any. `stride`, if only addresses so far apart are named; `global`, 0 or 1, if global translations stay or go whatever `id` says; `tables=*` if all that is remembered of tables goes. Where guests have a stage 1: `stage`, 2 for what was found of stage 2 alone, 1 for what stage 1 had a part in, and `asid` |
+//! | `root` | `pa`, `id`, `half` | the CPU loads a root, under an identifier (2.) |
+//! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | one is issued (3.) |
 //! | `complete` | | invalidations issued before it by this CPU are complete |
 //! | `access` | `va`, `for`, `pa` or `fault` | an access by a program |
 //! | `take`, `give` | `pa` | a frame is allocated, freed |
-//! | `clean`, `refetch` | `pa` | a page is cleaned to the point of coherency; the instruction cache forgets it |
+//! | `clean`, `refetch` | `pa` | a page is cleaned to the PoC; the instruction cache forgets it |
 //! | `violation` | `rule` | a rule is broken; the rest of the line says how |
+//!
+//! 1. Of stage 2, `va` is the address that the guest takes for physical; of the guest's tables, its
+//!    virtual one.
+//! 2. `half` is `lower`, `upper` or `both`; `pa` and `id` are `*` if it has none any more. With
+//!    `stage=1`, the guest on the CPU loads a root of its own tables.
+//! 3. `*` stands for any. There is `stride`, if only addresses so far apart are named; `global`, 0
+//!    or 1, if global translations stay or go whatever `id` says; `tables=*` if all that is
+//!    remembered of tables goes. Where guests have a stage 1, there are `stage`, 2 for what was
+//!    found of stage 2 alone, 1 for what stage 1 had a part in, and `asid`.
+//!
+//! 1. Of stage 2, `va` is the address that the guest takes for physical; of the guest's tables, its
+//!    virtual one.
+//! 2. `half` is `lower`, `upper` or `both`; `pa` and `id` are `*` if it has none any more. With
+//!    `stage=1`, the guest on the CPU loads a root of its own tables.
+//! 3. `*` stands for any. There is `stride`, if only addresses so far apart are named; `global`, 0
+//!    or 1, if global translations stay or go whatever `id` says; `tables=*` if all that is
+//!    remembered of tables goes. Where guests have a stage 1, there are `stage`, 2 for what was
+//!    found of stage 2 alone, 1 for what stage 1 had a part in, and `asid`.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

@@ -113,7 +113,8 @@ mod tests {
         fn the_first_is_the_smallest(
             cpus in prop_oneof![1..20_usize, 1..=MAX_CPUS],
             ceiling in 0..64_u64,
-            steps in prop::collection::vec((any::<prop::sample::Index>(), 0..64_u64, any::<bool>()), 1..200),
+            steps in prop::collection::vec((any::<prop::sample::Index>(), 0..64_u64,
+            any::<bool>()), 1..200),
         ) {
             let tree = Tree::new(cpus);
             let ceiling = Time::ps(ceiling).key(0);

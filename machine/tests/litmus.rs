@@ -137,7 +137,8 @@ fn errors_are_one_line_that_says_where() {
         ("STR leaf(b), [pte(x)]", "'b' is no page: declare it with 'data'"),
         (
             "STR leaf(a, read), [pte(x)]",
-            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, contiguous",
+            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, \
+             contiguous",
         ),
         ("STR leaf(a), [pmd(x)]", "leaf() is for pte(), and block() for pmd()"),
         ("INVLPG x", "'INVLPG' is no instruction of arm64 here"),
@@ -263,7 +264,8 @@ proptest! {
         number in any::<prop::sample::Index>(),
         line in any::<prop::sample::Index>(),
         token in any::<prop::sample::Index>(),
-        other in "pte\\(x\\)|pmd\\(x\\)|invalid|block\\(a\\)|table\\(pmd\\(x\\)\\)|r0|\\[x\\]|x|0|65535|leaf\\(a, old\\)|DSB|LD|,|",
+        other in "pte\\(x\\)|pmd\\(x\\)|invalid|block\\(a\\)|table\\(pmd\\(x\\)\\)|r0|\\[x\\]|x|0|\
+                  65535|leaf\\(a, old\\)|DSB|LD|,|",
         way in 0..4,
     ) {
         // One test of a file, with a word in it changed, dropped, doubled, or a line moved.

@@ -180,7 +180,8 @@ mod tests {
         #[test]
         fn no_page_has_two_numbers_and_no_number_two_pages(
             steps in prop::collection::vec(
-                (prop::collection::vec((0u64..5000, 1u64..900), 1..6), prop::collection::vec((0u64..5000, 1u64..200), 1..6)),
+                (prop::collection::vec((0u64..5000, 1u64..900), 1..6),
+                    prop::collection::vec((0u64..5000, 1u64..200), 1..6)),
                 1..8,
             )
         ) {
@@ -189,7 +190,8 @@ mod tests {
             let mut next = 0;
             for (mappings, seen) in steps {
                 let mut map: Vec<Mapping> = Vec::new();
-                let mut mappings: Vec<_> = mappings.into_iter().map(|(f, n)| mapping(f, n, if n % 2 == 0 { "x" } else { "y" })).collect();
+                let named = |(f, n)| mapping(f, n, if n % 2 == 0 { "x" } else { "y" });
+                let mut mappings: Vec<_> = mappings.into_iter().map(named).collect();
                 mappings.sort_by_key(|m| m.run.first);
                 for mapping in mappings {
                     if map.last().is_none_or(|last| last.run.end() <= mapping.run.first) {
@@ -206,7 +208,8 @@ mod tests {
                         next += 1;
                     }
                 }
-                let mut expected: Vec<u64> = seen.iter().flat_map(|r| r.first..r.end()).map(|page| known[&page]).collect();
+                let pages = seen.iter().flat_map(|r| r.first..r.end());
+                let mut expected: Vec<u64> = pages.map(|page| known[&page]).collect();
                 expected.sort_unstable();
                 let numbers = layout.numbers(&seen);
                 let found: Vec<u64> = numbers.iter().flat_map(|r| r.first..r.end()).collect();

@@ -12,7 +12,8 @@ use std::time::Duration;
 use tablewright_recorder::{Method, Options, Process, Session, recording::Recording};
 
 // For ten seconds, or until it ends.
-let options = Options { interval: Duration::from_millis(100), duration: Some(Duration::from_secs(10)), intervals: None };
+let options = Options { interval: Duration::from_millis(100),
+    duration: Some(Duration::from_secs(10)), intervals: None };
 let fault = Method::Scan.probe()?;
 let mut session = Session::begin(&options, &[(Method::Scan, fault)], Process::open(4711)?)?;
 session.run(&options, &AtomicBool::new(false), || ());

@@ -3,9 +3,9 @@
 //! ```text
 //! file     = "TWRECORD" version(1 byte) header record* end crc
 //! header   = method blind kernel command pid page start interval
-//! record   = 'R' first pages name           part of the address space comes into use: it gets the next page numbers
-//!          | 'P' runs                       these pages were there when the recording began
-//!          | 'I' length runs                in the next `length` nanoseconds these pages were written
+//! record   = 'R' first pages name      part of the address space gets the next page numbers
+//!          | 'P' runs                  these pages were there when the recording began
+//!          | 'I' length runs           these pages were written in the next `length` nanoseconds
 //! end      = 'E' intervals written reason cost warnings
 //! cost     = stopped harvested faults fault huge-before huge-after
 //! runs     = count (gap pages)*             gap: from the end of the run before, or from page 0
@@ -14,7 +14,7 @@
 //! crc      = 4 bytes, little-endian: CRC-32 of everything before
 //! ```
 //!
-//! What has no size written beside it is an integer in LEB128: seven bits a byte, lowest first, the
+//! A field without a size beside it is an integer in LEB128: seven bits a byte, lowest first, the
 //! eighth bit set in all bytes but the last. `page` is in bytes, `start` in nanoseconds since 1970,
 //! `interval` and the rest in nanoseconds.
 //!
@@ -773,14 +773,17 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(
-            method in ".{0,8}", blind in prop::collection::vec(".{0,8}", 0..3), command in ".{0,40}", pid: u64,
+            method in ".{0,8}", blind in prop::collection::vec(".{0,8}", 0..3),
+            command in ".{0,40}", pid: u64,
             page in 9u32..31, start_ns: u64, interval_ns: u64, ended in ".{0,20}",
-            warnings in prop::collection::vec(".{0,9}", 0..3), numbers: [u64; 6], gap in 0u64..1 << 40,
+            warnings in prop::collection::vec(".{0,9}", 0..3), numbers: [u64; 6],
+            gap in 0u64..1 << 40,
             present in runs_below(5000),
             intervals in prop::collection::vec((0u64..1 << 50, runs_below(5000)), 0..10),
         ) {
             let header = Header {
-                method, blind, kernel: String::new(), command, pid, page_size: 1 << page, start_ns, interval_ns,
+                method, blind, kernel: String::new(), command, pid, page_size: 1 << page, start_ns,
+                    interval_ns,
             };
             let mut writer = Writer::new(&header);
             writer.region(gap, 1000, "one");
@@ -798,7 +801,8 @@ mod tests {
             prop_assert_eq!(recording.header(), &header);
             prop_assert_eq!(recording.summary(), &summary);
             prop_assert_eq!(recording.present(), &present[..]);
-            let read: Vec<_> = recording.intervals().map(|interval| (interval.length_ns, interval.runs)).collect();
+            let read: Vec<_> = recording.intervals().map(|interval| (interval.length_ns,
+                interval.runs)).collect();
             prop_assert_eq!(read, intervals);
         }
 
@@ -816,7 +820,9 @@ mod tests {
         /// Bytes changed and the checksum made right: whatever is accepted keeps the promises of
         /// the format.
         #[test]
-        fn what_is_accepted_is_whole(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        fn what_is_accepted_is_whole(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        ) {
             let mut bytes = small();
             let body = bytes.len() - 4;
             for (place, byte) in changes {
@@ -824,10 +830,13 @@ mod tests {
                 bytes[place] = byte;
             }
             if let Ok(recording) = Recording::parse(sealed(bytes)) {
-                prop_assert_eq!(recording.intervals().count() as u64, recording.summary().intervals);
+                prop_assert_eq!(recording.intervals().count() as u64,
+                    recording.summary().intervals);
                 for interval in recording.intervals() {
-                    prop_assert!(interval.runs.windows(2).all(|pair| pair[0].end() < pair[1].first));
-                    prop_assert!(interval.runs.iter().all(|run| run.pages > 0 && run.end() <= recording.pages()));
+                    let runs = &interval.runs;
+                    prop_assert!(runs.windows(2).all(|pair| pair[0].end() < pair[1].first));
+                    prop_assert!(runs.iter().all(|run| run.pages > 0));
+                    prop_assert!(runs.iter().all(|run| run.end() <= recording.pages()));
                 }
             }
         }

@@ -33,9 +33,10 @@ pub const BLIND: [&str; 5] = [
     "writes that make no page fault: by devices and by io_uring into registered buffers",
     "writes to shared memory by other processes",
     "children, which are processes of their own",
-    "of a page that is present in a new or moved mapping, whether it was read or written: it counts as written",
-    "of shared memory, and of memory that was given back, whether the first access of the process is a read: it counts \
-     as a write",
+    "of a page that is present in a new or moved mapping, whether it was read or written: it \
+     counts as written",
+    "of shared memory, and of memory that was given back, whether the first access of the process \
+     is a read: it counts as a write",
 ];
 
 /// Present pages in mappings that are not registered.

@@ -306,7 +306,8 @@ impl Session {
         let warnings = &mut self.summary.warnings;
         if !self.direct.is_empty() {
             warnings.push(format!(
-                "the process has {}: what is written through it without a page fault is not in the recording",
+                "the process has {}: what is written through it without a page fault is not in the \
+                 recording",
                 self.direct.join(", ")
             ));
         }

@@ -21,7 +21,8 @@ pub const BLIND: [&str; 4] = [
     "writes that make no page fault: by devices and by io_uring into registered buffers",
     "writes to shared memory by other processes",
     "children, which are processes of their own",
-    "of a page that is present in a new, moved or merged mapping, whether it was read or written: it counts as written",
+    "of a page that is present in a new, moved or merged mapping, whether it was read or written: \
+     it counts as written",
 ];
 
 const PRESENT: u64 = 1 << 63;

@@ -12,14 +12,14 @@
 //! |---|---|---|
 //! | 0, 1 | reading, writing | 29.3.2 |
 //! | 2 | executing; with mode-based control, from supervisor-mode addresses | 29.3.2 |
-//! | 5:3 | memory type of a leaf: 0 UC, 1 WC, 4 WT, 5 WP, 6 WB; reserved in a table entry | 29.3.7 |
+//! | 5:3 | memory type of a leaf: 0 UC, 1 WC, 4 WT, 5 WP, 6 WB; reserved in a table | 29.3.7 |
 //! | 6 | ignore PAT, in a leaf; reserved in a table entry | 29.3.7 |
 //! | 8 | A | 29.3.5 |
 //! | 9 | D in a leaf, ignored in a table entry | 29.3.5 |
 //! | 10 | executing from user-mode addresses, with mode-based control; else ignored | 29.3.2 |
 //! | 20:12, 29:12 | reserved in a 2 MiB, 1 GiB page | |
 //! | 51:12 | the address, from the lowest bit that the entry resolves | |
-//! | 57, 58, 60, 61 | verify guest paging, paging-write, supervisor shadow stack, sub-page write, of a leaf | |
+//! | 57, 58, 60, 61 | leaf: verify guest paging, paging-write, shadow stack, sub-page write | |
 //! | 63 | suppress #VE | 25.5.7 |
 //! | 11, 56:52, 59, 62 | ignored | |
 //!

@@ -167,7 +167,8 @@ impl fmt::Display for Malformed {
         let Self { level, table, index, descriptor, why } = self;
         write!(
             f,
-            "{why} (descriptor {descriptor:#018x}, entry {index} of the level {level} table at {table:#x})"
+            "{why} (descriptor {descriptor:#018x}, entry {index} of the level {level} table at \
+             {table:#x})"
         )
     }
 }

@@ -195,7 +195,8 @@ pub fn translate(
 /// use core::ops::ControlFlow;
 /// use tablewright_walker::{Half, Regime, leaves};
 ///
-/// // A PML4 whose last entry points to a page-directory-pointer table with one 1 GiB page at its end.
+/// // A PML4 whose last entry points to a page-directory-pointer table with one 1 GiB page at its
+/// // end.
 /// let mut memory = |table: u64, index: usize| match (table, index) {
 ///     (0x1000, 511) => 0x2003,
 ///     (0x2000, 511) => 0x4000_0083,

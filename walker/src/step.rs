@@ -103,7 +103,8 @@ pub fn decode(regime: Regime, level: i8, va: u64, denied: Denied, descriptor: u6
 /// When the regime has no such level.
 #[inline]
 pub fn with_access_flag(regime: Regime, level: i8, descriptor: u64) -> Option<u64> {
-    let flagged = with_format!(regime, format => match decode(regime, level, 0, Denied::NONE, descriptor) {
+    let flagged = with_format!(regime,
+        format => match decode(regime, level, 0, Denied::NONE, descriptor) {
         Descriptor::Leaf(_) => format.used(descriptor),
         Descriptor::Table { .. } => format.table_used(descriptor),
         Descriptor::Invalid | Descriptor::Reserved(_) => descriptor,
@@ -140,7 +141,8 @@ pub fn with_access_flag(regime: Regime, level: i8, descriptor: u64) -> Option<u6
 /// When the regime has no such level.
 #[inline]
 pub fn with_dirty(regime: Regime, level: i8, descriptor: u64) -> Option<u64> {
-    let dirty = with_format!(regime, format => match decode(regime, level, 0, Denied::NONE, descriptor) {
+    let dirty = with_format!(regime,
+        format => match decode(regime, level, 0, Denied::NONE, descriptor) {
         Descriptor::Leaf(_) => format.written(descriptor),
         _ => descriptor,
     });

@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | 1 | R/W | 5.6.1 |
 //! | 2 | U/S | 5.6.1 |
-//! | 3, 4 | PWT, PCD: bits 0 and 1 of the PAT index; in a table entry they type the accesses to that table | 5.9.2 |
+//! | 3, 4 | PWT, PCD: bits 0, 1 of the PAT index; of a table, the type of accesses to it | 5.9.2 |
 //! | 5 | A | 5.8 |
 //! | 6 | D in a leaf, ignored in a table entry | 5.8 |
 //! | 7 or 12 | PAT, bit 2 of the PAT index: bit 7 at level 1, bit 12 in a larger page | 5.9.2 |

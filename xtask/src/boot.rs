@@ -80,7 +80,8 @@ pub struct BootArgs {
     #[arg(long)]
     pub shell: bool,
     /// How often the load does its work
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 3, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// The guest's console, and everything that the hypervisor counted
     #[arg(long, short)]

@@ -495,8 +495,9 @@ pub fn run(args: &CheckArgs) -> Result<()> {
                     stores, barriers, invalidations, frames, pages, returns, owed, ..
                 } = checked.replayed;
                 say!(
-                    "ok      {} ({seconds:.1} s; {stores} stores, {barriers} barriers, {invalidations} invalidations, \
-                     {owed} changes, {frames} tables taken or given back, {pages} pages used, {returns} returns)",
+                    "ok      {} ({seconds:.1} s; {stores} stores, {barriers} barriers, \
+                     {invalidations} invalidations, {owed} changes, {frames} tables taken or given \
+                     back, {pages} pages used, {returns} returns)",
                     run.name
                 );
             }

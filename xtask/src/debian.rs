@@ -171,9 +171,10 @@ impl Apt {
             fs::create_dir_all(directory.join(part)).about(directory.display())?;
         }
         let configuration = format!(
-            "APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; }};\nDir::State \"{at}\";\n\
-             Dir::State::status \"{at}/status\";\nDir::Cache \"{at}/cache\";\nDir::Etc::sourcelist \"{at}/sources.list\";\n\
-             Dir::Etc::sourceparts \"-\";\nAPT::Sandbox::User \"\";\n"
+            "APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; \
+             }};\nDir::State \"{at}\";\nDir::State::status \"{at}/status\";\nDir::Cache \
+             \"{at}/cache\";\nDir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \
+             \"-\";\nAPT::Sandbox::User \"\";\n"
         );
         let release = debian.release.name();
         let source =
@@ -213,7 +214,8 @@ pub fn with_dependencies(
         return Ok(directory);
     }
     eprintln!(
-        "fetching {package} of Debian's {} with all that it needs (35 MB) from deb.debian.org, to {}",
+        "fetching {package} of Debian's {} with all that it needs (35 MB) from deb.debian.org, to \
+         {}",
         debian.release.name(),
         directory.display()
     );

@@ -279,8 +279,8 @@ fn qemu(program: &str, package: &str) -> Result<()> {
     }
     let install = format!("apt-get install --yes --no-install-recommends {package}");
     let by_hand = format!(
-        "{program} is missing. Install QEMU 7.2 or later, with `sudo {install}` on Debian and Ubuntu, or put a \
-         {program} of your own into PATH"
+        "{program} is missing. Install QEMU 7.2 or later, with `sudo {install}` on Debian and \
+         Ubuntu, or put a {program} of your own into PATH"
     );
     let is_root = output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
     if !is_root || !is_installed("apt-get") {
@@ -323,7 +323,8 @@ pub fn can_count(emulator: &Emulator) -> Result<()> {
 fn counts(version: &str) -> Result<()> {
     match major(version) {
         Some(major @ TOO_NEW..) => Err(Error::Missing(format!(
-            "counting instructions takes QEMU 7.2 to 8.2, whose plugins are of version 1; this one is {major}"
+            "counting instructions takes QEMU 7.2 to 8.2, whose plugins are of version 1; this one \
+             is {major}"
         ))),
         _ => Ok(()),
     }

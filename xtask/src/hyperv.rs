@@ -202,7 +202,8 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         .ok_or_else(|| Error::Other("the guest's memory is too small".into()))?
         & !(PAGE - 1);
     let mut options = format!(
-        "memory={MEMORY},{memory} mapping={} processors={} vcpus={} step={} evict={} flush={} kernel={sectors} initrd={initrd},{initrd_size}",
+        "memory={MEMORY},{memory} mapping={} processors={} vcpus={} step={} evict={} flush={} \
+         kernel={sectors} initrd={initrd},{initrd_size}",
         name_of(&boot.leaves),
         boot.processors,
         boot.cpus,

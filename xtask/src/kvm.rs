@@ -213,9 +213,9 @@ fn difference(this: &Outcome, other: &Outcome) -> Option<String> {
 /// Returns the emulated computer's first program: each command, and its output.
 fn script(modules: &[&str], commands: impl Iterator<Item = String>) -> String {
     let mut script = String::from(
-        "#!/bin/busybox sh\n/bin/busybox mkdir -p /dev /proc /sys /tmp\n/bin/busybox --install -s /bin\nexport PATH=/bin\n\
-         mount -t devtmpfs dev /dev\nmount -t proc proc /proc\nmount -t sysfs sys /sys\nmount -t tmpfs tmp /tmp\n\
-         echo 16 > /proc/sys/vm/nr_hugepages\n",
+        "#!/bin/busybox sh\n/bin/busybox mkdir -p /dev /proc /sys /tmp\n/bin/busybox --install -s \
+         /bin\nexport PATH=/bin\nmount -t devtmpfs dev /dev\nmount -t proc proc /proc\nmount -t \
+         sysfs sys /sys\nmount -t tmpfs tmp /tmp\necho 16 > /proc/sys/vm/nr_hugepages\n",
     );
     for module in modules {
         // In a string: there is no error.
@@ -529,7 +529,9 @@ mod tests {
 
     fn of(paging: &str, harvested: u64, written: u64) -> Outcome {
         let report = format!(
-            r#"{{"parameters": {{"host": {{"paging": "{paging}"}}}}, "rows": [{{"phases": [{{"phase": "get 1", "pages": 9, "harvested": {harvested}, "written": {written}}}]}}]}}"#
+            r#"{{"parameters": {{"host": {{"paging": "{paging}"}}}}, "rows": [{{"phases": [
+                {{"phase": "get 1", "pages": 9, "harvested": {harvested}, "written": {written}}}
+            ]}}]}}"#
         );
         outcome(Some(0), &report)
     }
@@ -599,7 +601,8 @@ mod tests {
 
     #[test]
     fn runs_are_found_on_a_console_that_others_write_to() {
-        let console = "[ 0.1] boot\nxtask: run 0 0\n{\n}\nxtask: end\n[ 1.0] noise\nxtask: run 1 2\nerror: no\nxtask: end";
+        let console = "[ 0.1] boot\nxtask: run 0 0\n{\n}\nxtask: end\n[ 1.0] noise\nxtask: run 1 \
+                       2\nerror: no\nxtask: end";
         let console: Vec<String> = console.lines().map(str::to_owned).collect();
         let expected = [(0, Some(0), "{\n}".to_owned()), (1, Some(2), "error: no".to_owned())];
         assert_eq!(parse(&console), expected);

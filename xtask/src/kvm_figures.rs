@@ -284,7 +284,8 @@ pub fn repeat() -> Result<()> {
     }
     let total = within + beyond.len();
     say!(
-        "{within} of {total} phases within 10 %, the farthest {:.1} %; every log has what was written; {:.0} min",
+        "{within} of {total} phases within 10 %, the farthest {:.1} %; every log has what was \
+         written; {:.0} min",
         farthest * 100.0,
         begin.elapsed().as_secs_f64() / 60.0
     );
@@ -292,8 +293,8 @@ pub fn repeat() -> Result<()> {
     fs::write(&file, Value::from(samples).to_string()).about(file.display())?;
     let [all, disturbed, slow] = counts;
     say!(
-        "of {all} times {disturbed} were disturbed by other programs or another host, {slow} were taken while the CPUs themselves were slow; \
-         both are left out, and all are in {}",
+        "of {all} times {disturbed} were disturbed by other programs or another host, {slow} were \
+         taken while the CPUs themselves were slow; both are left out, and all are in {}",
         file.display()
     );
     match beyond.as_slice() {
@@ -424,7 +425,10 @@ mod tests {
     fn a_log_that_lacks_a_page_has_no_figures() {
         let report = |harvested| {
             let text = format!(
-                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu_ns": 5.0, "away_ns": 1.0, "pace_samples_ns": [4.0, 7.0], "harvested": {harvested}, "written": 9}}]}}]}}"#
+                r#"{{"rows": [{{"phases": [{{
+                    "phase": "get 1", "cpu_ns": 5.0, "away_ns": 1.0,
+                    "pace_samples_ns": [4.0, 7.0], "harvested": {harvested}, "written": 9
+                }}]}}]}}"#
             );
             read(text.as_bytes(), "a run").unwrap()
         };

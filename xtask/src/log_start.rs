@@ -105,7 +105,8 @@ pub fn run(
             last.map_or(MOST, |last| last.instructions + MOST_EACH * (all.roots - last.roots));
         if all.instructions > most || each.instructions < each.pages {
             return Err(Error::Failed(format!(
-                "{memory} MiB: {} instructions in one step, at most {most} expected; {} for {} leaves",
+                "{memory} MiB: {} instructions in one step, at most {most} expected; {} for {} \
+                 leaves",
                 all.instructions, each.instructions, each.pages
             )));
         }

@@ -3,19 +3,19 @@
 //! | command | |
 //! |---|---|
 //! | `cargo xtask fetch` | fetches what is missing, and says how to do it by hand |
-//! | `cargo xtask boot` | for a person: fetches what is missing, builds, boots, shows the guest's console and the hypervisor's counters |
+//! | `cargo xtask boot` | fetches what is missing, builds, boots, shows console and counters |
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
-//! | `cargo xtask check` | holds what the hypervisor executes against the rules of the software machine, with bugs planted and without |
+//! | `cargo xtask check` | judges what the hypervisor executes by the rules of the machine |
 //! | `cargo xtask formats` | asks an emulated processor about tables of every format of arm64 |
-//! | `cargo xtask kvm` | runs the experiments on KVM inside emulated computers, and compares their counts |
-//! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
+//! | `cargo xtask kvm` | compares experiments on KVM inside emulated computers |
+//! | `cargo xtask linear` | counts the barriers of a linear map, in QEMU and on the machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
 //! | `cargo xtask example` | boots an example kernel, of `examples/`, and shows what it says |
 //! | `cargo xtask matrix` | boots the kernels of two releases of Debian on two versions of QEMU |
-//! | `cargo xtask processes` | runs a kernel whose processes fork, and counts its barriers and invalidations; `--json` |
+//! | `cargo xtask processes` | counts the barriers of a kernel whose processes fork |
 //! | `cargo xtask smmu` | has a device go by a guest's tables, through a system MMU |
-//! | `cargo xtask tlb-flush` | has a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and counts |
-//! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
+//! | `cargo xtask tlb-flush` | counts what remote flushes cost a guest of x86-64 |
+//! | `cargo xtask test-guest` | runs all boots, each of which has to come out right |
 
 mod bare;
 mod boot;
@@ -172,7 +172,8 @@ enum Command {
         #[arg(long)]
         json: bool,
         /// How often each thread goes through the file
-        #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        #[arg(long, default_value_t = 20, value_name = "N",
+            value_parser = clap::value_parser!(u32).range(1..=100_000))]
         rounds: u32,
     },
     /// Boot a matrix of guests under load, and check what comes out

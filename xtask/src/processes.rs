@@ -84,7 +84,8 @@ fn judge(steps: &[(Step, Executed)]) -> Result<()> {
         .map(|(step, Executed { tlbi, dsb, isb, .. })| {
             let [invalidations, barriers, synchronised] = Executed::expected(*step);
             format!(
-                "{}: {tlbi} TLBI, {dsb} DSB, {isb} ISB, and expected are {invalidations}, {barriers}, {synchronised}",
+                "{}: {tlbi} TLBI, {dsb} DSB, {isb} ISB, and expected are {invalidations}, \
+                 {barriers}, {synchronised}",
                 step.name()
             )
         })
@@ -99,7 +100,8 @@ fn row(step: Step, executed: &Executed) -> Value {
     let Executed { tlbi, dsb, isb, dmb, instructions, ref which } = *executed;
     let [invalidations, barriers, synchronised] = Executed::expected(step);
     json!({
-        "step": step.name(), "faults": step.faults(), "tlbi": tlbi, "dsb": dsb, "isb": isb, "dmb": dmb,
+        "step": step.name(), "faults": step.faults(), "tlbi": tlbi, "dsb": dsb, "isb": isb,
+        "dmb": dmb,
         "instructions": instructions, "which": which,
         "expected": { "tlbi": invalidations, "dsb": barriers, "isb": synchronised },
     })

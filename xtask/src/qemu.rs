@@ -469,17 +469,31 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     let cpus = boot.cpus + u8::from(boot.log.is_some());
     let mut command = files.emulator.command();
     command
-        .args(["-machine", "virt,virtualization=on,gic-version=3", "-nodefaults", "-display", "none"])
+        .args([
+            "-machine",
+            "virt,virtualization=on,gic-version=3",
+            "-nodefaults",
+            "-display",
+            "none",
+        ])
         .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
         .args(["-no-reboot", "-no-shutdown"])
-        .args(["-cpu", boot.cpu, "-smp", &cpus.to_string(), "-m", &format!("{}M", boot.all_memory())])
+        .args([
+            "-cpu",
+            boot.cpu,
+            "-smp",
+            &cpus.to_string(),
+            "-m",
+            &format!("{}M", boot.all_memory()),
+        ])
         .arg("-kernel")
         .arg(&files.hypervisor)
         .args(["-append", &options])
         .args([
             "-device",
             &format!(
-                "guest-loader,addr={kernel:#x},kernel={},bootargs=console=ttyAMA0 quiet panic=-1 {}",
+                "guest-loader,addr={kernel:#x},kernel={},bootargs=console=ttyAMA0 quiet \
+                 panic=-1 {}",
                 file(&files.kernel),
                 boot.guest
             ),

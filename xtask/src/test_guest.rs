@@ -23,7 +23,8 @@ pub struct TestArgs {
     #[arg(long)]
     list: bool,
     /// Boot each guest so many times in a row
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 1, value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
     /// Run so many at once [default: as many as there are processors, up to 4]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]

@@ -5,10 +5,10 @@
 //!
 //! | | arm64 | x86-64 |
 //! |---|---|---|
-//! | what the processor can do | [`arm64::Ids`], from ID registers | [`x86_64::Features`], from CPUID |
-//! | what the engine is told of it | [`Ids::caps`](arm64::Ids::caps) | [`Features::caps`](x86_64::Features::caps) |
-//! | what registers hold | [`arm64::tcr_el1`], [`arm64::ttbr`], [`arm64::vtcr_el2`], … | [`x86_64::cr3`], [`x86_64::eptp`] |
-//! | barriers and invalidations of a [`Platform`](crate::Platform) | [`arm64::Cpu`] | [`x86_64::Cpu`] |
+//! | the processor's features | [`arm64::Ids`], of ID registers | [`x86_64::Features`], of CPUID |
+//! | the engine's part of them | [`caps`](arm64::Ids::caps) | [`caps`](x86_64::Features::caps) |
+//! | registers | [`arm64::tcr_el1`], [`arm64::ttbr`], … | [`x86_64::cr3`], [`x86_64::eptp`] |
+//! | barriers and invalidations | [`arm64::Cpu`] | [`x86_64::Cpu`] |
 //!
 //! What is arithmetic is there on every target, so that it can be tested on any computer. What
 //! executes instructions is there on its own architecture alone; it is for a privileged program,

@@ -90,7 +90,8 @@ impl Change {
     /// which is published.
     ///
     /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Perms, Span, Va, format::X86_64};
+    /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Perms, Span, Va,
+    /// #     format::X86_64};
     /// # use tablewright_hosted::Hosted;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
@@ -104,7 +105,8 @@ impl Change {
     /// gather.finish(|_| ());
     /// let parked = space.query(Va::new(0x6000)).unwrap();
     /// assert_eq!((parked.frame(), parked.attrs().perms), (Pa::new(0x9000), Perms::empty()));
-    /// assert_eq!(space.map(pages, Pa::new(0), Attrs::USER_DATA), Err(EditError::AlreadyMapped(Va::new(0x5000))));
+    /// assert_eq!(space.map(pages, Pa::new(0), Attrs::USER_DATA),
+    ///     Err(EditError::AlreadyMapped(Va::new(0x5000))));
     ///
     /// let mut gather = space.gather();
     /// gather.protect(pages, Change::new().perms(Attrs::USER_DATA.perms))?;

@@ -54,7 +54,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// assert_eq!(frames, 3); // each has one more user
     /// for space in [&parent, &child] {
     ///     let leaf = space.query(Va::new(0x40_1234)).unwrap();
-    ///     assert_eq!((leaf.frame(), leaf.attrs().perms.contains(Perms::WRITE)), (Pa::new(0x9000), false));
+    ///     assert_eq!((leaf.frame(), leaf.attrs().perms.contains(Perms::WRITE)),
+    ///         (Pa::new(0x9000), false));
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -165,9 +165,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             return Err(error);
         }
 
-        // Edit. A table that the same gather has detached may be cached still: another is not linked
-        // in its place before it is forgotten.
-        slices.iter().for_each(|slice| self.complete_overlap(slice.first, slice.last));
+        // Edit. A table that the same gather has detached may be cached still: another is not
+        // linked in its place before it is forgotten.
+        self.complete_overlap(slice.first, slice.last);
         if conditions.live {
             self.space.debt.begin_change();
         }

@@ -64,7 +64,8 @@ pub const MAIR: u64 = 0x0000_bbf0_0044_04ff;
 /// // The MAIR of a kernel that has device memory at index 0 and normal memory at 1.
 /// type Ported = Arm64<12, 48, false, 0xff00>;
 /// assert_eq!(Ported::encode(&Attrs::KERNEL_DATA, Level::PAGE).map(|bits| bits >> 2 & 7), Ok(1));
-/// assert!(Ported::encode(&Attrs::KERNEL_DATA.with_memory(Memory::NonCacheable), Level::PAGE).is_err());
+/// assert!(Ported::encode(&Attrs::KERNEL_DATA.with_memory(Memory::NonCacheable),
+///     Level::PAGE).is_err());
 /// ```
 ///
 /// What the architecture lacks does not compile: 49 bits need wide descriptors.

@@ -338,7 +338,8 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
     let alike = |one, other| attrs.perms.contains(one) == attrs.perms.contains(other);
     if !alike(Perms::READ, Perms::USER_READ) || !alike(Perms::WRITE, Perms::USER_WRITE) {
         return Err(Inexpressible(
-            &"stage 2 lets the guest's kernel and its user read and write the same memory, or neither",
+            &"stage 2 lets the guest's kernel and its user read and write the same memory, or \
+              neither",
         ));
     }
     if attrs.global {
@@ -375,7 +376,8 @@ pub enum Absence {
 /// use tablewright::{Format, Kind, Level, format::Arm64K4};
 /// assert_eq!(Arm64K4::kind(0b11, Level::new(1)), Kind::Table);
 /// assert_eq!(Arm64K4::kind(0b11, Level::PAGE), Kind::Leaf);
-/// assert_eq!(Arm64K4::kind(0b01, Level::PAGE), Kind::Invalid); // a block where there are only pages
+/// // a block where there are only pages
+/// assert_eq!(Arm64K4::kind(0b01, Level::PAGE), Kind::Invalid);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

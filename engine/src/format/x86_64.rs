@@ -27,10 +27,12 @@ pub const PAT: u64 = 0x0407_0506_0007_0106;
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Memory, Pa, format::X86_64};
-/// let entry = X86_64::<4>::encode(&Attrs::KERNEL_TEXT, Level::PAGE).unwrap() | X86_64::<4>::put_address(Pa::new(0x1000));
+/// let entry = X86_64::<4>::encode(&Attrs::KERNEL_TEXT,
+///     Level::PAGE).unwrap() | X86_64::<4>::put_address(Pa::new(0x1000));
 /// assert_eq!(entry, 0x1121); // present, accessed, global
 ///
-/// // What a processor has after a reset: write-through at index 1, and nothing that combines writes.
+/// // What a processor has after a reset: write-through at index 1, and nothing that combines
+/// // writes.
 /// type Reset = X86_64<4, 0x0007_0406_0007_0406>;
 /// let of = |memory| Reset::encode(&Attrs::KERNEL_RODATA.with_memory(memory), Level::PAGE).ok();
 /// assert_eq!(of(Memory::WriteThrough).map(|bits| bits >> 3 & 3), Some(1));

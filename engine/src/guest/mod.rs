@@ -11,8 +11,8 @@
 //! | part | | what may come of it |
 //! |---|---|---|
 //! | classify | [`Fault::arm64`], [`Fault::ept`], [`Fault::nested`] | not a fault of translation |
-//! | look up | [`Guest::request`] | no slot: a device of the embedder's; not allowed: the guest's own fault |
-//! | prepare | [`top_up`](crate::shared::Gather::top_up) with [`Request::tables`] | no memory: the embedder's decision |
+//! | look up | [`Guest::request`] | no slot: a device; not allowed: the guest's own fault |
+//! | prepare | [`top_up`], [`Request::tables`] | no memory: the embedder decides |
 //! | find the page | the embedder, which may sleep | |
 //! | map | [`Gather::map`] | done; *busy*: let the guest go on; *retry*: look up again |
 //!
@@ -46,6 +46,8 @@
 //! A [`Zap`] of all of the guest's memory exchanges the entries of the root, at most 16 tables,
 //! invalidates once, and leaves everything below to be reclaimed when there is time. A new root
 //! would cost the same and every virtual CPU an exit, to load it.
+//!
+//! [`top_up`]: crate::shared::Gather::top_up
 
 mod fault;
 mod log;
@@ -436,7 +438,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 /// # use tablewright::guest::Gather;
 /// # use tablewright::format::Ept;
 /// # use tablewright_hosted::Threads;
-/// fn swap<'g>(a: &mut Gather<'g, 'g, Ept<4>, &Threads>, b: &mut Gather<'g, 'g, Ept<4>, &Threads>) {
+/// fn swap<'g>(a: &mut Gather<'g, 'g, Ept<4>, &Threads>, b: &mut Gather<'g, 'g, Ept<4>,
+///     &Threads>) {
 ///     core::mem::swap(&mut **a, &mut **b);
 /// }
 /// ```

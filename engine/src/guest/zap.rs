@@ -28,7 +28,8 @@ use super::{Gather, Guest};
 /// # use tablewright::{AddressSpace, Attrs, Ipa, Mapping, Pa, Span};
 /// # let platform = Threads::new(64, 12, 1);
 /// # let mut cells = [const { SlotCell::new() }; 8];
-/// # let guest = Guest::new(SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()).unwrap(), &mut cells);
+/// # let guest = Guest::new(SharedSpace::new(AddressSpace::<Ept<4>,
+/// #     _>::new(&platform).unwrap()).unwrap(), &mut cells);
 /// let page = Span::new(Ipa::new(0x7000), 0x1000)?;
 /// # guest.space().map_range(page, Pa::new(0x5000), Mapping::new(Attrs::GUEST_MEMORY)).unwrap();
 /// let mut held = None;

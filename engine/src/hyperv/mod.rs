@@ -14,8 +14,8 @@
 //! |---|---|---|---|
 //! | [`Call::Space`] | an address space, or all | a mask of 64 processors | simple |
 //! | [`Call::List`] | up to [`LIST`] ranges of it | the same | rep |
-//! | [`Call::SpaceEx`] | an address space, or all | a set of banks | simple, with a variable header |
-//! | [`Call::ListEx`] | ranges, as many as are left beside the set | the same | rep, with a variable header |
+//! | [`Call::SpaceEx`] | an address space, or all | banks | simple, with a variable header |
+//! | [`Call::ListEx`] | ranges, as many as are left beside the set | banks | rep, the same header |
 //! | [`Call::GuestSpace`] | what an EPT pointer or nCR3 translates | everywhere | simple |
 //! | [`Call::GuestList`] | ranges of it | everywhere | rep |
 //!

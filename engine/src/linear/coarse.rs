@@ -146,10 +146,12 @@ unsafe impl<I: OneToOne, W: Window> Window for Covered<I, W> {
 /// let ram = [Span::new(Hosted::BASE, 64 << 12)?];
 /// let memory = MemoryMap { ram: &ram, reserved: &[], special: &[] };
 /// // SAFETY: the first frame of the region, and all of them from there on.
-/// let slots = unsafe { Direct::new(hosted.table(Hosted::BASE, Level::PAGE).cast(), Hosted::BASE) };
+/// let slots = unsafe { Direct::new(hosted.table(Hosted::BASE, Level::PAGE).cast(),
+///     Hosted::BASE) };
 /// // SAFETY: all frames of the platform lie in the region (1.); nothing loads the root here (2.).
 /// let coarse = unsafe {
-///     Coarse::<Arm64K4, _, _, _>::new(&hosted, Memory(&hosted), slots, memory, Attrs::KERNEL_DATA, 0)
+///     Coarse::<Arm64K4, _, _, _>::new(&hosted, Memory(&hosted), slots, memory,
+///         Attrs::KERNEL_DATA, 0)
 /// }
 /// .ok_or("no memory")?;
 /// // ... on a machine: load coarse.root() into TTBR0_EL1 ...

@@ -15,8 +15,8 @@
 //! | window | each table costs | needs |
 //! |---|---|---|
 //! | [`Direct`] | nothing | all table memory mapped already |
-//! | [`Slots`] | one entry and one barrier; one completion for each dozen of tables | some pages of address space |
-//! | [`Coarse`] | nothing; one entry and one barrier for each block of table memory | a root of its own for a while |
+//! | [`Slots`] | one entry and barrier; a completion for a dozen tables | some pages of addresses |
+//! | [`Coarse`] | nothing; an entry and barrier for each block of tables | a root for a while |
 
 mod coarse;
 mod slots;

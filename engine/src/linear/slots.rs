@@ -84,15 +84,18 @@ enum State {
 /// }
 ///
 /// let hosted = Hosted::new(64, 12);
-/// let entries = [const { 0 }; 16].map(Entry::new); // on a machine, sixteen entries of the fixmap's table
+/// // on a machine, sixteen entries of the fixmap's table
+/// let entries = [const { 0 }; 16].map(Entry::new);
 /// let first = NonNull::from(&entries[0]);
 /// let at = Va::new(0xffff_fdff_fe00_0000);
 /// // SAFETY: the entries are zero, ours, and outlive the window.
 /// let window = unsafe {
-///     Slots::<Arm64K4, _, _, 16>::new(&hosted, Fixmap(&hosted), at, first, &Attrs::KERNEL_DATA, (Pa::new(0), 0))
+///     Slots::<Arm64K4, _, _, 16>::new(&hosted, Fixmap(&hosted), at, first, &Attrs::KERNEL_DATA,
+///         (Pa::new(0), 0))
 /// }?;
 /// // SAFETY: the slots show whatever the platform hands out (1.).
-/// let space = AddressSpace::<Arm64K4, _>::new(unsafe { Windowed::new(&hosted, &window) }).unwrap();
+/// let space = AddressSpace::<Arm64K4, _>::new(unsafe { Windowed::new(&hosted,
+///     &window) }).unwrap();
 /// assert_eq!(Arm64K4::address(entries[0].load(), Level::PAGE), space.root());
 /// window.end_batch();
 /// assert_eq!(entries[0].load(), 0);

@@ -8,9 +8,9 @@
 //! * **Epochs**: [`Epochs`]. A walk announces itself when it starts and when it ends, which costs a
 //!   fence.
 //! * **Quiescent states** of the embedder's own. There are times at which a processor holds no
-//!   table: between two faults, say, or when it goes idle. Nothing is paid in a walk. The platform's
-//!   [`Walk`](super::SharedPlatform::Walk) is `()`, and its grace period is over when every processor
-//!   has passed such a time.
+//!   table: between two faults, say, or when it goes idle. Nothing is paid in a walk. The
+//!   platform's [`Walk`](super::SharedPlatform::Walk) is `()`, and its grace period is over when
+//!   every processor has passed such a time.
 //!
 //! # Why an announcement is enough
 //!
@@ -191,7 +191,8 @@ impl GracePeriod {
 /// use tablewright::shared::{Epochs, WalkSlot};
 /// let slots = [const { WalkSlot::new() }; 2];
 /// let epochs = Epochs::new(&slots);
-/// // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to its end (3.), and made them alone (4.).
+/// // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to its end (3.), and made
+/// // them alone (4.).
 /// let walk = unsafe { epochs.enter(1) };
 /// let period = epochs.advance();
 /// assert!(!epochs.is_over(period)); // the walk may have seen what was there

@@ -78,7 +78,8 @@ impl core::fmt::Display for Unprotectable {
             Self::Busy => write!(f, "all memory is being protected already"),
             Self::HardwareDirty => write!(
                 f,
-                "hardware marks what is written: write protection of all memory cannot be combined with that"
+                "hardware marks what is written: write protection of all memory cannot be combined \
+                 with that"
             ),
             Self::Logged => write!(f, "a slot still logs what is written"),
         }

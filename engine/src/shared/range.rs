@@ -33,13 +33,15 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
-    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
+    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>,
+    /// #     _>::new(&platform).unwrap()).unwrap();
     /// let span = Span::new(Va::new(0), 4 << 20)?;
     /// space.map_range(span, Pa::new(0), Mapping::new(Attrs::USER_DATA).pages_only()).unwrap();
     /// let mut gather = space.gather();
     /// let taken = gather.unmap(span, |_| ControlFlow::Continue(())).unwrap();
     /// assert!(taken.progress.is_done());
-    /// let Ok(completed) = gather.issue().complete().try_complete() else { panic!("a walk is not over") };
+    /// let Ok(completed) = gather.issue().complete().try_complete() else {
+    ///     panic!("a walk is not over") };
     /// let mut pages = 0;
     /// completed.finish(|_| pages += 1);
     /// assert_eq!(pages, 1024);
@@ -112,7 +114,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
-    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
+    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>,
+    /// #     _>::new(&platform).unwrap()).unwrap();
     /// let span = Span::new(Va::new(0), 1 << 20)?;
     /// space.map_range(span, Pa::new(0), Mapping::new(Attrs::USER_DATA)).unwrap();
     /// let (mut young, mut gather) = (0, space.gather());
@@ -142,7 +145,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// # use tablewright_hosted::Threads;
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
-    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
+    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>,
+    /// #     _>::new(&platform).unwrap()).unwrap();
     /// let span = Span::new(Va::new(0), 1 << 20)?;
     /// let written = Attrs { dirty: true, ..Attrs::USER_DATA };
     /// space.map_range(span, Pa::new(0), Mapping::new(written)).unwrap();

@@ -46,7 +46,7 @@
 //!
 //! | a CPU that flushes | a CPU that loads the space, or leaves off being lazy |
 //! |---|---|
-//! | changes entries, moves the generation on | puts itself into the set, and says that it is not lazy |
+//! | changes entries, moves the generation on | enters the set, and says that it is not lazy |
 //! | full fence | full fence |
 //! | reads the set, and which are lazy | reads the generation; then its walker reads entries |
 //!
@@ -88,7 +88,7 @@
 //! |---|---|
 //! | changes entries | |
 //! | takes the next ticket *t* (acquire and release) | |
-//! | at each CPU: raises `must` to *t*, if it is less (release) | *m* is `must` (acquire); if it `did` that, there is nothing to do |
+//! | at each CPU: raises `must` to *t* (release) | *m* is `must` (acquire); done if it `did` that |
 //! | interrupts them | flushes everything |
 //! | waits until `did` is *t* or more (acquire) | raises `did` to *m*, if it is less (release) |
 //!
@@ -119,8 +119,8 @@
 //!
 //! | the CPU is in | interrupts | a handler may |
 //! |---|---|---|
-//! | [`switch`](PerCpu::switch), [`go_online`](PerCpu::go_online), [`go_offline`](PerCpu::go_offline) | held off | |
-//! | [`resume`](PerCpu::resume), [`be_lazy`](PerCpu::be_lazy) | on or off | `receive`, `flush`; not use the space |
+//! | [`switch`], [`go_online`], [`go_offline`] | held off | |
+//! | [`resume`], [`be_lazy`] | on or off | `receive`, `flush`; not use the space |
 //! | [`flush`](PerCpu::flush) | on or off | `receive`, `flush` |
 //! | [`receive`](PerCpu::receive) | on or off | `receive`, `flush` |
 //!
@@ -144,6 +144,12 @@
 //! cost to flush a space and to find again what was needed, divided by the cost to invalidate a
 //! page. What CPUs are told does not change that ratio: each of them pays for it, at
 //! the same time. Here ranges become everything only where they do not fit into a message.
+//!
+//! [`switch`]: PerCpu::switch
+//! [`go_online`]: PerCpu::go_online
+//! [`go_offline`]: PerCpu::go_offline
+//! [`resume`]: PerCpu::resume
+//! [`be_lazy`]: PerCpu::be_lazy
 
 pub mod amd;
 pub mod arm64;

@@ -173,8 +173,10 @@ macro_rules! for_each_other_shape {
 macro_rules! for_each_format_of_other_types {
     ($($test:ident),* $(,)?) => {
         $crate::for_each_guest_format!(@ [$($test),*]
-            arm64_other_mair => tablewright::format::Arm64<12, 48, false, { $crate::common::OTHER_MAIR }>;
-            el2_other_mair => tablewright::format::Arm64El2<14, 47, false, { $crate::common::OTHER_MAIR }>;
+            arm64_other_mair => tablewright::format::Arm64<12, 48, false,
+                { $crate::common::OTHER_MAIR }>;
+            el2_other_mair => tablewright::format::Arm64El2<14, 47, false,
+                { $crate::common::OTHER_MAIR }>;
             x86_64_other_pat => tablewright::format::X86_64<4, { $crate::common::RESET_PAT }>;
             npt_other_pat => tablewright::format::Npt<4, { $crate::common::RESET_PAT }>;
         );
@@ -186,7 +188,8 @@ macro_rules! for_each_format_of_other_types {
 macro_rules! for_each_format {
     ($($test:ident),* $(,)?) => {
         $crate::for_each_format!(@ [$($test),*]
-            arm64_4k Arm64K4, arm64_4k_wide Arm64K4Wide, arm64_16k Arm64K16, arm64_16k_wide Arm64K16Wide,
+            arm64_4k Arm64K4, arm64_4k_wide Arm64K4Wide, arm64_16k Arm64K16,
+                arm64_16k_wide Arm64K16Wide,
             arm64_64k Arm64K64, arm64_64k_wide Arm64K64Wide);
         $crate::for_each_format!(@@ [$($test),*] x86_64_4level 4, x86_64_5level 5);
     };
@@ -493,7 +496,8 @@ pub fn assert_same<T: PartialEq + Debug>(found: &[T], expected: &[T], what: impl
     let from_there =
         |all: &[T]| format!("{:x?}", all.iter().skip(alike).take(2).collect::<Vec<_>>());
     panic!(
-        "{what}: {} and not {} in number; after {alike} that are as expected\n   found: {}\nexpected: {}",
+        "{what}: {} and not {} in number; after {alike} that are as expected\n   found: \
+         {}\nexpected: {}",
         found.len(),
         expected.len(),
         from_there(found),

@@ -524,7 +524,8 @@ fn descriptors_of_consecutive_frames_differ_by_the_size_of_one<F: Decoded>() {
             assert_eq!(
                 step == size,
                 bit < F::LINEAR_BITS.min(64),
-                "{} at {level:?}: the step from the frame {here:#x} to {next:#x} is {step:#x}, and LINEAR_BITS is {}",
+                "{} at {level:?}: the step from the frame {here:#x} to {next:#x} is {step:#x}, and \
+                 LINEAR_BITS is {}",
                 F::NAME,
                 F::LINEAR_BITS
             );

@@ -120,7 +120,8 @@ proptest! {
             level: height.map(Level::new),
             tables,
         };
-        let mut all = instructions(encoder, &Invalidation { id, ..of(What::Ranges(&[range]), global) });
+        let mut all = instructions(encoder,
+            &Invalidation { id, ..of(What::Ranges(&[range]), global) });
         if stage2 {
             all.truncate(all.len() - 2);
         }
@@ -135,7 +136,8 @@ proptest! {
             prop_assert_eq!(name.ends_with('2'), regime == Regime::El2);
             prop_assert_eq!(name.to_lowercase().contains("ipas2"), stage2);
             prop_assert_eq!(name.to_lowercase().contains("vaa"), global && regime == Regime::El1);
-            prop_assert_eq!(tlbi.operand >> 48, if regime != Regime::El1 || global { 0 } else { u64::from(id) });
+            prop_assert_eq!(tlbi.operand >> 48,
+                if regime != Regime::El1 || global { 0 } else { u64::from(id) });
             let (named, hint) = named(&encoder, tlbi);
             prop_assert_eq!(hint, height.map_or(0, |height| 3 - u64::from(height)));
             prop_assert_eq!(named.start, next);
@@ -145,13 +147,15 @@ proptest! {
         prop_assert_eq!(next, first + pages);
         // A range is four digits and an odd page; those that cannot start here, and many times the
         // largest, come on top.
-        let most = if ranges { 5 + pages / (1 << 21) + if wide { 15 } else { 0 } } else { pages >> stride };
+        let more = if wide { 15 } else { 0 };
+        let most = if ranges { 5 + pages / (1 << 21) + more } else { pages >> stride };
         prop_assert!(all.len() as u64 <= most, "{} instructions for {} pages", all.len(), pages);
     }
 
     #[test]
     fn a_broadcast_of_amd_names_each_page_once(
-        ranges in prop::collection::vec((0..1u64 << 36, 1..700u64, any::<bool>(), any::<bool>()), 1..8),
+        ranges in prop::collection::vec((0..1u64 << 36, 1..700u64, any::<bool>(), any::<bool>()),
+        1..8),
         most in prop_oneof![Just(0u16), 1..600u16],
         id in 0..4096u16,
         global in any::<bool>(),
@@ -168,7 +172,8 @@ proptest! {
             })
             .collect();
         let mut seen = Vec::new();
-        for Invlpgb { rax, ecx, edx } in broadcast(most, &Invalidation { id, ..of(What::Ranges(&what), global) }) {
+        for Invlpgb { rax, ecx, edx } in broadcast(most,
+            &Invalidation { id, ..of(What::Ranges(&what), global) }) {
             prop_assert_eq!(edx, if global { 0 } else { u32::from(id) << 16 });
             prop_assert_eq!(rax & 0xfff & !16, if global { 9 } else { 3 });
             let (more, large) = (ecx & 0xffff, ecx >> 31 != 0);
@@ -179,7 +184,8 @@ proptest! {
             let one = (first, u64::from(more) + 1, large, rax & 16 == 0);
             match seen.last_mut() {
                 Some((its, pages, size, tables))
-                    if *its + *pages == first && (*size, *tables) == (large, one.3) && *pages % (u64::from(most) + 1) == 0 =>
+                    if *its + *pages == first && (*size, *tables) == (large,
+                        one.3) && *pages % (u64::from(most) + 1) == 0 =>
                 {
                     *pages += one.1;
                 }

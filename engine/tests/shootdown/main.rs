@@ -398,7 +398,8 @@ fn step() -> impl Strategy<Value = Step> {
     let cpu = || 0..CPUS;
     let handlers = prop::collection::vec((0..CPUS, asked()), 0..3);
     prop_oneof![
-        6 => (cpu(), prop::option::weighted(0.9, 0..SPACES)).prop_map(|(cpu, to)| Step::Switch(cpu, to)),
+        6 => (cpu(), prop::option::weighted(0.9, 0..SPACES)).prop_map(|(cpu, to)| Step::Switch(cpu,
+            to)),
         12 => (cpu(), 0..PAGES).prop_map(|(cpu, page)| Step::Touch(cpu, page)),
         6 => (cpu(), 0..PAGES).prop_map(|(cpu, page)| Step::TouchGlobal(cpu, page)),
         2 => cpu().prop_map(Step::Lazy),
@@ -406,7 +407,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => cpu().prop_map(Step::Preempt),
         1 => cpu().prop_map(Step::Offline),
         8 => (cpu(), asked(), 0..6u8, prop::bool::weighted(0.3), handlers).prop_map(
-            |(cpu, asked, way, refuses, handlers)| Step::Flush { cpu, asked, way, refuses, handlers }
+            |(cpu, asked, way, refuses, handlers)| Step::Flush { cpu, asked, way, refuses,
+                handlers }
         ),
     ]
 }

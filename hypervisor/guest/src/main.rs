@@ -3,7 +3,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | `tlb measure -t THREADS -r ROUNDS -c PARTS -p PAGES` | threads map a part of a file, touch and unmap it ([`measure`]) |
+//! | `tlb measure -t THREADS -r ROUNDS -c PARTS -p PAGES` | maps and unmaps a file ([`measure`]) |
 //! | `tlb hunt SECONDS` | pages are replaced under threads that read them ([`hunt`]) |
 //! | `tlb ring` | the hypervisor is told that a load is at work ([`port`]) |
 //! | `tlb copied` | the status says whether the guest was copied while it ran |

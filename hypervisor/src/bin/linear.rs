@@ -265,7 +265,8 @@ fn translate(at: u64) -> Option<u64> {
     let result: u64;
     // SAFETY: asks, and writes a register that has no other user.
     unsafe {
-        asm!("at s1e1w, {}", "isb", "mrs {}, par_el1", in(reg) at, out(reg) result, options(nostack))
+        asm!("at s1e1w, {}", "isb", "mrs {}, par_el1", in(reg) at, out(reg) result,
+            options(nostack))
     };
     (result & 1 == 0).then_some(result & 0xffff_ffff_f000 | at & 0xfff)
 }

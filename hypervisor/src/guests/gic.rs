@@ -74,13 +74,15 @@ macro_rules! system {
         let value: u64;
         // SAFETY: a register of the interrupt controller; one that is read to acknowledge is meant
         // to.
-        unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value, options(nostack, preserves_flags)) };
+        unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value,
+            options(nostack, preserves_flags)) };
         value
     }};
     (write $name:literal, $value:expr) => {{
         let value: u64 = $value;
         // SAFETY: a register of the interrupt controller or of the hypervisor's timer.
-        unsafe { asm!(concat!("msr ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags)) };
+        unsafe { asm!(concat!("msr ", $name, ", {}"), in(reg) value,
+            options(nostack, preserves_flags)) };
     }};
 }
 

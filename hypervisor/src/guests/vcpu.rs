@@ -115,7 +115,8 @@ macro_rules! registers {
             $(
                 let value: u64;
                 // SAFETY: reads a register of the guest's.
-                unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value, options(nostack, preserves_flags)) };
+                unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value,
+                    options(nostack, preserves_flags)) };
                 if let Some(at) = at.next() {
                     *at = value;
                 }
@@ -127,7 +128,8 @@ macro_rules! registers {
             $(
                 let value = at.next().copied().unwrap_or(0);
                 // SAFETY: a register of the guest's, which the hypervisor does not go by.
-                unsafe { asm!(concat!("msr ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags)) };
+                unsafe { asm!(concat!("msr ", $name, ", {}"), in(reg) value,
+                    options(nostack, preserves_flags)) };
             )*
         }
     };
@@ -135,9 +137,12 @@ macro_rules! registers {
 
 registers! {
     OF_EL1, read_el1, write_el1:
-    "sctlr_el1", "cpacr_el1", "ttbr0_el1", "ttbr1_el1", "tcr_el1", "esr_el1", "afsr0_el1", "afsr1_el1", "far_el1",
-    "mair_el1", "amair_el1", "vbar_el1", "contextidr_el1", "tpidr_el0", "tpidr_el1", "tpidrro_el0", "cntkctl_el1",
-    "par_el1", "sp_el0", "sp_el1", "elr_el1", "spsr_el1", "csselr_el1", "cntv_cval_el0", "cntv_ctl_el0",
+    "sctlr_el1", "cpacr_el1", "ttbr0_el1", "ttbr1_el1", "tcr_el1", "esr_el1", "afsr0_el1",
+    "afsr1_el1", "far_el1",
+    "mair_el1", "amair_el1", "vbar_el1", "contextidr_el1", "tpidr_el0", "tpidr_el1", "tpidrro_el0",
+    "cntkctl_el1",
+    "par_el1", "sp_el0", "sp_el1", "elr_el1", "spsr_el1", "csselr_el1", "cntv_cval_el0",
+    "cntv_ctl_el0",
 }
 /// `CNTV_CVAL_EL0` and `CNTV_CTL_EL0` of them.
 const CVAL: usize = OF_EL1 - 2;
@@ -277,7 +282,8 @@ impl Context {
         // SAFETY: registers that the hypervisor does not use.
         unsafe {
             load_floats(&raw const self.floats);
-            asm!("msr vmpidr_el2, {}", in(reg) 1 << 31 | affinity, options(nostack, preserves_flags));
+            asm!("msr vmpidr_el2, {}", in(reg) 1 << 31 | affinity,
+                options(nostack, preserves_flags));
         }
     }
 }

@@ -177,7 +177,8 @@ impl Questions {
         }
         let _ = writeln!(
             Console,
-            "question {}, {access:?} of {at:#x}, with {token:#x}: the judge says {expected:x?}, the processor {answer:x?}",
+            "question {}, {access:?} of {at:#x}, with {token:#x}: the judge says {expected:x?}, \
+             the processor {answer:x?}",
             self.asked
         );
         for (entry, after) in judge.passed() {

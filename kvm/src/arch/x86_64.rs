@@ -116,7 +116,8 @@ global_asm!(
     ".globl tablewright_guest_outer",
     ".hidden tablewright_guest_outer",
     "tablewright_guest_outer:",
-    "vmrun rax", // The loop runs in there, and leaves for the host: what is intercepted of it is nothing.
+    // The loop runs in there, and leaves for the host: what is intercepted of it is nothing.
+    "vmrun rax",
     "ud2",
     "tablewright_guest_end:",
     ".popsection",

@@ -551,7 +551,8 @@ fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn any_memory_is_mapped_as_the_engine_maps_it(
@@ -561,7 +562,8 @@ proptest! {
             list.iter().map(|&(at, size)| pages::<Arm64K4>(at, size)).collect()
         };
         let (ram, reserved) = (spans(&ram), spans(&reserved));
-        let special: Vec<_> = spans(&text).into_iter().map(|span| (span, Attrs::KERNEL_TEXT)).collect();
+        let special: Vec<_> = spans(&text).into_iter().map(|span| (span,
+            Attrs::KERNEL_TEXT)).collect();
         let memory = MemoryMap { ram: &ram, reserved: &reserved, special: &special };
         let boot = Boot::<Arm64K4>::new(32);
         let root = boot.root();

@@ -19,10 +19,14 @@ pub struct Spy {
 /// Overrides each function of a trait with one that writes its name down and passes the call on.
 macro_rules! overridden {
     ($all:ident: $trait:ident of $to:ident;
-        $($(#[$safe:ident])? fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        $(
+            $(#[$safe:ident])? fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;
+        )*) => {
         // SAFETY: everything is passed on.
         unsafe impl $trait for Spy {
-            $(overridden!(@ $trait, $to; $(#[$safe])? fn $name($($argument: $type),*) $(-> $result)?);)*
+            $(overridden!(
+                @ $trait, $to; $(#[$safe])? fn $name($($argument: $type),*) $(-> $result)?
+            );)*
         }
         /// The names of all of them.
         pub const $all: &[&str] = &[$(stringify!($name)),*];
@@ -35,7 +39,10 @@ macro_rules! overridden {
             unsafe { $trait::$name(&self.$to, $($argument),*) }
         }
     };
-    (@ $trait:ident, $to:ident; fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
+    (
+        @ $trait:ident, $to:ident;
+        fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?
+    ) => {
         fn $name(&self, $($argument: $type),*) $(-> $result)? {
             self.called.borrow_mut().push(stringify!($name));
             $trait::$name(&self.$to, $($argument),*)

@@ -325,7 +325,8 @@ impl Hardware {
                 Rule::BreakBeforeMake,
                 cpu,
                 format!(
-                    "the entry for {:#x} at level {} is made before the break of what was there is complete: {why}",
+                    "the entry for {:#x} at level {} is made before the break of what was there is \
+                     complete: {why}",
                     span.0,
                     self.level(depth)
                 ),

@@ -459,8 +459,8 @@ impl Hardware {
                 Rule::FreedEarly,
                 cpu,
                 format!(
-                    "the walk of a guest for {va:#x} reads the descriptor that it has at {:#x} from {pa:#x}, which was \
-                     given back",
+                    "the walk of a guest for {va:#x} reads the descriptor that it has at {:#x} \
+                     from {pa:#x}, which was given back",
                     walk.ipa
                 ),
             );

@@ -180,7 +180,8 @@ impl Hardware {
                 Rule::Invalidation,
                 cpu,
                 format!(
-                    "the {} of {:#x}..={:#x} at level {} is said to be invalidated, and is not: {why}",
+                    "the {} of {:#x}..={:#x} at level {} is said to be invalidated, and is not: \
+                     {why}",
                     if obligation.table { "table" } else { "translation" },
                     obligation.span.0,
                     obligation.span.1,
@@ -237,7 +238,8 @@ impl Hardware {
                 Rule::BrokenRun,
                 cpu,
                 format!(
-                    "of the {} members of the run at {first:#x}, {hinted} have the contiguous bit or they differ",
+                    "of the {} members of the run at {first:#x}, {hinted} have the contiguous bit \
+                     or they differ",
                     found.len()
                 ),
             );

@@ -131,8 +131,8 @@ impl Hardware {
                 Rule::LinkedEarly,
                 cpu,
                 format!(
-                    "the table at {table:#x} (for {first:#x}) is linked by a plain store, and no barrier orders the \
-                     stores to its entries before that"
+                    "the table at {table:#x} (for {first:#x}) is linked by a plain store, and no \
+                     barrier orders the stores to its entries before that"
                 ),
             );
         }
@@ -160,8 +160,8 @@ impl Hardware {
                 Rule::LinkedEarly,
                 cpu,
                 format!(
-                    "the table at {table:#x} (for {first:#x}) is linked before {unwritten} of its {entries} entries \
-                     are written"
+                    "the table at {table:#x} (for {first:#x}) is linked before {unwritten} of its \
+                     {entries} entries are written"
                 ),
             );
         }

@@ -262,8 +262,9 @@ impl Replay {
                 && let Some(other) = this.passed[cpu].iter().position(|&passed| passed < cut)
             {
                 Some(format!(
-                    "the frame at {frame:#x} is given back too early: a walk of CPU {other} may hold the table for \
-                     {first:#x}, and since it was detached CPU {cpu} has not seen that none does"
+                    "the frame at {frame:#x} is given back too early: a walk of CPU {other} may \
+                     hold the table for {first:#x}, and since it was detached CPU {cpu} has not \
+                     seen that none does"
                 ))
             } else {
                 None
@@ -325,7 +326,8 @@ impl Replay {
             let seen = memory.read(pa);
             if is_table && seen != value {
                 let what = format!(
-                    "{value:#x} is at {pa:#x}, and the last store that was seen there is of {seen:#x}"
+                    "{value:#x} is at {pa:#x}, and the last store that was seen there is of \
+                     {seen:#x}"
                 );
                 this.find(Rule::Program, 0, what);
             }
@@ -463,7 +465,8 @@ impl Replay {
             .find(|other| other.cpu == cpu || self.is_loaded(other));
         if let Some(other) = stale {
             let what = format!(
-                "identifier {id} is loaded for the root at {root:#x}, and CPU {} {} that at {:#x} under it",
+                "identifier {id} is loaded for the root at {root:#x}, and CPU {} {} that at {:#x} \
+                 under it",
                 other.cpu,
                 if self.is_loaded(other) { "has loaded" } else { "may remember" },
                 other.root
@@ -484,8 +487,8 @@ impl Replay {
             Some(known) if known.old => {
                 known.old = false;
                 let what = format!(
-                    "the root at {root:#x} is loaded under identifier {id}, which it had before, and CPU {cpu} may remember what was \
-                     changed since"
+                    "the root at {root:#x} is loaded under identifier {id}, which it had before, \
+                     and CPU {cpu} may remember what was changed since"
                 );
                 self.find(Rule::IdentifierReused, cpu, what);
             }
@@ -546,7 +549,8 @@ impl Replay {
             let owed = this.hardware.held_of(cpu, page);
             if let Some(owed) = owed {
                 let what = format!(
-                    "the translation of {:#x} to the page at {page:#x} is relied on to be forgotten, and is not: {}",
+                    "the translation of {:#x} to the page at {page:#x} is relied on to be \
+                     forgotten, and is not: {}",
                     owed.span.0,
                     progress(&owed)
                 );

@@ -201,7 +201,8 @@ impl Hardware {
                 Rule::FlagLost,
                 cpu,
                 format!(
-                    "the entry at {pa:#x} is overwritten with {value:#x}, and its {} was set since it was last read",
+                    "the entry at {pa:#x} is overwritten with {value:#x}, and its {} was set since \
+                     it was last read",
                     if flags & !kept & DIRTY != 0 { "dirty state" } else { "accessed flag" }
                 ),
             );

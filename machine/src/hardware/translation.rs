@@ -126,7 +126,8 @@ impl Hardware {
                 Rule::StaleUse,
                 cpu,
                 format!(
-                    "the TLB translates {:#x} by {:#x}, memory says {now:#x}, and nothing is left to invalidate",
+                    "the TLB translates {:#x} by {:#x}, memory says {now:#x}, and nothing is left \
+                     to invalidate",
                     request.va, entry.raw
                 ),
             );
@@ -481,7 +482,8 @@ impl Hardware {
                 Rule::Conflict,
                 cpu,
                 format!(
-                    "{va:#x} is translated by {:#x} (of {} bytes) and by {:#x} (of {} bytes) at once",
+                    "{va:#x} is translated by {:#x} (of {} bytes) and by {:#x} (of {} bytes) at \
+                     once",
                     other.raw,
                     1u64 << other.bits,
                     entry.raw,

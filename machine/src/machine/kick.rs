@@ -9,7 +9,7 @@
 //! |---|---|
 //! | writes the request | says that it is in the guest |
 //! | full barrier | full barrier |
-//! | in the guest? then an interrupt, and waits until it is outside | a request? then out again, forgets, and anew |
+//! | in the guest? interrupts it, waits until it is outside | a request? leaves, forgets, enters |
 //!
 //! With both barriers at least one sees the other, so no vCPU is in the guest with an old
 //! translation when the wait is over, and one that is outside is not waited for. It may be stopped

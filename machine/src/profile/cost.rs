@@ -32,7 +32,8 @@ pub struct Cost(pub(super) usize);
 /// assert!(message.starts_with("no cost is called 'free': use one of entry, "), "{message}");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no cost is called '{0}': use one of {list}", list = Cost::all().map(Cost::name).collect::<Vec<_>>().join(", "))]
+#[error("no cost is called '{0}': use one of {list}",
+    list = Cost::all().map(Cost::name).collect::<Vec<_>>().join(", "))]
 pub struct UnknownCost(String);
 
 /// A cost's name, and how to get at it.
@@ -75,7 +76,8 @@ macro_rules! costs {
             /// The costs, and which of them are given.
             pub(super) fn costs(&self) -> (Costs, u32) {
                 let given = [$(self.$name.is_some()),*];
-                let stated = (0..).zip(given).fold(0, |all, (bit, given)| all | u32::from(given) << bit);
+                let stated = (0..).zip(given).fold(0, |all,
+                    (bit, given)| all | u32::from(given) << bit);
                 let costs = Costs { $($name: self.$name.map_or(Time::ZERO, |it| it.0)),* };
                 (costs, stated)
             }
@@ -84,7 +86,8 @@ macro_rules! costs {
 }
 
 costs! {
-    entry load exchange table publish issue complete bus walk access exception transfer lock_take lock_hand_over clean
+    entry load exchange table publish issue complete bus walk access exception transfer lock_take
+    lock_hand_over clean
     clean_again zero find_page fetch latency interrupt host_interrupt wake exit reverse_map cycle
     call copy visit
 }

@@ -66,14 +66,16 @@ macro_rules! capabilities {
 
         /// Keys of which provenance can be given.
         const ARCHITECTURE_KEYS: &[&str] = &[
-            "architecture.format", "architecture.granule", "architecture.address_bits", "architecture.ordering",
+            "architecture.format", "architecture.granule", "architecture.address_bits",
+            "architecture.ordering",
             $(concat!("architecture.", stringify!($name)),)*
         ];
 
         impl ArchitectureToml {
             fn of(architecture: &Architecture) -> Self {
                 // Without `..`: a capability that is missing in the list does not compile.
-                let &Architecture { regime, guest: _, guest_caches_off: _, ordering, $($name),* } = architecture;
+                let &Architecture { regime, guest: _, guest_caches_off: _, ordering,
+                    $($name),* } = architecture;
                 let (format, granule, address_bits) = match regime {
                     Regime::Arm64Stage1 { granule, wide }
                     | Regime::Arm64Stage1Sized { granule, wide, .. }

@@ -17,8 +17,8 @@ pub const BUGS: &[Bug] = &[
         name: "an entry is claimed by a load and a store",
         file: FAULT,
         find: "«found.replace(expected, claim)?;»\n        work(self);",
-        with: "if found.table.load(found.index) != expected { return Err(found.table.load(found.index)); } \
-               found.table.store(found.index, claim);",
+        with: "if found.table.load(found.index) != expected { return \
+               Err(found.table.load(found.index)); } found.table.store(found.index, claim);",
         rules: &[
             "break-before-make",
             "freed early",
@@ -33,7 +33,8 @@ pub const BUGS: &[Bug] = &[
         file: FAULT,
         find: "«// Another processor was first. The tables go back as they came.»\n",
         with: "let now = if PLANTED { found.table.load(found.index) } else { 0 }; \
-               if F::kind(now, found.level) == Kind::Table { tables.push(F::address(now, found.level)); }",
+               if F::kind(now, found.level) == Kind::Table { tables.push(F::address(now, \
+               found.level)); }",
         rules: &[
             "break-before-make",
             "freed early",
@@ -64,13 +65,15 @@ pub const BUGS: &[Bug] = &[
         file: FAULT,
         find: "if «found.replace(0, F::table(top, Perms::empty()))».is_err() {",
         with: "if found.table.load(found.index) == 0 { \
-               found.table.store(found.index, F::table(top, Perms::empty())); Ok(()) } else { Err(1) }",
+               found.table.store(found.index, F::table(top, Perms::empty())); Ok(()) } else { \
+               Err(1) }",
         rules: &["linked early"],
     },
     Bug {
         name: "the first table of what was detached is not freed",
         file: RECLAIM,
-        find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if reclaim.stop",
+        find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if \
+               reclaim.stop",
         with: "",
         rules: &["program"],
     },
@@ -84,7 +87,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an edit does not wait for processors to forget",
         file: GATHER,
-        find: "«if core::mem::take(&mut self.wait) {\n            self.space.platform().barrier(Barrier::Complete);\n        }»",
+        find: "«if core::mem::take(&mut self.wait) {\n            \
+               self.space.platform().barrier(Barrier::Complete);\n        }»",
         with: "",
         rules: &["freed early", "break-before-make"],
     },
@@ -113,7 +117,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a split that needs no break is forgotten later",
         file: RANGE,
-        find: "true => {\n                        «ranges.run::<F, P>(space.platform(), space.target(true));»",
+        find: "true => {\n                        «ranges.run::<F, P>(space.platform(), \
+               space.target(true));»",
         with: "self.flush.ranges.add(slice, Some(at), false);",
         rules: &["freed early", "program", "break-before-make", "stale use"],
     },
@@ -179,7 +184,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page in the place of another is not cleaned",
         file: FAULT,
-        find: "ranges.run::<F, P>(space.platform(), space.target(true));\n                    «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
+        find: "ranges.run::<F, P>(space.platform(), space.target(true));\n                    \
+               «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
         with: "",
         rules: &["cache maintenance"],
     },

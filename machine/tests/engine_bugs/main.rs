@@ -190,7 +190,8 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     let line = |line: &str| match line.split_once("members = ") {
         Some((which, _)) => {
             format!(
-                "{which}members = [\"engine\", \"hosted\", \"walker\", \"machine\", \"machine/workloads\", \"processes\"]\n"
+                "{which}members = [\"engine\", \"hosted\", \"walker\", \"machine\", \
+                 \"machine/workloads\", \"processes\"]\n"
             )
         }
         None => format!("{line}\n"),

@@ -58,7 +58,8 @@ pub const BUGS: &[Bug] = &[
         name: "a processor is out of the set before another root is loaded",
         file: HERE,
         find: "«load(id);»",
-        with: "if let Some(from) = from.filter(|from| from.number != number) { from.leave(self.number); } load(id);",
+        with: "if let Some(from) = from.filter(|from| from.number != number) { \
+               from.leave(self.number); } load(id);",
         rules: STALE,
     },
     Bug {
@@ -194,7 +195,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a flush in a handler writes over the message of the one that it interrupts",
         file: HERE,
-        find: "let depth = «self.me.depth.load(Ordering::Relaxed)»;\n        self.me.depth.store(depth + 1",
+        find: "let depth = «self.me.depth.load(Ordering::Relaxed)»;\n        \
+               self.me.depth.store(depth + 1",
         with: "0",
         rules: STALE,
     },

@@ -51,7 +51,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a gather that is dropped loses what it has gathered",
         file: GATHER,
-        find: "if «self.space.debt.is_flush_pending() || !left.detached.is_empty()» {\n            self.flush_rest();",
+        find: "if «self.space.debt.is_flush_pending() || !left.detached.is_empty()» {\n            \
+               self.flush_rest();",
         with: "{ self.space.debt.complete(); false }",
         rules: FORGOTTEN,
     },
@@ -197,7 +198,8 @@ pub const BUGS: &[Bug] = &[
         name: "a shared edit of an address does not know the half",
         file: SHARED,
         find: "«self.space.translates(input.bits())»",
-        with: "crate::edit::cache::Reach::of_root::<F>(crate::Half::Lower).holds(input.bits(), input.bits())",
+        with: "crate::edit::cache::Reach::of_root::<F>(crate::Half::Lower).holds(input.bits(), \
+               input.bits())",
         rules: SAID,
     },
     Bug {
@@ -284,7 +286,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a shared edit does not say that it means global translations",
         file: SHARED,
-        find: "            global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;\n        «}»",
+        find: "            global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;\n        \
+               «}»",
         with: "} if PLANTED { global = false; }",
         rules: FORGOTTEN,
     },
@@ -364,14 +367,17 @@ pub const BUGS: &[Bug] = &[
         name: "a break leaves what else is pending",
         file: "edit/drive.rs",
         find: "fn resume(&mut self, slice: Slice) {\n        «self.complete_pending();»",
-        with: "{ let mut own = crate::flush::Ranges::new(); own.add(slice, Some(Level::PAGE), false); own.run::<F, P>(&self.space.platform, self.space.target()); }",
+        with: "{ let mut own = crate::flush::Ranges::new(); own.add(slice, Some(Level::PAGE), \
+               false); own.run::<F, P>(&self.space.platform, self.space.target()); }",
         rules: FORGOTTEN,
     },
     Bug {
         name: "a replace breaks its own page alone",
         file: "edit/replace.rs",
-        find: "self.left.ranges.add_page(slice, Level::PAGE);\n        }\n        if breaks {\n            «self.complete_pending();»",
-        with: "{ let mut own = crate::flush::Ranges::new(); own.add_page(slice, Level::PAGE); own.run::<F, P>(&self.space.platform, self.space.target()); }",
+        find: "self.left.ranges.add_page(slice, Level::PAGE);\n        }\n        if breaks \
+               {\n            «self.complete_pending();»",
+        with: "{ let mut own = crate::flush::Ranges::new(); own.add_page(slice, Level::PAGE); \
+               own.run::<F, P>(&self.space.platform, self.space.target()); }",
         rules: FORGOTTEN,
     },
     Bug {
@@ -429,7 +435,9 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page is reopened by a request from before a log",
         file: LOG,
-        find: "let _walk = self.space.platform().enter();\n        if «!self.slots.is_current(request.version)» {\n            return Err(Refused::Retry);\n        }\n        let at",
+        find: "let _walk = self.space.platform().enter();\n        if \
+               «!self.slots.is_current(request.version)» {\n            return \
+               Err(Refused::Retry);\n        }\n        let at",
         with: "false",
         rules: SAID,
     },
@@ -554,7 +562,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a run that was parked comes back before it is forgotten",
         file: PROTECT,
-        find: "has_runs() && !change.gives().is_empty() {\n            «self.complete_overlap(slice.first, slice.last);»",
+        find: "has_runs() && !change.gives().is_empty() {\n            \
+               «self.complete_overlap(slice.first, slice.last);»",
         with: "",
         rules: FORGOTTEN,
     },

@@ -8,7 +8,7 @@
 //! one line:
 //!
 //! ```text
-//! PA  SIZE[xRUN]  privileged/user  G|n  mMEMORY  sSH  A|-  DIRTY  swSOFTWARE  kKEY  [gp] [ns] [xs] [ipat] [sve]
+//! PA SIZE[xRUN] priv/user G|n mMEMORY sSH A|- DIRTY swSOFTWARE kKEY [gp] [ns] [xs] [ipat] [sve]
 //! table PA [what it takes away, privileged/user]
 //! invalid
 //! reserved: the start of the rule broken
@@ -161,7 +161,8 @@ pub const UNDER: &[Under] = &[
     (A4, &[0x6000_0000_0000_1003], 3, 0x0000_0000_4000_0443, "r-x/--x"),
     (A4, &[0x7800_0000_0000_1003], 3, 0x0000_0000_4000_0443, "r--/---"),
     // What several levels take away unites, on the way to blocks too.
-    (A4, &[0x4000_0000_0000_1003, 0x0000_0000_0000_2003, 0x1000_0000_0000_3003], 3, 0x443, "r-x/r--"),
+    (A4, &[0x4000_0000_0000_1003, 0x0000_0000_0000_2003, 0x1000_0000_0000_3003], 3, 0x443,
+        "r-x/r--"),
     (A4, &[0x2000_0000_0000_1003, 0x0800_0000_0000_2003], 2, 0x0000_0000_4000_0441, "rw-/--x"),
     (A4W, &[0x1000_0000_0000_1003, 0x4000_0000_0000_2003], 1, 0x0000_0000_4000_0441, "r-x/r--"),
     (A16, &[0x2000_0000_0000_4003], 3, 0x0000_0000_4000_4443, "rwx/--x"),

@@ -67,7 +67,8 @@ macro_rules! read {
         let value: u64;
         // SAFETY: an ID register is read, which changes nothing.
         unsafe {
-            asm!(concat!("mrs {}, ", $register), out(reg) value, options(nomem, nostack, preserves_flags))
+            asm!(concat!("mrs {}, ", $register), out(reg) value,
+                options(nomem, nostack, preserves_flags))
         };
         value
     }};

@@ -5,13 +5,17 @@
 //!
 //! | what is translated | format | [`Regime`](crate::shootdown::arm64::Regime) | registers |
 //! |---|---|---|---|
-//! | EL1 and EL0 | [`Arm64`](crate::format::Arm64) | `El1` | [`ttbr`] for each half, [`tcr_el1`], [`Translation::MAIR`] |
-//! | EL2 and EL0 (VHE: `HCR_EL2.E2H` and `TGE` are set) | the same | the same, with the same names of registers and instructions (D8.1) | the same: `TCR_EL2` has the fields of `TCR_EL1` |
-//! | EL2 (`HCR_EL2.E2H` is clear) | [`Arm64El2`](crate::format::Arm64El2) | `El2` | [`ttbr`] for `TTBR0_EL2`, [`tcr_el2`], [`Translation::MAIR`] |
-//! | a guest | [`Stage2`](crate::format::Stage2) | `Stage2` | [`ttbr`] for `VTTBR_EL2`, [`vtcr_el2`] |
+//! | EL1 and EL0 | [`Arm64`] | `El1` | [`ttbr`] for each half, [`tcr_el1`], [`Translation::MAIR`] |
+//! | EL2 and EL0 (VHE) | [`Arm64`] | `El1` | the same, under the same names (D8.1) |
+//! | EL2 | [`Arm64El2`] | `El2` | [`ttbr`] for `TTBR0_EL2`, [`tcr_el2`], [`Translation::MAIR`] |
+//! | a guest | [`Stage2`] | `Stage2` | [`ttbr`] for `VTTBR_EL2`, [`vtcr_el2`] |
 //!
 //! An embedder keeps a [`Cpu`] for each of the trees that it has, and hands the two functions of
 //! its [`Platform`](crate::Platform) on to it.
+//!
+//! [`Arm64`]: crate::format::Arm64
+//! [`Arm64El2`]: crate::format::Arm64El2
+//! [`Stage2`]: crate::format::Stage2
 
 #[cfg(target_arch = "aarch64")]
 mod execute;

@@ -29,7 +29,8 @@ macro_rules! control_register {
         #[inline]
         unsafe fn $write(value: u64) {
             // SAFETY: (1.).
-            unsafe { asm!(concat!("mov ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags)) }
+            unsafe { asm!(concat!("mov ", $name, ", {}"), in(reg) value,
+                options(nostack, preserves_flags)) }
         }
     };
 }

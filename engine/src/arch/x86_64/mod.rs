@@ -101,7 +101,8 @@ impl Loaded {
 /// // On the processor itself: `Features::read()`.
 /// let cpu = Cpu::alone(Features::LEAST);
 /// let pages = Stale { first: 0x7000, last: 0x8fff, level: None, tables: false };
-/// let flush = Invalidation { root: Pa::new(0x1000), id: 0, global: false, what: What::Ranges(&[pages]) };
+/// let flush = Invalidation { root: Pa::new(0x1000), id: 0, global: false,
+///     what: What::Ranges(&[pages]) };
 /// let mut all = Vec::new();
 /// let loaded = Loaded { cr3: 0x1000, cr4: 1 << 7 | 1 << 5 }; // PGE and PAE
 /// cpu.instructions(&flush, loaded, |one| all.push(one)); // what `cpu.invalidate(&flush)` executes

@@ -134,7 +134,8 @@ const ARM: &[Row] = &[
     Row {
         verdict: Transition::Break,
         source: "D8.17 R_WHZWS",
-        words: "a block and the pages below a table translate differently: any of the above may hold",
+        words: "a block and the pages below a table translate differently: any of the above may \
+                hold",
         applies: |case| {
             both_held(case) && case.size_changes() && case.contents == Contents::Different
         },
@@ -142,7 +143,8 @@ const ARM: &[Row] = &[
     Row {
         verdict: Transition::Break,
         source: "D8.17 R_WHZWS",
-        words: "another table, below which addresses translate differently: any of the above may hold",
+        words: "another table, below which addresses translate differently: any of the above may \
+                hold",
         applies: |case| other_table(case) && case.contents == Contents::Different,
     },
     Row {
@@ -154,7 +156,8 @@ const ARM: &[Row] = &[
     Row {
         verdict: Transition::Break,
         source: "D8.7.1.1 R_NGLXZ, FEAT_BBM",
-        words: "the contiguous bit changes: without levels 1 and 2 a look-up may give what no entry says",
+        words: "the contiguous bit changes: without levels 1 and 2 a look-up may give what no \
+                entry says",
         applies: |case| {
             both_held(case)
                 && case.bbm < 1
@@ -179,7 +182,8 @@ const ARM: &[Row] = &[
     Row {
         verdict: Transition::Invalidate,
         source: "D8.17",
-        words: "what may be held changes where no break is needed: until it is invalidated, either holds",
+        words: "what may be held changes where no break is needed: until it is invalidated, either \
+                holds",
         applies: |case| held(&case.old) && seen_by_a_walker(case),
     },
 ];
@@ -217,7 +221,8 @@ const X86: &[Row] = &[
     Row {
         verdict: Transition::Invalidate,
         source: "SDM vol. 3A 5.10.4.2",
-        words: "a paging-structure entry changes that a processor may have cached: present, and accessed (5.10.2.3)",
+        words: "a paging-structure entry changes that a processor may have cached: present, and \
+                accessed (5.10.2.3)",
         applies: |case| {
             let cached = match case.old {
                 State::Absent => false,
@@ -261,8 +266,9 @@ fn looks_unused(state: &State) -> bool {
     leaf(state).is_some_and(|leaf| !leaf.attrs.accessed)
 }
 
-const UNUSED: &str = "an entry whose access flag is clear is not held, but it may have been set until just before, and what \
-                      was made of it then is held still; or it may be set before the invalidation is complete";
+const UNUSED: &str = "an entry whose access flag is clear is not held, but it may have been set \
+                      until just before, and what was made of it then is held still; or it may be \
+                      set before the invalidation is complete";
 
 const ARM_EXCESS: &[Excess] = &[
     Excess {
@@ -277,9 +283,9 @@ const ARM_EXCESS: &[Excess] = &[
     },
     Excess {
         verdict: Transition::Break,
-        reason: "a member of a run changes in place below level 1. R_JQQTC allows it for permissions and flags, as \
-                 long as the contiguous bit stays consistent; the engine makes use of it for flags, in which members \
-                 differ by themselves",
+        reason: "a member of a run changes in place below level 1. R_JQQTC allows it for \
+                 permissions and flags, as long as the contiguous bit stays consistent; the engine \
+                 makes use of it for flags, in which members differ by themselves",
         applies: |case| {
             case.bbm < 1
                 && case.leaves().is_some_and(|(old, new)| {
@@ -299,7 +305,8 @@ const ARM_EXCESS: &[Excess] = &[
     },
     Excess {
         verdict: Transition::Invalidate,
-        reason: "the dirty state of a page that is not writable is a software bit, which the function does not know",
+        reason: "the dirty state of a page that is not writable is a software bit, which the \
+                 function does not know",
         applies: |case| {
             case.leaves()
                 .is_some_and(|(old, new)| old.attrs.dirty != new.attrs.dirty && !writable(old))
@@ -310,12 +317,14 @@ const ARM_EXCESS: &[Excess] = &[
 const X86_EXCESS: &[Excess] = &[
     Excess {
         verdict: Transition::Invalidate,
-        reason: "a leaf that was not accessed is not cached, but the processor may set the flag at any time",
+        reason: "a leaf that was not accessed is not cached, but the processor may set the flag at \
+                 any time",
         applies: |case| leaf(&case.old).is_some_and(|old| !old.attrs.accessed),
     },
     Excess {
         verdict: Transition::Invalidate,
-        reason: "setting a flag needs no invalidation, but the function does not tell it from clearing one",
+        reason: "setting a flag needs no invalidation, but the function does not tell it from \
+                 clearing one",
         applies: sets_bits_only,
     },
 ];

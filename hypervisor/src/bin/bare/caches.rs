@@ -34,7 +34,8 @@ fn patch(at: u64, instruction: u32) {
     // SAFETY: a page of this program, in which no other instruction is changed.
     unsafe {
         asm!(
-            "str {instruction:w}, [{at}]", "dc cvau, {at}", "dsb ish", "ic ivau, {at}", "dsb ish", "isb",
+            "str {instruction:w}, [{at}]", "dc cvau, {at}", "dsb ish", "ic ivau, {at}", "dsb ish",
+            "isb",
             instruction = in(reg) instruction, at = in(reg) at, options(nostack)
         );
     }
@@ -72,7 +73,8 @@ pub fn run() -> u32 {
     let geometry: u64;
     // SAFETY: selects a cache, and reads what it is.
     unsafe {
-        asm!("msr csselr_el1, xzr", "isb", "mrs {}, ccsidr_el1", out(reg) geometry, options(nostack))
+        asm!("msr csselr_el1, xzr", "isb", "mrs {}, ccsidr_el1", out(reg) geometry,
+            options(nostack))
     };
     check!(report: geometry != 0 => "the first cache: {geometry:#x}");
 
@@ -101,7 +103,8 @@ pub fn run() -> u32 {
         let seen: u64;
         // SAFETY: a page of this program, under another address; what is written there is a number.
         unsafe {
-            asm!("ldr {seen}, [{at}]", "str {new}, [{at}]", "dsb sy", seen = out(reg) seen, new = in(reg) !round,
+            asm!("ldr {seen}, [{at}]", "str {new}, [{at}]", "dsb sy", seen = out(reg) seen,
+                new = in(reg) !round,
                 at = in(reg) beside + 8 * round, options(nostack));
         }
         line!("dc civac", word.as_ptr());
@@ -162,5 +165,6 @@ fn code(report: &mut Report) {
     END.store(1, Ordering::Release);
     let (calls, odd) = (CALLS.load(Ordering::Relaxed), ODD.load(Ordering::Relaxed));
     check!(report: calls >= CHANGES && odd == 0
-        => "code is changed under another processor: {calls} calls, {odd} were neither the old nor the new");
+        => "code is changed under another processor: {calls} calls, {odd} were neither the old nor \
+            the new");
 }

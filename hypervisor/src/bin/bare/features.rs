@@ -12,7 +12,8 @@ macro_rules! id {
         let value: u64;
         // SAFETY: reads a register that says what the processor is.
         unsafe {
-            asm!(concat!("mrs {}, s3_0_c0_c", $crm, "_", $op2), out(reg) value, options(nomem, nostack))
+            asm!(concat!("mrs {}, s3_0_c0_c", $crm, "_", $op2), out(reg) value,
+                options(nomem, nostack))
         };
         value
     }};
@@ -21,7 +22,9 @@ macro_rules! id {
 /// Features, each with its name, where the register says that it is there (CRm, op2, first bit,
 /// version), and instructions that try it, for which x0 is an address of 64 bytes.
 macro_rules! features {
-    ($($name:literal $crm:literal $op2:literal $first:literal $least:literal: $($text:literal),*;)*) => {
+    ($(
+        $name:literal $crm:literal $op2:literal $first:literal $least:literal: $($text:literal),*;
+    )*) => {
         &[$((
             $name,
             (|| id!($crm, $op2) >> $first & 0xf) as fn() -> u64,
@@ -31,7 +34,8 @@ macro_rules! features {
                 // that no other uses, and the memory at the address.
                 unsafe {
                     asm!(
-                        $($text),*, inout("x0") at => _, out("x1") _, out("x2") _, out("x3") _, out("x8") _,
+                        $($text),*, inout("x0") at => _, out("x1") _, out("x2") _, out("x3") _,
+                            out("x8") _,
                         options(nostack)
                     )
                 }
@@ -45,14 +49,19 @@ type Feature = (&'static str, fn() -> u64, u64, fn(u64));
 
 const FEATURES: &[Feature] = features! {
     "SVE" 4 0 32 1: ".arch_extension sve", "msr s3_0_c1_c2_0, xzr", "rdvl x1, #1", "ptrue p0.b";
-    "SME" 4 1 24 1: ".arch_extension sme", "msr s3_0_c1_c2_6, xzr", "smstart", "rdsvl x1, #1", "zero {{za}}", "smstop",
-        "mrs x1, s3_0_c1_c2_4", "mrs x1, s3_3_c13_c0_5", "msr s3_3_c13_c0_5, x1", "mrs x1, s3_1_c0_c0_6";
-    "SME2" 4 1 24 2: ".arch_extension sme2", "mov x1, #0x40000000", "msr s3_0_c1_c2_6, x1", "isb", "smstart",
+    "SME" 4 1 24 1: ".arch_extension sme", "msr s3_0_c1_c2_6, xzr", "smstart", "rdsvl x1, #1",
+    "zero {{za}}", "smstop",
+        "mrs x1, s3_0_c1_c2_4", "mrs x1, s3_3_c13_c0_5", "msr s3_3_c13_c0_5, x1",
+        "mrs x1, s3_1_c0_c0_6";
+    "SME2" 4 1 24 2: ".arch_extension sme2", "mov x1, #0x40000000", "msr s3_0_c1_c2_6, x1", "isb",
+    "smstart",
         "zero {{zt0}}", "smstop";
     "BTI" 4 1 0 1: "bti c";
     "SSBS" 4 1 4 2: "mrs x1, s3_3_c4_c2_6", "msr s3_3_c4_c2_6, x1";
-    "MTE" 4 1 8 1: ".arch_extension memtag", "irg x1, x0", "addg x1, x0, #0, #1", "mrs x2, s3_3_c4_c2_7";
-    "MTE2" 4 1 8 2: ".arch_extension memtag", "mrs x1, s3_0_c1_c0_6", "mrs x1, s3_0_c1_c0_5", "mrs x1, s3_0_c5_c6_0",
+    "MTE" 4 1 8 1: ".arch_extension memtag", "irg x1, x0", "addg x1, x0, #0, #1",
+    "mrs x2, s3_3_c4_c2_7";
+    "MTE2" 4 1 8 2: ".arch_extension memtag", "mrs x1, s3_0_c1_c0_6", "mrs x1, s3_0_c1_c0_5",
+    "mrs x1, s3_0_c5_c6_0",
         "stg x0, [x0]", "ldg x1, [x0]";
     "NMI" 4 1 36 1: "mrs x1, s3_0_c4_c3_0";
     "GCS" 4 1 44 1: "mrs x1, s3_0_c2_c5_0";
@@ -78,9 +87,11 @@ const FEATURES: &[Feature] = features! {
     "TME" 6 0 24 1: ".inst 0xd5233061", ".inst 0xd503307f"; // TSTART x1, TCOMMIT
     "atomics" 6 0 20 2: ".arch_extension lse", "ldadd xzr, x1, [x0]";
     "CRC32" 6 0 16 1: ".arch_extension crc", "crc32b w1, w1, w1";
-    "LS64" 6 1 60 1: ".inst 0xf83fd008"; // LD64B x8, [x0]: changes x8 to x15, and is not offered by any model of QEMU
+    // LD64B x8, [x0]: changes x8 to x15, and is not offered by any model of QEMU
+    "LS64" 6 1 60 1: ".inst 0xf83fd008";
     "XS" 6 1 56 1: "sys #0, c9, c7, #0";
-    "SPECRES" 6 1 40 1: "sys #3, c7, c3, #4, xzr", "sys #3, c7, c3, #5, xzr", "sys #3, c7, c3, #7, xzr";
+    "SPECRES" 6 1 40 1: "sys #3, c7, c3, #4, xzr", "sys #3, c7, c3, #5, xzr",
+    "sys #3, c7, c3, #7, xzr";
     "SB" 6 1 36 1: ".inst 0xd50330ff";
     "PAuth APA" 6 1 4 1: "msr s3_0_c2_c1_0, xzr", ".inst 0xdac123e1"; // PACIZA x1
     "PAuth API" 6 1 8 1: "msr s3_0_c2_c1_0, xzr", ".inst 0xdac123e1";
@@ -88,7 +99,8 @@ const FEATURES: &[Feature] = features! {
     "DPB2" 6 1 0 2: "sys #3, c7, c13, #1, x0";
     "WFxT" 6 2 0 2: "mov x1, #0", ".inst 0xd5031021"; // WFIT x1
     "PAuth APA3" 6 2 12 1: "msr s3_0_c2_c1_0, xzr", ".inst 0xdac123e1";
-    "MOPS" 6 2 16 1: ".arch_extension mops", "add x1, x0, #32", "mov x2, #32", "cpyfp [x0]!, [x1]!, x2!",
+    "MOPS" 6 2 16 1: ".arch_extension mops", "add x1, x0, #32", "mov x2, #32",
+    "cpyfp [x0]!, [x1]!, x2!",
         "cpyfm [x0]!, [x1]!, x2!", "cpyfe [x0]!, [x1]!, x2!", "mov x2, #16", "setp [x0]!, x2!, xzr",
         "setm [x0]!, x2!, xzr", "sete [x0]!, x2!, xzr";
     "CSSC" 6 2 52 1: ".arch_extension cssc", "abs x1, x1";

@@ -163,7 +163,8 @@ pub fn run() -> u32 {
         };
         open(|| (0..1000).for_each(|_| spin_loop()));
         check!(report: control == 7 && taken(which) == before
-            => "the {name} timer, masked: control {control:#x}, {} interrupts", taken(which) - before);
+            => "the {name} timer, masked: control {control:#x}, {} interrupts",
+                taken(which) - before);
         if which == VIRTUAL {
             write!("cntv_ctl_el0", 0u32);
         } else {

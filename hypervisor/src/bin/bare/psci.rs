@@ -41,16 +41,24 @@ pub fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
     unsafe {
         match BY_HVC.load(Ordering::Relaxed) {
             true => asm!(
-                "hvc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _,
-                inout("x3") third => _, lateout("x4") _, lateout("x5") _, lateout("x6") _, lateout("x7") _,
-                lateout("x8") _, lateout("x9") _, lateout("x10") _, lateout("x11") _, lateout("x12") _,
-                lateout("x13") _, lateout("x14") _, lateout("x15") _, lateout("x16") _, lateout("x17") _,
+                "hvc #0", inout("x0") function => result, inout("x1") first => _,
+                inout("x2") second => _,
+                inout("x3") third => _, lateout("x4") _, lateout("x5") _, lateout("x6") _,
+                lateout("x7") _,
+                lateout("x8") _, lateout("x9") _, lateout("x10") _, lateout("x11") _,
+                lateout("x12") _,
+                lateout("x13") _, lateout("x14") _, lateout("x15") _, lateout("x16") _,
+                lateout("x17") _,
             ),
             false => asm!(
-                "smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _,
-                inout("x3") third => _, lateout("x4") _, lateout("x5") _, lateout("x6") _, lateout("x7") _,
-                lateout("x8") _, lateout("x9") _, lateout("x10") _, lateout("x11") _, lateout("x12") _,
-                lateout("x13") _, lateout("x14") _, lateout("x15") _, lateout("x16") _, lateout("x17") _,
+                "smc #0", inout("x0") function => result, inout("x1") first => _,
+                inout("x2") second => _,
+                inout("x3") third => _, lateout("x4") _, lateout("x5") _, lateout("x6") _,
+                lateout("x7") _,
+                lateout("x8") _, lateout("x9") _, lateout("x10") _, lateout("x11") _,
+                lateout("x12") _,
+                lateout("x13") _, lateout("x14") _, lateout("x15") _, lateout("x16") _,
+                lateout("x17") _,
             ),
         }
     }

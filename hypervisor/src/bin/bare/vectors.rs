@@ -43,7 +43,8 @@ fn execute(at: u64) {
 fn read_with_other_stack(at: u64) {
     // SAFETY: no stack is used between.
     unsafe {
-        asm!("msr spsel, #0", "ldr {0}, [{0}]", "msr spsel, #1", inout(reg) at => _, options(nostack))
+        asm!("msr spsel, #0", "ldr {0}, [{0}]", "msr spsel, #1", inout(reg) at => _,
+            options(nostack))
     };
 }
 
@@ -182,7 +183,8 @@ fn states(report: &mut Report, nothing: u64, missing: u64) {
             attempt(|| {
                 // SAFETY: the conditions are the compiler's to lose; PAN is off before.
                 unsafe {
-                    asm!("msr nzcv, {flags}", "ldr {at}, [{at}]", flags = in(reg) flags, at = inout(reg) at => _, options(nostack))
+                    asm!("msr nzcv, {flags}", "ldr {at}, [{at}]", flags = in(reg) flags,
+                        at = inout(reg) at => _, options(nostack))
                 }
             })
         };

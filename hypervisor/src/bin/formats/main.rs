@@ -131,7 +131,8 @@ impl fmt::Display for End {
                 let user = if it.user { " of the user" } else { "" };
                 write!(
                     f,
-                    "{:?}{user} at {:#x}: the processor says {:x?}, the engine {:x?}, the judge {:x?}",
+                    "{:?}{user} at {:#x}: the processor says {:x?}, the engine {:x?}, the judge \
+                     {:x?}",
                     it.access, it.at, it.processor, it.engine, it.judge
                 )
             }

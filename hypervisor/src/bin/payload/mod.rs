@@ -151,7 +151,8 @@ pub fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
     // SAFETY: what firmware does is asked for, or is an error. It changes no more registers than
     // these (DEN0028, 2.6).
     unsafe {
-        asm!("smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _, inout("x3") third => _);
+        asm!("smc #0", inout("x0") function => result, inout("x1") first => _,
+            inout("x2") second => _, inout("x3") third => _);
     }
     result
 }

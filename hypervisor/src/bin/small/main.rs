@@ -144,13 +144,15 @@ macro_rules! system {
     (read $name:literal) => {{
         let value: u64;
         // SAFETY: reads a register.
-        unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value, options(nostack, preserves_flags)) };
+        unsafe { asm!(concat!("mrs {}, ", $name), out(reg) value,
+            options(nostack, preserves_flags)) };
         value
     }};
     (write $name:literal, $value:expr) => {{
         let value: u64 = $value;
         // SAFETY: a register of this program's.
-        unsafe { asm!(concat!("msr ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags)) };
+        unsafe { asm!(concat!("msr ", $name, ", {}"), in(reg) value,
+            options(nostack, preserves_flags)) };
     }};
     ($($text:literal),* $(; $operand:expr)?) => {
         // SAFETY: a barrier, or maintenance.

@@ -456,7 +456,8 @@ extern "C" fn unexpected() -> ! {
     let (esr, elr, far): (u64, u64, u64);
     // SAFETY: reads registers.
     unsafe {
-        asm!("mrs {}, esr_el2", "mrs {}, elr_el2", "mrs {}, far_el2", out(reg) esr, out(reg) elr, out(reg) far)
+        asm!("mrs {}, esr_el2", "mrs {}, elr_el2", "mrs {}, far_el2", out(reg) esr, out(reg) elr,
+            out(reg) far)
     };
     payload::end("smmu", format_args!("WRONG: all: exception {esr:#x} at {elr:#x}, {far:#x}"))
 }

@@ -225,7 +225,8 @@ impl Context {
             asm!("fxrstor64 [{}]", in(reg) &raw const self.floats, options(nostack));
             asm!(
                 "mov dr0, {}", "mov dr1, {}", "mov dr2, {}", "mov dr3, {}",
-                in(reg) self.debug[0], in(reg) self.debug[1], in(reg) self.debug[2], in(reg) self.debug[3],
+                in(reg) self.debug[0], in(reg) self.debug[1], in(reg) self.debug[2],
+                in(reg) self.debug[3],
                 options(nostack),
             );
         }
@@ -247,7 +248,8 @@ impl Context {
             asm!("vmsave rax", in("rax") block, options(nostack));
             asm!(
                 "mov {}, dr0", "mov {}, dr1", "mov {}, dr2", "mov {}, dr3",
-                out(reg) self.debug[0], out(reg) self.debug[1], out(reg) self.debug[2], out(reg) self.debug[3],
+                out(reg) self.debug[0], out(reg) self.debug[1], out(reg) self.debug[2],
+                out(reg) self.debug[3],
                 options(nostack),
             );
         }

@@ -74,7 +74,8 @@ pub fn handle(world: &'static World, context: &mut Context) {
             let (number, block) = (context.vcpu.number, &*context.block);
             let _ = write!(
                 Serial,
-                "vCPU {number} met a triple fault at {:#x}: stack {:#x}, CR0 {:#x}, CR2 {:#x}, CR3 {:#x}, CR4 {:#x}, EFER {:#x}, delivering {:#x}; it left last:\r\n{}",
+                "vCPU {number} met a triple fault at {:#x}: stack {:#x}, CR0 {:#x}, CR2 {:#x}, CR3 \
+                 {:#x}, CR4 {:#x}, EFER {:#x}, delivering {:#x}; it left last:\r\n{}",
                 block.instruction,
                 block.stack,
                 block.cr0,

@@ -18,8 +18,8 @@
 //! |---|---|
 //! | moves generations on | counts its [passage](crate::world::Processor::passages): odd |
 //! | full fence | full fence |
-//! | reads which processors have the spaces loaded | puts itself into the set; reads the generation; enters |
-//! | reads the passage of each; if it is odd, interrupts it and waits for another | leaves; counts its passage: even |
+//! | reads which processors have the spaces loaded | enters the set; reads the generation; enters |
+//! | reads the passage of each; interrupts it if odd, and waits | leaves; its passage is even |
 //!
 //! A processor that is not in the set reads the new generation when it comes there. One that is,
 //! and whose passage is even, is out of the guest, and loads the space anew before it enters again.

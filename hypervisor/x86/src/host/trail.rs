@@ -65,7 +65,8 @@ impl fmt::Display for Trail {
         for it in older.iter().chain(newer).filter(|it| it.cr0 != 0) {
             write!(
                 f,
-                "from {:#x} with {:#x} to {:#x}: exit {:#x} {:#x} {:#x}, delivering {:#x}, stack {:#x}, flags {:#x}, CR0 {:#x}\r\n",
+                "from {:#x} with {:#x} to {:#x}: exit {:#x} {:#x} {:#x}, delivering {:#x}, stack \
+                 {:#x}, flags {:#x}, CR0 {:#x}\r\n",
                 it.from,
                 it.inject,
                 it.to,

@@ -76,7 +76,10 @@ impl Explorer<'_> {
     /// Whether stage 2 translates the address with this number, and no stage 1 leads to it at
     /// first.
     fn is_unled(&self, address: usize) -> bool {
-        let leads = |(_, value): &(usize, Value)| matches!(value, Value::Intermediate { address: to, .. } if *to == address);
+        let leads = |(_, value): &(usize, Value)| {
+            matches!(value,
+            Value::Intermediate { address: to, .. } if *to == address)
+        };
         self.test.is_nested() && self.is_of_second(address) && !self.test.stage1.iter().any(leads)
     }
 

@@ -285,7 +285,8 @@ pub(super) fn guest_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> P
         }
         _ => {
             return Err(format!(
-                "'TLBI {}' is not known here: a guest has IPAS2E1, IPAS2LE1, VAE1 and its like, VMALLE1, ASIDE1, VMALLS12E1, ALLE1",
+                "'TLBI {}' is not known here: a guest has IPAS2E1, IPAS2LE1, VAE1 and its like, \
+                 VMALLE1, ASIDE1, VMALLS12E1, ALLE1",
                 one_line(word)
             ));
         }

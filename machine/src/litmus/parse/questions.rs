@@ -115,7 +115,8 @@ pub(super) fn fault(tokens: &mut Tokens<'_>, test: &Test, term: Term) -> Parsed<
                 "pgd" => depth = Some(3),
                 _ => {
                     return Err(format!(
-                        "'{}' is no fault: translation, access, permission; pte, pmd, pud, pgd; stage1, stage2",
+                        "'{}' is no fault: translation, access, permission; pte, pmd, pud, pgd; \
+                         stage1, stage2",
                         one_line(&word)
                     ));
                 }

@@ -49,14 +49,20 @@ pub(super) fn value(tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Value> {
                 }
                 None => match tokens.location(test)? {
                     location @ Location::Entry { depth: 0..=2, .. } => Value::TableOf(location),
-                    _ => return Err("table() is of a table, or of pte(), pmd() or pud()".to_owned()),
+                    _ => {
+                        return Err("table() is of a table, or of pte(), pmd() or pud()".to_owned());
+                    }
                 },
             };
             tokens.symbol(")")?;
             Ok(value)
         }
         _ => bit(test, &word).map(Value::Number).ok_or_else(|| {
-            format!("'{}' is no value: a number, a register, invalid, leaf(), block(), table() or a bit", one_line(&word))
+            format!(
+                "'{}' is no value: a number, a register, invalid, leaf(), block(), table() or \
+                     a bit",
+                one_line(&word)
+            )
         }),
     }
 }
@@ -100,7 +106,8 @@ pub(super) fn attributes(
             "dirty" => clean = Some(false),
             _ => {
                 return Err(format!(
-                    "'{}' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, contiguous",
+                    "'{}' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 \
+                     dbm, contiguous",
                     one_line(&word)
                 ));
             }

@@ -309,11 +309,10 @@ pub fn run_by_hand<P: ByHand>(stream: u64, least_cpus: u64, seed: u64, bug: Opti
     let memory = memory(FRAMES, architecture.regime.page_shift());
     let machine = machine(architecture, memory, &dice, seed, cpus);
     let control = Control::new(bug);
-    finish(
-        machine,
-        None,
-        |machine, between| with_format!(kind, F => P::run::<F>(machine, &control, &dice, kind, cpus, between)),
-    )
+    finish(machine, None, |machine, between| {
+        with_format!(kind,
+            F => P::run::<F>(machine, &control, &dice, kind, cpus, between))
+    })
 }
 
 /// Runs a program on a machine, which is taken apart.

@@ -38,14 +38,16 @@ pub use crate::Bug;
 /// The formats, and the machine that has the tables of each. Without the feature `every-format`
 /// another stands for one that has one.
 macro_rules! formats {
-    ($($name:ident $weight:literal $input:ident $format:ty = $regime:expr $(, or $other:ident)?;)*) => {
+    ($($name:ident $weight:literal $input:ident $format:ty = $regime:expr $(,
+        or $other:ident)?;)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         enum Tables {
             $($name,)*
         }
 
         impl Tables {
-            const ALL: &'static [(Self, u64)] = &[$((formats!(@drawn $name $($other)?), $weight),)*];
+            const ALL: &'static [(Self, u64)] = &[$((formats!(@drawn $name $($other)?),
+                $weight),)*];
 
             fn regime(self) -> Regime {
                 match self {
@@ -60,9 +62,11 @@ macro_rules! formats {
                 }
             }
 
-            fn run(self, machine: &Machine, control: &Control, sequence: &Sequence) -> Result<Outcome, RunError> {
+            fn run(self, machine: &Machine, control: &Control,
+                sequence: &Sequence) -> Result<Outcome, RunError> {
                 match self {
-                    $(Self::$name => formats!(@built [$($other)?] $input $format, machine, control, sequence),)*
+                    $(Self::$name => formats!(@built [$($other)?] $input $format, machine, control,
+                        sequence),)*
                 }
             }
         }
@@ -74,7 +78,8 @@ macro_rules! formats {
     (@built [] $input:ident $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
         formats!(@run $input $format, $machine, $control, $sequence)
     };
-    (@built [$other:ident] $input:ident $format:ty, $machine:ident, $control:ident, $sequence:ident) => {{
+    (@built [$other:ident] $input:ident $format:ty, $machine:ident, $control:ident,
+        $sequence:ident) => {{
         #[cfg(feature = "every-format")]
         let ran = formats!(@run $input $format, $machine, $control, $sequence);
         #[cfg(not(feature = "every-format"))]
@@ -106,12 +111,16 @@ formats! {
     X4 32 Both tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
     X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 }, or X4;
     G4 32 Ipa tablewright::format::Stage2K4<40> = stage2(Granule::K4, 40, false, false);
-    G4Forced 14 Ipa tablewright::format::Stage2K4<43, FORCED_WRITE_BACK> = stage2(Granule::K4, 43, false, true), or G4;
-    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52> = stage2(Granule::K4, 52, true, false), or G4;
-    G16 6 Ipa tablewright::format::Stage2K16<40, FORCED_WRITE_BACK> = stage2(Granule::K16, 40, false, true);
+    G4Forced 14 Ipa tablewright::format::Stage2K4<43,
+        FORCED_WRITE_BACK> = stage2(Granule::K4, 43, false, true), or G4;
+    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52> = stage2(Granule::K4, 52, true, false),
+        or G4;
+    G16 6 Ipa tablewright::format::Stage2K16<40,
+        FORCED_WRITE_BACK> = stage2(Granule::K16, 40, false, true);
     G64 1 Ipa tablewright::format::Stage2K64<44> = stage2(Granule::K64, 44, false, false), or G16;
     Ept4 24 Ipa tablewright::format::Ept<4> = Regime::Ept { levels: 4, mode_based: false };
-    Ept5 8 Ipa tablewright::format::Ept<5, true> = Regime::Ept { levels: 5, mode_based: true }, or Ept4;
+    Ept5 8 Ipa tablewright::format::Ept<5, true> = Regime::Ept { levels: 5, mode_based: true },
+        or Ept4;
     Npt4 16 Ipa tablewright::format::Npt<4> = Regime::Npt { levels: 4 };
     Npt5 8 Ipa tablewright::format::Npt<5> = Regime::Npt { levels: 5 }, or Npt4;
 }
@@ -230,7 +239,8 @@ impl Sequence {
     pub fn describe(&self) -> String {
         let Architecture { bbm, hardware_access, hardware_dirty, .. } = self.architecture;
         format!(
-            "{:?}, break-before-make level {bbm}, hardware sets accessed: {hardware_access}, dirty: {hardware_dirty}",
+            "{:?}, break-before-make level {bbm}, hardware sets accessed: {hardware_access}, \
+             dirty: {hardware_dirty}",
             self.tables
         )
     }

@@ -15,7 +15,8 @@ macro_rules! operations {
         }
 
         /// All of them, how often each is drawn, and what each calls.
-        pub const OPERATIONS: &[(Kind, u64, &[&str])] = &[$((Kind::$name, $weight, &[$($item),*]),)*];
+        pub const OPERATIONS: &[(Kind, u64,
+            &[&str])] = &[$((Kind::$name, $weight, &[$($item),*]),)*];
     };
 }
 
@@ -27,9 +28,12 @@ operations! {
     MakeLive 4 ["edit::AddressSpace::make_live" "edit::AddressSpace::make_own"];
     /// A space is asked for what it says of itself.
     Describe 1 [
-        "edit::AddressSpace::root" "edit::AddressSpace::id" "edit::AddressSpace::half" "edit::AddressSpace::platform"
-        "edit::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
-        "shared::SharedSpace::platform" "edit::Gather::is_clean" "shared::Gather::space" "shared::Gather::is_clean"
+        "edit::AddressSpace::root" "edit::AddressSpace::id" "edit::AddressSpace::half"
+        "edit::AddressSpace::platform"
+        "edit::AddressSpace::liveness" "edit::AddressSpace::count_tables"
+        "shared::SharedSpace::root"
+        "shared::SharedSpace::platform" "edit::Gather::is_clean" "shared::Gather::space"
+        "shared::Gather::is_clean"
         "shared::Gather::tables" "shared::DeferredReclaim::grace_period"
     ];
     /// A space is destroyed, or refuses to be.
@@ -71,7 +75,8 @@ operations! {
     /// An unmap whose visitor unwinds.
     UnwindUnmap 2 ["edit::Gather::unmap"];
     Query 4 [
-        "edit::AddressSpace::query" "flush::Leaf::input" "flush::Leaf::frame" "flush::Leaf::size" "flush::Leaf::level"
+        "edit::AddressSpace::query" "flush::Leaf::input" "flush::Leaf::frame" "flush::Leaf::size"
+        "flush::Leaf::level"
         "flush::Leaf::attrs" "flush::Leaf::is_contiguous" "flush::Leaf::descriptor"
     ];
     Walk 3 ["edit::AddressSpace::walk" "edit::AddressSpace::walk_all"];
@@ -79,7 +84,8 @@ operations! {
     Finish 5 ["edit::Gather::finish" "edit::Gather::flush" "flush::Flushed::release"];
     /// A map of memory at an offset: built, added to, protected, removed.
     Linear 3 [
-        "linear::LinearMap::build" "linear::LinearMap::add" "linear::LinearMap::remove" "linear::LinearMap::protect"
+        "linear::LinearMap::build" "linear::LinearMap::add" "linear::LinearMap::remove"
+        "linear::LinearMap::protect"
         "linear::LinearMap::input" "linear::LinearMap::span" "linear::MemoryMap::regions"
     ];
 
@@ -103,7 +109,10 @@ operations! {
     Forget 3 [];
 
     // ---- Shared edits ----
-    SharedGather 3 ["shared::SharedSpace::gather" "guest::Guest::gather" "guest::Gather::guest" "guest::Guest::space"];
+    SharedGather 3 [
+        "shared::SharedSpace::gather" "guest::Guest::gather" "guest::Gather::guest"
+        "guest::Guest::space"
+    ];
     Tables 4 ["shared::Gather::top_up" "shared::Gather::release_tables"];
     SharedMap 10 ["shared::Gather::map" "shared::NewLeaf::new" "shared::NewLeaf::input"];
     /// A block in the place of a table.
@@ -121,10 +130,15 @@ operations! {
     Open 2 ["shared::SharedSpace::open" "shared::SharedSpace::generation"];
     SharedIssue 5 ["shared::Gather::issue"];
     SharedFinish 5 ["shared::Gather::finish"];
-    GracePeriod 1 ["shared::SharedSpace::grace_period" "shared::SharedSpace::is_over" "shared::GracePeriod::new" "shared::GracePeriod::get"];
+    GracePeriod 1 [
+        "shared::SharedSpace::grace_period" "shared::SharedSpace::is_over"
+        "shared::GracePeriod::new" "shared::GracePeriod::get"
+    ];
     ProtectAll 2 ["shared::SharedSpace::protect_all"];
     /// All memory is protected, and written where nothing allows it.
-    ProtectAndSplit 3 ["shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::open"];
+    ProtectAndSplit 3 [
+        "shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::open"
+    ];
     ProtectStep 3 ["shared::Protecting::step" "shared::Protecting::drive"];
 
     // ---- Guests ----
@@ -136,8 +150,10 @@ operations! {
     SlotAt 1 ["guest::Guest::slot"];
     /// A fault is looked up, and its page after it.
     Request 7 [
-        "guest::Guest::request" "guest::Fault::arm64" "guest::Fault::ept" "guest::Fault::nested" "guest::Request::slot"
-        "guest::Request::at" "guest::Request::access" "guest::Request::host" "guest::Request::tables"
+        "guest::Guest::request" "guest::Fault::arm64" "guest::Fault::ept" "guest::Fault::nested"
+        "guest::Request::slot"
+        "guest::Request::at" "guest::Request::access" "guest::Request::host"
+        "guest::Request::tables"
         "guest::Request::is_logged_write"
     ];
     /// A fault is looked up and mapped at once.
@@ -158,24 +174,29 @@ operations! {
 
     // ---- Logs by themselves ----
     Bitmaps 1 [
-        "dirty::Bitmap::new" "dirty::Bitmap::pages" "dirty::Bitmap::mark" "dirty::Bitmap::mark_range" "dirty::Bitmap::mark_all"
-        "dirty::Bitmap::is_marked" "dirty::Bitmap::marks" "dirty::Bitmap::count" "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
+        "dirty::Bitmap::new" "dirty::Bitmap::pages" "dirty::Bitmap::mark"
+        "dirty::Bitmap::mark_range" "dirty::Bitmap::mark_all"
+        "dirty::Bitmap::is_marked" "dirty::Bitmap::marks" "dirty::Bitmap::count"
+        "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
         "dirty::Flip::drain"
     ];
     Rings 1 [
         "dirty::Ring::new" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
-        "dirty::Ring::collect" "dirty::Collected::release" "dirty::Collected::len" "dirty::Collected::is_empty"
+        "dirty::Ring::collect" "dirty::Collected::release" "dirty::Collected::len"
+        "dirty::Collected::is_empty"
     ];
     Queues 1 [];
 
     // ---- Walks of software by themselves ----
     Walks 1 [
-        "shared::WalkSlot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_over"
+        "shared::WalkSlot::new" "shared::Epochs::new" "shared::Epochs::advance"
+        "shared::Epochs::is_over"
     ];
 
     // ---- A half that all roots share ----
     Kernel 1 [
-        "kernel_half::KernelHalf::new" "kernel_half::KernelHalf::gather" "kernel_half::KernelHalf::user"
+        "kernel_half::KernelHalf::new" "kernel_half::KernelHalf::gather"
+        "kernel_half::KernelHalf::user"
         "kernel_half::KernelHalf::make_live"
     ];
 

@@ -194,13 +194,15 @@ proptest! {
     #[test]
     fn no_text_panics_and_every_refusal_is_one_line(text in prop_oneof![pieces(), ".*"]) {
         match Profile::parse(&text, "f") {
-            Ok(profile) => prop_assert_eq!(Profile::parse(&profile.to_toml(), "g").unwrap(), profile),
+            Ok(profile) => prop_assert_eq!(Profile::parse(&profile.to_toml(), "g").unwrap(),
+                profile),
             Err(error) => prop_assert!(!error.to_string().contains('\n')),
         }
     }
 
     #[test]
-    fn every_cost_comes_back_exactly(ps in 0..=Time::s(1).as_ps(), which in 0..Cost::all().count()) {
+    fn every_cost_comes_back_exactly(ps in 0..=Time::s(1).as_ps(),
+        which in 0..Cost::all().count()) {
         let mut profile = with("").unwrap();
         let cost = Cost::all().nth(which).unwrap();
         cost.set(&mut profile.costs, Time::ps(ps));

@@ -533,7 +533,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
         self.machine.report(
             Rule::NoProgress,
-            format!("an access to {va:#x} faults for ever: served {served_in_vain} times, waited {waited} times"),
+            format!(
+                "an access to {va:#x} faults for ever: served {served_in_vain} times, waited \
+                     {waited} times"
+            ),
         );
     }
 

@@ -149,7 +149,8 @@ pub fn run<F: Format<Input = Va>>(
     let identifiers = Some(identifiers).filter(|_| identified);
     let shootdown = Shootdown::new(&mut shots, &mut inboxes, identifiers, interrupt);
     let shootdown = shootdown.expect("so many CPUs");
-    let wide = matches!(machine.architecture().regime, Regime::Arm64Stage1 { wide: true, granule } if granule != Granule::K64);
+    let wide = matches!(machine.architecture().regime,
+        Regime::Arm64Stage1 { wide: true, granule } if granule != Granule::K64);
     let kernel = Kernel {
         machine,
         shootdown: &shootdown,
