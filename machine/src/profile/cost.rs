@@ -76,8 +76,8 @@ macro_rules! costs {
             /// The costs, and which of them are given.
             pub(super) fn costs(&self) -> (Costs, u32) {
                 let given = [$(self.$name.is_some()),*];
-                let stated = (0..).zip(given).fold(0, |all,
-                    (bit, given)| all | u32::from(given) << bit);
+                let bits = (0..).zip(given).map(|(bit, given)| u32::from(given) << bit);
+                let stated = bits.fold(0, |all, bit| all | bit);
                 let costs = Costs { $($name: self.$name.map_or(Time::ZERO, |it| it.0)),* };
                 (costs, stated)
             }
