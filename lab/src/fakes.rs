@@ -74,6 +74,11 @@ pub fn dirty_log(jobs: &[dirty_log::Job]) -> Result<Vec<dirty_log::Ran>, Error> 
     let ran = |job: &dirty_log::Job| {
         let bytes = job.region.bytes * job.scale.all();
         dirty_log::Ran {
+            populate: Time::ps(bytes),
+            enable: Time::ps(bytes),
+            dirty: vec![Time::ps(bytes); 2],
+            get: vec![Time::ps(bytes); 2],
+            clear: vec![Time::ps(bytes); 2],
             disable: Time::ps(bytes),
             zaps: vec![Time::ms(200); 7],
             ..dirty_log::Ran::default()

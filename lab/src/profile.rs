@@ -44,10 +44,11 @@ pub enum Experiment {
     Migrate,
 }
 
-/// The name of the command, and the costs that its time depends on. `bus`, which bounds how many
-/// invalidations a system takes, `clean_again`, and `call`, `copy` and `visit`, which are measured
-/// of a host, are refinements: without them a system takes any number, a page is cleaned as any
-/// other, and calls take what is done in them.
+/// The name of the command, and the costs that its time depends on. The others are refinements:
+/// without `bus` a system takes any number of invalidations, without `zero_shared` and
+/// `latency_shared` its memory serves any number of CPUs, without `clean_again` a page is cleaned
+/// as any other, and without `call`, `copy`, `word`, `slot` and `visit`, which are measured of a
+/// host, calls take what is done in them.
 const EXPERIMENTS: [(Experiment, &str, &str); 6] = [
     (Experiment::MapMem, "map-mem", "entry load table publish issue complete walk"),
     (
@@ -209,7 +210,7 @@ pub fn of_system(system: &str) -> Result<Option<Profile>, Error> {
 
 /// Costs where nothing is known, in nanoseconds: round figures of the right order. Zero bounds
 /// nothing, or is no more than what a call does.
-const USUAL: [(&str, u64); 29] = [
+const USUAL: [(&str, u64); 33] = [
     ("entry", 3),
     ("load", 1),
     ("access", 1),
@@ -238,6 +239,10 @@ const USUAL: [(&str, u64); 29] = [
     ("bus", 0),
     ("call", 0),
     ("copy", 0),
+    ("word", 0),
+    ("slot", 0),
+    ("zero_shared", 0),
+    ("latency_shared", 0),
     ("visit", 0),
 ];
 

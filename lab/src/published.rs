@@ -327,7 +327,7 @@ mod tests {
             [
                 ("map-mem", 30),
                 ("page-table-test", 13),
-                ("dirty-log", 13),
+                ("dirty-log", 40),
                 ("tlb-flush", 3),
                 ("write-protect", 7),
             ]

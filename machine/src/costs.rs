@@ -51,6 +51,9 @@ pub struct Costs {
     pub clean_again: Time,
     /// To zero one page of 4 KiB, before a guest gets it.
     pub zero: Time,
+    /// How long the memory of the whole machine is busy with zeroing one page of 4 KiB; all CPUs
+    /// share it.
+    pub zero_shared: Time,
     /// For a host to find or make the memory of a page that a guest uses for the first time,
     /// besides zeroing it. Once for a page of the host's size.
     pub find_page: Time,
@@ -58,6 +61,8 @@ pub struct Costs {
     pub fetch: Time,
     /// How long a line takes from memory besides: what one CPU waits for, and others need not.
     pub latency: Time,
+    /// How much longer it takes for each other CPU that works on memory at the time.
+    pub latency_shared: Time,
     /// To deliver an interrupt to another CPU, until its handler runs.
     pub interrupt: Time,
     /// An interrupt of a hypervisor's or a kernel's on the hardware itself, answered.
@@ -75,6 +80,10 @@ pub struct Costs {
     pub call: Time,
     /// To copy one line of marks for a program. Zero: eight loads, as if each word were looked at.
     pub copy: Time,
+    /// To take one word of marks away, besides what is done to the entries of its pages.
+    pub word: Time,
+    /// To change a slot of a guest's memory, besides what is done for its pages.
+    pub slot: Time,
     /// For a host that goes through all of a guest's memory to come by one page of 4 KiB, besides
     /// what it does to its entry.
     pub visit: Time,

@@ -72,7 +72,7 @@ pub struct Profile {
     /// [`states`](Self::states).
     pub costs: Costs,
     /// Which costs the file gives, a bit for each.
-    stated: u32,
+    stated: u64,
     /// Sources of costs and rules. A key is named at most once.
     pub provenance: Vec<Provenance>,
     /// The published rows that costs were fitted on.
@@ -325,6 +325,9 @@ built_in! {
     "x86-12-vcpus"
     "x86-416-vcpus"
     "x86-64-vcpus"
+    "x86-96-vcpus"
+    "arm64-48-vcpus"
+    "ampere-one"
     "hyperv-16-vcpus"
 }
 

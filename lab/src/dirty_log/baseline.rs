@@ -1,5 +1,18 @@
-//! Disabling as published: under the lock for reading, one table after the other is detached, and
-//! the next fault maps its memory in a large leaf.
+//! Hosts as they are published: the faults of a guest, and how the log is disabled.
+//!
+//! # Faults
+//!
+//! A fault gets the page from the host and holds the lock of the guest's tables *together* with
+//! others, whose one line goes from CPU to CPU twice for each fault; entries are changed by
+//! compare-exchange. Before Linux 6.2 arm64 took the lock *alone* wherever it was not about the
+//! permissions of a page, and cleaned memory under it. On x86 these change without the lock. A
+//! large leaf that has to become pages becomes an empty table, and each of its pages faults once
+//! more.
+//!
+//! # Disabling
+//!
+//! Under the lock for reading, one table after the other is detached, and the next fault maps its
+//! memory in a large leaf. On arm64 nothing is done.
 //!
 //! What stands for a table that is being taken away is *frozen*: a fault that finds it leaves the
 //! lock, and the guest faults again. Everything below is *processed*: each entry is frozen by an
@@ -34,12 +47,13 @@ use tablewright::{
 };
 
 use tablewright::shared::SharedPlatform;
-use tablewright_machine::Time;
+use tablewright_machine::{Line, LineCosts, MachineLock, Time};
 
+use super::engine::Engine;
 use super::job::Way;
 use super::world::World;
 use crate::guest::input::Region;
-use crate::guest::{Handled, leaf_bytes};
+use crate::guest::{Handled, is_arm64, leaf_bytes};
 
 /// In which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,22 +69,38 @@ pub enum Order {
 /// for 4.79 s.
 const GIVES_WAY: Time = Time::ms(63);
 
-pub struct Baseline<'w, 'm, F> {
+/// The outcome of a fault, under the lock.
+enum Found {
+    /// The page is mapped.
+    Mapped,
+    /// There is something else, or soon will be.
+    Other,
+    /// There is no memory for a table.
+    NoTable,
+}
+
+pub struct Baseline<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {
     world: &'w World<'m>,
+    engine: &'w Engine<'w, 'm, 'g, 's, F>,
     order: Order,
-    /// The CPU that had the line of the lock and the counts last.
-    owner: Cell<usize>,
+    lock: MachineLock<'m>,
+    /// The line of the lock, and of the counts beside it.
+    line: Line,
     /// In place: when the thread has to give way.
     until: Cell<Time>,
     format: PhantomData<F>,
 }
 
-impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
-    pub fn new(world: &'w World<'m>, order: Order) -> Self {
+impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
+    pub fn new(engine: &'w Engine<'w, 'm, 'g, 's, F>, order: Order) -> Self {
+        let machine = engine.world.mapper.machine();
+        let costs = machine.costs();
         Self {
-            world,
+            world: engine.world,
+            engine,
             order,
-            owner: Cell::new(usize::MAX),
+            lock: machine.new_lock(),
+            line: Line::new(LineCosts { owned: Time::ZERO, transfer: costs.transfer }),
             until: Cell::new(Time::ZERO),
             format: PhantomData,
         }
@@ -78,11 +108,23 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
 
     /// An atomic operation on the lock, or on a count beside it.
     fn count(&self) {
-        let cpu = self.world.cpu();
-        cpu.order();
-        if self.owner.replace(cpu.id()) != cpu.id() {
+        let before = self.line.transfers();
+        self.line.access(self.world.cpu());
+        if self.line.transfers() != before {
             self.world.fetch();
         }
+    }
+
+    /// With the lock held together with other faults, or alone.
+    fn held<T>(&self, alone: bool, what: impl FnOnce() -> T) -> T {
+        if alone {
+            let _held = self.lock.acquire();
+            return what();
+        }
+        self.count();
+        let done = what();
+        self.count();
+        done
     }
 
     fn zap(&self, at: u64) {
@@ -137,7 +179,8 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
     fn in_place(&self, at: u64, entry: (NonNull<Entry>, u64, Level), below: Level) {
         let (entry, bits, level) = entry;
         // SAFETY: an entry of a table of ours.
-        let put = unsafe { self.world.mapper.compare_exchange(entry, bits, self.leaf(at)) };
+        let put =
+            unsafe { self.world.mapper.compare_exchange(entry, bits, self.leaf(at, level, true)) };
         if put.is_err() {
             return;
         }
@@ -208,12 +251,12 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
         }
     }
 
-    fn leaf(&self, at: u64) -> u64 {
-        let level = self.world.leaf;
+    fn leaf(&self, at: u64, level: Level, writable: bool) -> u64 {
+        let perms = if writable { Perms::READ | Perms::WRITE } else { Perms::READ };
         let attrs = Attrs {
-            perms: (Perms::READ | Perms::WRITE).and_user(),
+            perms: perms.and_user(),
             accessed: true,
-            dirty: true,
+            dirty: writable,
             software: HOST_WRITES,
             ..Attrs::GUEST_MEMORY
         };
@@ -223,8 +266,86 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
     }
 }
 
-impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
+impl<F: Format<Input = Ipa>> Baseline<'_, '_, '_, '_, F> {
+    /// A leaf that is there, with the permission to write if that is what is missing.
+    fn relax(&self, at: u64, write: bool, found: (NonNull<Entry>, u64, Level)) -> Handled {
+        let (entry, bits, level) = found;
+        let mut attrs = F::decode(bits, level);
+        if write {
+            attrs.perms |= Perms::ANY_WRITE & Attrs::GUEST_MEMORY.perms;
+            attrs.dirty = true;
+        }
+        let new = F::encode(&attrs, level)
+            .map_or(bits, |attrs| attrs | F::put_address(F::address(bits, level)));
+        if new == bits {
+            // The vCPU has not forgotten what was there.
+            if self.order == Order::InPlace {
+                self.forget_here(at);
+            }
+            return Handled::Again;
+        }
+        // SAFETY: an entry of a table of ours.
+        match unsafe { self.world.mapper.compare_exchange(entry, bits, new) } {
+            Ok(()) => Handled::Done,
+            Err(_) => Handled::Again,
+        }
+    }
+
+    /// A table without entries.
+    fn new_table(&self, level: Level) -> Option<u64> {
+        let mapper = &self.world.mapper;
+        let frame = mapper.alloc_table(level)?;
+        // SAFETY: a whole table of the platform's, just allocated.
+        unsafe { mapper.fill(mapper.table(frame, level), F::entries(level), 0, 0) };
+        Some(F::table(frame, Perms::empty()))
+    }
+
+    /// Maps the page at `at`, under the lock.
+    fn map(&self, at: u64, target: Level, writable: bool) -> Found {
+        let mapper = &self.world.mapper;
+        loop {
+            let (entry, bits, level) = self.world.find::<F>(at, target);
+            if bits == F::FROZEN {
+                return Found::Other;
+            }
+            // SAFETY: an entry of a table of ours.
+            let exchange = |new| unsafe { mapper.compare_exchange(entry, bits, new) }.is_ok();
+            match (F::kind(bits, level), level.down()) {
+                (Kind::Leaf | Kind::Invalid, Some(below)) if level > target => {
+                    let Some(table) = self.new_table(below) else {
+                        return Found::NoTable;
+                    };
+                    let breaks = F::kind(bits, level) == Kind::Leaf;
+                    if !exchange(if breaks { F::FROZEN } else { table }) {
+                        // SAFETY: a table of the platform's, which nothing links.
+                        unsafe { mapper.free_table(F::address(table, level), below) };
+                        return Found::Other;
+                    }
+                    if breaks {
+                        let first = at & !(leaf_bytes(level) - 1);
+                        self.flush(first, first + (leaf_bytes(level) - 1));
+                        // SAFETY: an entry of a table of ours.
+                        unsafe { mapper.link(entry, table) };
+                    }
+                }
+                (Kind::Invalid, _) if level == target => {
+                    if !exchange(self.leaf(at, level, writable)) {
+                        return Found::Other;
+                    }
+                    mapper.barrier(Barrier::Publish);
+                    return Found::Mapped;
+                }
+                _ => return Found::Other,
+            }
+        }
+    }
+}
+
+impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, '_, '_, F> {
     fn disable(&self) {
+        if is_arm64::<F>() {
+            return;
+        }
         self.count();
         let slice = Time::ps(GIVES_WAY.as_ps() / self.world.smaller);
         self.until.set(self.world.cpu().now() + slice);
@@ -239,41 +360,46 @@ impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
     }
 
     fn fault(&self, at: u64, write: bool) -> Handled {
-        let mapper = &self.world.mapper;
-        let (entry, bits, level) = self.world.find::<F>(at, Level::PAGE);
-        if F::kind(bits, level) == Kind::Leaf {
-            let mut attrs = F::decode(bits, level);
-            if write {
-                attrs.perms |= Perms::ANY_WRITE & Attrs::GUEST_MEMORY.perms;
-                attrs.dirty = true;
+        let logging = self.world.logging.get();
+        let found = self.world.find::<F>(at, Level::PAGE);
+        let is_leaf = F::kind(found.1, found.2) == Kind::Leaf;
+        let handled = if is_leaf && (found.2 == Level::PAGE || !logging) {
+            match is_arm64::<F>() {
+                // Whether or not anything has changed, and on all CPUs.
+                true => self.held(false, || {
+                    let handled = self.relax(at, write, found);
+                    let first = at & !(leaf_bytes(found.2) - 1);
+                    self.flush(first, first + (leaf_bytes(found.2) - 1));
+                    handled
+                }),
+                false => self.relax(at, write, found),
             }
-            let new = F::encode(&attrs, level)
-                .map_or(bits, |attrs| attrs | F::put_address(F::address(bits, level)));
-            if new == bits {
-                // The vCPU has not forgotten what was there.
-                if self.order == Order::InPlace {
-                    self.forget_here(at);
+        } else {
+            let clean = self.world.give(at);
+            let alone = is_arm64::<F>() && self.order == Order::Before;
+            let cpu = self.world.cpu();
+            if !alone {
+                cpu.spend(clean);
+            }
+            let target = if logging { Level::PAGE } else { self.world.leaf };
+            let mapped = self.held(alone, || {
+                if alone {
+                    cpu.spend(clean);
                 }
-                return Handled::Again;
+                self.map(at, target, write || !logging)
+            });
+            match mapped {
+                Found::Mapped => {
+                    self.world.set_large(at, target > Level::PAGE);
+                    Handled::Done
+                }
+                Found::Other => Handled::Again,
+                Found::NoTable => Handled::Lost,
             }
-            // SAFETY: an entry of a table of ours.
-            return match unsafe { mapper.compare_exchange(entry, bits, new) } {
-                Ok(()) => Handled::Done,
-                Err(_) => Handled::Again,
-            };
+        };
+        if handled == Handled::Done && write && logging {
+            self.engine.mark_write(Ipa::new(at));
         }
-        self.count();
-        let (entry, bits, level) = self.world.find::<F>(at, self.world.leaf);
-        let mut handled = Handled::Again;
-        if (bits, level) == (0, self.world.leaf) {
-            // SAFETY: an entry of a table of ours.
-            let installed = unsafe { mapper.compare_exchange(entry, 0, self.leaf(at)) };
-            if installed.is_ok() {
-                self.world.set_large(at, true);
-                handled = Handled::Done;
-            }
-        }
-        self.count();
         handled
     }
 }

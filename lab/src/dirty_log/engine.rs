@@ -74,9 +74,7 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
     /// The host has given the page, which takes it as long as there is to be zeroed.
     fn map(&self, at: Ipa, access: Access) -> Handled {
         let cpu = self.world.cpu();
-        let machine = self.world.mapper.machine();
-        cpu.spend(machine.costs().find_page);
-        cpu.spend(machine.costs().zero * (self.page / leaf_bytes(Level::PAGE)));
+        cpu.spend(self.world.give(at.get()));
         let first = self.world.host(at.get() & !(self.page - 1));
         let mut gather = self.gathers[cpu.id()].borrow_mut();
         let handled = loop {
@@ -107,6 +105,15 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
             self.finish(&mut gather);
         }
         handled
+    }
+
+    /// Marks a write to `at`, if writes to its slot are logged.
+    pub fn mark_write(&self, at: Ipa) {
+        match self.guest.request(&Fault::new(at, Access::Write)) {
+            Ok(request) if request.is_logged_write() => self.mark(&request, at),
+            Ok(_) => {}
+            Err(_) => self.report(format!("no slot for {:#x}", at.get())),
+        }
     }
 
     fn mark(&self, request: &Request, at: Ipa) {

@@ -106,10 +106,10 @@ mod tests {
         assert_eq!(of(128, 255), Some(6));
         assert_eq!(of(256, 511), Some(3));
         assert_eq!((of(2048, 4095), of(4096, 8191)), (Some(3), None));
-        // Every row of the table is one of them, or the total.
+        // Every row of the first system is one of them, or the total.
         let mut calls = 0;
-        for row in published::built_in("dirty-log") {
-            match metric(&row).unwrap_or_else(|| panic!("{row:?}")) {
+        for row in published::built_in("dirty-log").iter().take(13) {
+            match metric(row).unwrap_or_else(|| panic!("{row:?}")) {
                 Metric::Disabling => assert_eq!(row.unit, "s"),
                 Metric::Calls { from_ms, to_ms } => {
                     assert!(of(from_ms, to_ms).is_some(), "{row:?}");

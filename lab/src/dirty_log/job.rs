@@ -11,16 +11,18 @@ use crate::output::report;
 use crate::runs;
 use crate::size::human;
 
-/// How logging is disabled.
+/// Whose host it is, by how logging is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum How {
-    /// Freeze, process, flush, unfreeze
+    /// Freeze, process, flush, unfreeze; on arm64 a kernel whose faults take one lock (before Linux
+    /// 6.2)
     Before,
     /// Freeze, flush, process, unfreeze
     FlushFirst,
     /// Freeze, unfreeze, process, flush
     UnfreezeFirst,
-    /// Freeze, flush, unfreeze, process, as published
+    /// Freeze, flush, unfreeze, process, as published; on arm64 a kernel whose faults hold the lock
+    /// together
     After,
     /// In place, a large leaf for each table, and a flush when the thread gives way: as published
     /// later
@@ -30,6 +32,9 @@ pub enum How {
 }
 
 impl How {
+    /// Those of arm64, where leaves grow again by faults, if at all.
+    pub const ARM64: [Self; 3] = [Self::Before, Self::After, Self::Tablewright];
+
     /// All of them, as they are shown.
     pub const ALL: [Self; 6] = [
         Self::Before,
@@ -79,10 +84,30 @@ impl By {
     }
 }
 
+/// When large leaves are split.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Split {
+    /// When the log starts, or when it is cleared if it starts with all pages in it
+    #[default]
+    Ahead,
+    /// By the first write to each, or on arm64 the first fault
+    Fault,
+}
+
+impl Split {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ahead => "ahead",
+            Self::Fault => "fault",
+        }
+    }
+}
+
 /// Options of the test that a run depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     pub by: By,
+    pub split: Split,
     /// The log begins with all pages in it, and nothing is protected.
     pub all_set: bool,
     /// Each vCPU accesses all of the memory.
@@ -108,7 +133,7 @@ impl Scale {
 }
 
 /// One run to be made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// On which machine.
     pub profile: Profile,
@@ -195,6 +220,8 @@ pub trait Way {
 
 /// Pages of a run without `--scale`.
 const USUAL_PAGES: u64 = 1 << 18;
+/// And of one that takes a moment.
+const MOMENT_PAGES: u64 = 1 << 16;
 /// The tables of more would not fit into many computers.
 const MOST_PAGES: u64 = 1 << 22;
 /// No memory is larger: the host's lies beside it.
@@ -207,6 +234,13 @@ pub fn all_bytes(each: u64, vcpus: u16) -> Result<u64, Error> {
     let all = each.checked_mul(u64::from(vcpus)).filter(|all| *all <= MOST_BYTES);
     let (each, most) = (human(each), human(MOST_BYTES));
     all.ok_or_else(|| Error::Usage(format!("-b {each}: at most {most} for all vCPUs")))
+}
+
+/// Bytes in the largest unit of which they are a whole number.
+fn exact(bytes: u64) -> String {
+    let shift = (0..=4).rev().map(|unit| 10 * unit).find(|&shift| bytes.is_multiple_of(1 << shift));
+    let shift = shift.unwrap_or(0);
+    format!("{} {}", bytes >> shift, ["B", "KiB", "MiB", "GiB", "TiB"][shift as usize / 10])
 }
 
 /// A case, as it is asked for.
@@ -245,73 +279,83 @@ impl Case {
         })
     }
 
-    /// Its scale, and what backs the memory then.
-    fn scaled(&self) -> Result<(Scale, Source), Error> {
+    /// Its scale, what backs the memory then, and how much of it each vCPU has: whole pages of the
+    /// host, and as many that the scale divides them.
+    fn scaled(&self) -> Result<(Scale, Source, u64), Error> {
         let source = self.backing.source;
         let size = source.bytes();
-        let fits = |smaller: u64, fewer: u64| {
-            let all = smaller.checked_mul(fewer);
-            all.is_some_and(|all| {
-                self.bytes.is_multiple_of(all) && (self.bytes / all).is_multiple_of(size / smaller)
-            })
-        };
+        let blocks = self.bytes.div_ceil(size);
         // Two levels of tables below a page of the host are one.
         let deep = source.level().height() == 2;
-        let parts = |scale: u64| match deep && scale.is_multiple_of(LEVEL) {
-            true => (LEVEL, scale / LEVEL),
-            false => (1, scale),
-        };
         let (smaller, fewer) = match self.scale {
-            Some(scale) => parts(scale),
+            Some(scale) if deep && scale.is_multiple_of(LEVEL) => (LEVEL, scale / LEVEL),
+            Some(scale) => (1, scale),
             None => {
                 let smaller = if deep { LEVEL } else { 1 };
-                let pages = self.bytes / PAGE * u64::from(self.vcpus) / smaller;
+                let pages = blocks * (size / PAGE) * u64::from(self.vcpus) / smaller;
                 let mut fewer = 1;
-                while pages / fewer > USUAL_PAGES && fits(smaller, fewer * 2) {
+                while pages / fewer > USUAL_PAGES && fewer * 2 <= blocks {
                     fewer *= 2;
                 }
-                (smaller, fewer)
+                // Of those from it to its double the one that leaves the least over.
+                let least = (fewer..(2 * fewer).min(blocks + 1)).min_by_key(|it| blocks % it);
+                (smaller, least.unwrap_or(fewer))
             }
         };
-        if !fits(smaller, fewer) {
-            return Err(Error::Usage(match self.scale {
-                Some(scale) => {
-                    let powers = (0..u64::BITS).map(|shift| 1 << shift);
-                    let fit = powers.filter(|scale| {
-                        let (smaller, fewer) = parts(*scale);
-                        fits(smaller, fewer)
-                    });
-                    let fit: Vec<String> = fit.map(|scale: u64| scale.to_string()).collect();
-                    format!(
-                        "--scale {scale}: {} of {} cannot be divided so; of the powers of two \
-                         these fit: {}",
-                        human(self.bytes),
-                        self.backing.name,
-                        fit.join(", ")
-                    )
-                }
-                None => format!(
-                    "-b {}: not a multiple of the {} that {} has",
-                    human(self.bytes),
-                    human(size),
-                    self.backing.name
-                ),
-            }));
+        if fewer > blocks {
+            let most = blocks * if deep { LEVEL } else { 1 };
+            return Err(Error::Usage(format!(
+                "--scale {}: each vCPU has {} of {}: at most {most}",
+                smaller * fewer,
+                report::counted(blocks, "page", "pages"),
+                human(size),
+            )));
         }
         let source = match (source, smaller) {
             (Source::Fixed { shift }, LEVEL) => Source::Fixed { shift: shift - 9 },
             (source, _) => source,
         };
-        Ok((Scale { smaller, fewer }, source))
+        Ok((Scale { smaller, fewer }, source, blocks / fewer * fewer * size))
+    }
+
+    /// A scale at which a run takes a moment.
+    pub fn small_scale(&self) -> u64 {
+        let size = self.backing.source.bytes();
+        let blocks = self.bytes.div_ceil(size);
+        let smaller = if self.backing.source.level().height() == 2 { LEVEL } else { 1 };
+        let pages = blocks * (size / PAGE) * u64::from(self.vcpus) / smaller;
+        let mut fewer = 1;
+        while pages / fewer > MOMENT_PAGES && fewer * 2 <= blocks {
+            fewer *= 2;
+        }
+        smaller * fewer
+    }
+
+    /// Says how a size was rounded, if it was.
+    pub fn rounded(&self) -> Result<Option<String>, Error> {
+        let (scale, _, bytes) = self.scaled()?;
+        Ok((bytes != self.bytes).then(|| {
+            format!(
+                "-b {}: taken as {}, whole pages of {}{}",
+                exact(self.bytes),
+                exact(bytes),
+                human(self.backing.source.bytes()),
+                match scale.fewer {
+                    1 => String::new(),
+                    fewer => format!(" of which one in {fewer} is run"),
+                }
+            )
+        }))
     }
 
     /// The run of it with what the test does where nothing else is said, and with vCPUs that go on.
     pub fn job(&self, profile: &Profile, how: How) -> Result<Job, Error> {
         // Where it is as it is asked for, whatever part of it is run.
-        let all = all_bytes(self.bytes, self.vcpus)?;
+        all_bytes(self.bytes, self.vcpus)?;
+        let (scale, source, bytes) = self.scaled()?;
+        let all = all_bytes(bytes, self.vcpus)?;
         let region = Region::new(self.mode, self.backing, all, self.offset)?;
-        let (scale, source) = self.scaled()?;
-        let pages = self.bytes / PAGE * u64::from(self.vcpus) / (scale.smaller * scale.fewer);
+        let pages = bytes / PAGE * u64::from(self.vcpus) / (scale.smaller * scale.fewer);
         if pages > MOST_PAGES {
             return Err(Error::Usage(format!(
                 "-b {}: {} pages are too many to simulate, at most {}: give --scale",

@@ -28,7 +28,7 @@ use crate::profile::{Experiment, Named};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use figures::Metric;
-use job::{By, Case, How, Job, Options, Ran, Run};
+use job::{By, Case, How, Job, Options, Ran, Run, Split};
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -84,9 +84,12 @@ pub struct Arguments {
     /// The profile of a machine, by name or as a file [default: x86-416-vcpus]
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
-    /// How logging is disabled [default: each way in turn; of arm64 tablewright alone]
+    /// Whose host it is, by how logging is disabled [default: each in turn]
     #[arg(long, value_enum)]
     how: Option<How>,
+    /// When large leaves are split
+    #[arg(long, value_enum, default_value = "ahead")]
+    split: Split,
     /// The way in which written pages are found
     #[arg(long, value_enum, default_value = "faults")]
     log: By,
@@ -193,6 +196,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             "manual_protect": !arguments.no_manual_protect,
             "run_while_disabling": arguments.run_while_disabling,
             "log": arguments.log.name(),
+            "split": arguments.split.name(),
             "all_set": arguments.kvm.all_set,
             "overlap": arguments.kvm.overlap,
             "nested": arguments.kvm.nested,
@@ -200,7 +204,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             "scale": scale,
         }),
         rows,
-        warnings: left_out.into_iter().collect(),
+        warnings: left_out.into_iter().chain(arguments.case().rounded()?).collect(),
     };
     report.print(arguments.json, |report| text(&head, scale, &report.rows))?;
     match plot {
@@ -225,6 +229,7 @@ impl Arguments {
                 (self.plot.is_some(), "--plot"),
                 (self.threads.threads.is_some(), "--threads"),
                 (self.log != By::Faults, "--log"),
+                (self.split != Split::Ahead, "--split"),
             ],
             ": not with --on kvm",
         )?;
@@ -263,15 +268,22 @@ impl Arguments {
 
     /// The ways to disable that a machine has.
     fn ways(&self, profile: &Profile) -> Result<Vec<How>, Error> {
-        match (self.how, profile.architecture.is_x86()) {
-            (Some(how), false) if how != How::Tablewright => Err(Error::Usage(format!(
-                "--how {}: tables are taken apart so on x86; {} is arm64",
-                how.name(),
-                profile.name
-            ))),
-            (Some(how), _) => Ok(vec![how]),
-            (None, true) => Ok(How::ALL.to_vec()),
-            (None, false) => Ok(vec![How::Tablewright]),
+        let all = match profile.architecture.is_x86() {
+            true => &How::ALL[..],
+            false => &How::ARM64,
+        };
+        match self.how {
+            Some(how) if !all.contains(&how) => {
+                let names: Vec<_> = all.iter().map(|how| how.name()).collect();
+                Err(Error::Usage(format!(
+                    "--how {}: tables are taken apart so on x86; {} is arm64: use one of {}",
+                    how.name(),
+                    profile.name,
+                    names.join(", ")
+                )))
+            }
+            Some(how) => Ok(vec![how]),
+            None => Ok(all.to_vec()),
         }
     }
 
@@ -285,17 +297,13 @@ impl Arguments {
             let name = &profile.name;
             return usage(&format!("{option}: {name} is arm64, and that is x86's"));
         }
-        if asked.all_set && by_hardware {
-            return usage(
-                "--all-set: not with --log modification: large leaves have to be closed first",
-            );
-        }
         if asked.all_set && self.no_manual_protect {
             return usage("--all-set: not with -g: it is clearing the log that protects");
         }
         check_pins(&asked.cpus, profile, vcpus)?;
         Ok(Options {
             by: self.log,
+            split: self.split,
             all_set: asked.all_set,
             overlap: asked.overlap,
             nested: asked.nested,
@@ -382,43 +390,48 @@ impl Row {
         self.published.map(|published| error_percent(disable, published))
     }
 
-    /// The phases before the last, in the words of the well-known test.
-    fn phases(&self) -> String {
-        let line = |name: &str, time: Time| {
-            format!("{name}: {}\n", report::time(time.as_secs_f64() * 1e9))
-        };
+    /// The phases before the last, in the words of the well-known test, and how long each took.
+    fn phases(&self) -> Vec<(String, Time)> {
         let Ran { populate, enable, dirty, get, clear, .. } = &self.ran;
-        let mut text = line("Populate memory time", *populate);
-        text += &line("Enabling dirty logging time", *enable);
+        let mut phases = vec![("populate memory".to_owned(), *populate)];
+        phases.push(("enable dirty logging".to_owned(), *enable));
         for (number, dirty) in dirty.iter().enumerate() {
-            let of = |what: &str| format!("Iteration {} {what} time", number + 1);
-            text += "\n";
-            text += &line(&of("dirty memory"), *dirty);
-            text += &line(&of("get dirty log"), get[number]);
-            if let Some(clear) = clear.get(number) {
-                text += &line(&of("clear dirty log"), *clear);
-            }
+            let of = |what: &str| format!("{what} {}", number + 1);
+            phases.push((of("dirty memory"), *dirty));
+            phases.push((of("get dirty log"), get[number]));
+            phases.extend(clear.get(number).map(|clear| (of("clear dirty log"), *clear)));
         }
-        text += "\n";
-        let over = |what: &str, times: &[Time]| {
-            let total: f64 = seconds(times).iter().sum();
-            format!(
-                "{what} dirty log over {} took {}. (Avg {}/iteration)\n",
-                report::counted(times.len() as u64, "iteration", "iterations"),
-                report::time(total * 1e9),
-                report::time(total / times.len().max(1) as f64 * 1e9)
-            )
-        };
-        text += &over("Get", get);
-        if self.job.manual {
-            text += &over("Clear", clear);
-        }
-        if self.ran.log_full > 0 {
-            let exits = report::counted(self.ran.log_full, "time", "times");
-            text += &format!("Hardware's log was full {exits}\n");
-        }
-        text
+        phases
     }
+}
+
+/// The phases before the last, with a column for each host.
+fn phases(rows: &[Row]) -> String {
+    // On x86 all kernels here have the same faults.
+    let is_x86 = rows.first().is_some_and(|row| row.job.profile.architecture.is_x86());
+    let is_ours = |row: &&Row| row.job.how == How::Tablewright;
+    let kernels = rows.iter().filter(|row| !is_ours(row));
+    let kernels = kernels.take(if is_x86 { 1 } else { usize::MAX });
+    let hosts: Vec<&Row> = kernels.chain(rows.iter().filter(is_ours)).collect();
+    let name = |row: &Row| match row.job.how {
+        How::Tablewright => row.job.how.name(),
+        _ if is_x86 => "kernel",
+        how => how.name(),
+    };
+    let all: Vec<_> = hosts.iter().map(|row| row.phases()).collect();
+    let names = all.first().into_iter().flatten().map(|(name, _)| name.clone());
+    let line = |(at, name): (usize, String)| {
+        let times = all.iter().map(|phases| report::time(phases[at].1.as_secs_f64() * 1e9));
+        std::iter::once(name).chain(times).collect::<Vec<_>>()
+    };
+    let hosts_named = hosts.iter().map(|row| name(row).to_owned());
+    let head = std::iter::once(String::new()).chain(hosts_named);
+    let full = hosts.iter().map(|row| row.ran.log_full).max().unwrap_or(0);
+    let mut text = report::table_of(head.collect(), 1, names.enumerate().map(line).collect());
+    if full > 0 {
+        text += &format!("\nHardware's log was full {}\n", report::counted(full, "time", "times"));
+    }
+    text
 }
 
 fn text(head: &str, scale: u64, rows: &[Row]) -> String {
@@ -428,9 +441,7 @@ fn text(head: &str, scale: u64, rows: &[Row]) -> String {
             "with 1/{scale} of the pages; what takes as long as there are pages is multiplied\n"
         ));
     }
-    if let Some(row) = rows.first() {
-        text += &format!("\n{}", row.phases());
-    }
+    text += &format!("\n{}", phases(rows));
     text += &format!("\n{TITLE}:\n\n{}{}", columns::table(1, 1, rows), zaps(rows));
     text + report::fitted(rows.iter().any(|row| row.fitted))
 }

@@ -1,8 +1,10 @@
 //! The well-known test of dirty logging on the software machine, phase by phase.
 //!
 //! The guest's memory is populated, logged, written, and the log read and cleared, as often as
-//! asked; all of that is the engine's in every run. Then the log is disabled, by one of the ways,
-//! while the vCPUs go on with their accesses if that is asked for.
+//! asked. Faults are handled by the host that the run is about; pages are split ahead, protected
+//! and looked for in the log by the engine in every run, which takes as long as a kernel does for
+//! each entry. Then the log is disabled, by one of the ways, while the vCPUs go on with their
+//! accesses if that is asked for.
 //!
 //! # Scale
 //!
@@ -30,11 +32,11 @@ use tablewright_machine::{
 
 use super::baseline::{Baseline, Order};
 use super::engine::Engine;
-use super::job::{By, How, Job, Ran, Scale, Way};
+use super::job::{By, How, Job, Options, Ran, Scale, Split, Way};
 use super::world::World;
 use crate::error::Error;
 use crate::guest::input::PAGE;
-use crate::guest::{Handled, Stage2, architecture, failed, leaf_bytes, shared_space};
+use crate::guest::{Handled, Stage2, architecture, failed, is_arm64, leaf_bytes, shared_space};
 use crate::random::Random;
 use crate::runs::Simulated;
 
@@ -87,7 +89,11 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
     let machine = Machine::new(setup);
     let mapper = machine.new_space();
     let space = shared_space::<F, _>(mapper, mapper)?;
-    let world = World::new(mapper, space.root(), job.region, leaf, job.scale.smaller);
+    let page = job.source.bytes().min(leaf_bytes(leaf));
+    let cleans = is_arm64::<F>() && !job.profile.architecture.forced_write_back;
+    let clean = if cleans { job.profile.costs.clean } else { Time::ZERO };
+    let world =
+        World::new(mapper, space.root(), job.region, (leaf, page), clean, job.scale.smaller);
     let mut cells: Vec<SlotCell> = (0..job.slots).map(|_| SlotCell::new()).collect();
     let guest = Guest::new(space, &mut cells);
 
@@ -110,11 +116,11 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
         world: &world,
         guest: &guest,
         bitmaps: &bitmaps,
-        page: job.source.bytes().min(leaf_bytes(leaf)),
+        page,
         gathers: (0..job.vcpus).map(|_| guest.gather().into()).collect(),
         deferred: RefCell::default(),
     };
-    let baseline = |order| Baseline::<F>::new(&world, order);
+    let baseline = |order| Baseline::new(&engine, order);
     let baseline = match job.how {
         How::Before => Some(baseline(Order::Before)),
         How::FlushFirst => Some(baseline(Order::FlushFirst)),
@@ -143,6 +149,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
         shadow: machine.new_lock(),
         phase: Cell::new((0, Phase::Rest)),
         ready: Cell::new(0),
+        begun: Cell::new(false),
         retries: Cell::new(0),
         log_full: Cell::new(0),
         stalls: RefCell::default(),
@@ -182,6 +189,8 @@ struct Test<'t, 'm, 'g, 's, F: Format<Input = Ipa>> {
     phase: Cell<(u32, Phase)>,
     /// vCPUs that are through with it.
     ready: Cell<usize>,
+    /// Large leaves are split ahead, and hardware logs what is written.
+    begun: Cell<bool>,
     retries: Cell<u64>,
     log_full: Cell<u64>,
     stalls: RefCell<Vec<(Time, u64)>>,
@@ -267,8 +276,14 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let Scale { smaller, fewer } = self.job.scale;
         let all = smaller * fewer;
         let ((), populate) = self.timed(cpu, all, || self.all_vcpus(cpu, Phase::Populate));
-        let (enabled, enable) = self.called(cpu, || self.enable(cpu));
+        // Large leaves that stay large are as many as there are, however large.
+        let stays = self.job.options.split == Split::Fault && self.world.leaf != Level::PAGE;
+        let (enabled, enable) = self.timed(cpu, if stays { fewer } else { all }, || self.enable());
         enabled?;
+        let enable = enable + self.call(cpu);
+        let slots = self.machine.costs().slot * u64::from(self.job.slots);
+        cpu.spend(slots);
+        let enable = enable + slots;
         let mut ran = Ran { populate, enable, ..Ran::default() };
         for _ in 0..self.job.iterations {
             let ((), dirty) = self.timed(cpu, all, || self.all_vcpus(cpu, Phase::Dirty));
@@ -290,6 +305,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
             self.enter(cpu, Phase::Disable);
         }
         let before = self.machine.counts();
+        let flushes = self.world.flushes.get();
         let worked = self.world.worked();
         let (disabled, took) = self.timed(cpu, 1, || self.disable());
         disabled?;
@@ -300,12 +316,13 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let worked = self.world.worked().saturating_sub(worked);
         self.check_large();
         let scaled = |took: Time, worked: Time| took.saturating_sub(worked) + worked * smaller;
-        ran.disable = scaled(took, worked) * fewer + self.call(cpu);
+        ran.disable = scaled(took, worked) * fewer + self.call(cpu) + slots;
         let zaps = self.world.zaps.take().into_iter();
         ran.zaps = zaps.map(|(took, worked)| scaled(took, worked)).collect();
         // The last is for what is left, however much there is.
         let last = u64::from(self.job.how == How::InPlace);
-        ran.flushes = self.world.flushes.get().saturating_sub(last) * fewer + last;
+        let flushes = self.world.flushes.get() - flushes;
+        ran.flushes = flushes.saturating_sub(last) * fewer + last;
         ran.kicks = (after.kicks - before.kicks) * fewer;
         ran.faults = (after.faults - before.faults) * all;
         ran.retries = self.retries.get() * all;
@@ -316,6 +333,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     }
 
     fn replace(&self, log: Log) -> Result<(), String> {
+        self.world.logging.set(log.is_on());
         for slot in self.slots {
             // What is mapped is protected, or collapsed: nothing is taken back.
             drop(self.engine.guest.replace(slot.with_log(log)).map_err(|it| it.to_string())?);
@@ -329,14 +347,38 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     }
 
     /// Large leaves are split ahead, and everything loses the permission to write.
-    fn enable(&self, cpu: Cpu<'_>) -> Result<(), String> {
-        let log = self.job.options.by.log();
-        self.replace(log)?;
-        if self.job.options.all_set {
+    fn enable(&self) -> Result<(), String> {
+        let Options { by, all_set, split, .. } = self.job.options;
+        self.replace(by.log())?;
+        if all_set {
             self.bitmaps.iter().for_each(Bitmap::mark_all);
             return Ok(());
         }
-        cpu.spend(self.machine.costs().visit * (self.job.region.bytes / PAGE));
+        let each = match split {
+            Split::Ahead => PAGE,
+            Split::Fault => leaf_bytes(self.world.leaf),
+        };
+        let visit = self.machine.costs().visit * (self.job.region.bytes / each);
+        self.machine.cpu().spend(visit);
+        if split == Split::Ahead {
+            self.split()?;
+        }
+        for slot in self.slots {
+            let mut gather = self.engine.guest.gather();
+            let slot = slot.with_log(by.log());
+            let closed = match by {
+                By::Faults => gather.protect(&slot, 0..slot.guest.size() / PAGE),
+                By::Modification => gather.begin_modification_log(&slot),
+            };
+            closed.map_err(|it| it.to_string())?;
+            self.engine.finish(&mut gather);
+        }
+        self.begun.set(true);
+        Ok(())
+    }
+
+    /// Large leaves become pages.
+    fn split(&self) -> Result<(), String> {
         for slot in self.slots {
             let mut gather = self.engine.guest.gather();
             let mut from = Some(slot.guest.start());
@@ -349,13 +391,6 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
                 self.engine.finish(&mut gather);
             }
             gather.release_tables();
-            let slot = slot.with_log(log);
-            let closed = match self.job.options.by {
-                By::Faults => gather.protect(&slot, 0..slot.guest.size() / PAGE),
-                By::Modification => gather.begin_modification_log(&slot),
-            };
-            closed.map_err(|it| it.to_string())?;
-            self.engine.finish(&mut gather);
         }
         for at in self.world.parts() {
             self.world.set_large(at, false);
@@ -376,18 +411,39 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         Ok(())
     }
 
-    /// Takes the marks away, and protects their pages again.
+    /// Takes the marks away, and protects their pages again. The first time, where all pages were
+    /// in the log, large leaves are split ahead.
     fn harvest(&self) -> Result<(), String> {
+        let Options { by, split, .. } = self.job.options;
+        let starts = !self.begun.replace(true);
+        if starts && split == Split::Ahead {
+            self.split()?;
+        }
+        let words: u64 = (self.bitmaps.iter()).map(|bitmap| bitmap.pages().div_ceil(64)).sum();
+        self.machine.cpu().spend(self.machine.costs().word * words);
         let mut found = 0;
         for (slot, bitmap) in self.slots.iter().zip(self.bitmaps) {
             let mut gather = self.engine.guest.gather();
-            let slot = slot.with_log(self.job.options.by.log());
+            let slot = slot.with_log(by.log());
+            if starts && by == By::Modification {
+                gather.begin_modification_log(&slot).map_err(|it| it.to_string())?;
+                self.engine.finish(&mut gather);
+            }
             let harvested =
                 gather.harvest(&slot, bitmap, 0..bitmap.pages(), Harvest::empty(), |_, bits| {
                     found += u64::from(bits.count_ones())
                 });
             harvested.map_err(|it| it.to_string())?;
             self.engine.finish(&mut gather);
+        }
+        // A large leaf is come by once, and what was split ahead just before.
+        let each = match (starts, split) {
+            (true, Split::Ahead) => u64::MAX,
+            (true, Split::Fault) => leaf_bytes(self.world.leaf) / PAGE,
+            (false, _) => 1,
+        };
+        if self.job.how != How::Tablewright {
+            self.machine.cpu().spend(self.machine.costs().entry * (found / each));
         }
         self.check_found(found);
         Ok(())
@@ -404,14 +460,20 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
 
     fn disable(&self) -> Result<(), String> {
         self.replace(Log::Off)?;
-        if self.world.leaf != Level::PAGE {
+        if self.collapses() {
             self.way.disable();
         }
         Ok(())
     }
 
+    /// Whether memory is in large leaves again when the log is disabled.
+    fn collapses(&self) -> bool {
+        let is_ours = self.job.how == How::Tablewright;
+        self.world.leaf != Level::PAGE && (is_ours || !is_arm64::<F>())
+    }
+
     fn check_large(&self) {
-        for at in self.world.parts().filter(|_| self.world.leaf != Level::PAGE) {
+        for at in self.world.parts().filter(|_| self.collapses()) {
             let found = self.engine.guest.space().query(Ipa::new(at));
             let small = found.is_some_and(|leaf| leaf.size() < leaf_bytes(self.world.leaf));
             self.machine.check(!small, || format!("{at:#x} is in small leaves still"));
@@ -435,13 +497,14 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
                 Phase::Dirty => self.log_anew(cpu),
                 _ => self.machine.log_modifications(None, 0),
             }
-            match phase {
+            self.world.at_work(|| match phase {
                 Phase::Populate => self.own(cpu).for_each(|at| self.access(cpu, at, true)),
                 Phase::Dirty => self.pass(cpu, &mut random, || true),
                 Phase::Disable => {
                     let goes_on = || self.phase.get().0 == number;
                     while goes_on() {
-                        if self.own(cpu).all(|at| self.world.is_large(at)) {
+                        let done = !self.collapses();
+                        if done || self.own(cpu).all(|at| self.world.is_large(at)) {
                             self.machine.guest_computes();
                         } else {
                             self.pass(cpu, &mut random, goes_on);
@@ -451,7 +514,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
                 }
                 // What it was asked to forget it forgets when it enters.
                 Phase::Rest | Phase::Over => self.machine.enter_guest(),
-            }
+            });
             self.machine.leave_guest();
             self.drain(cpu);
             // No CPU waits for the end of what goes on until the next phase.
@@ -467,7 +530,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
 
     /// Hardware's log of this vCPU is empty, and on.
     fn log_anew(&self, cpu: Cpu<'_>) {
-        if let Some(&page) = self.logs.get(cpu.id()) {
+        if let (Some(&page), true) = (self.logs.get(cpu.id()), self.begun.get()) {
             self.machine.log_modifications(Some(page), ModificationLog::FIRST);
         }
     }
@@ -569,10 +632,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
             // it can serve.
             let back = (self.machine.costs().exit * 2).min(self.machine.costs().exception);
             cpu.spend(back);
-            let handled = self.nested(cpu, || match disabling {
-                true => self.way.fault(at, write),
-                false => self.engine.fault(at, write),
-            });
+            let handled = self.nested(cpu, || self.way.fault(at, write));
             match handled {
                 Handled::Done => cpu.spend(self.machine.costs().exception.saturating_sub(back)),
                 Handled::Again => waited = Some(self.world.worked()),
@@ -595,8 +655,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         }
         if !self.world.is_large(at) {
             self.world.fetch();
-            self.world.fetch_own();
         }
+        self.world.fetch_own();
     }
 
     /// A vCPU that waited for an entry waited for work on tables, of which there is more than was

@@ -2,13 +2,14 @@
 //!
 //! # Contention
 //!
-//! With all vCPUs at work, taking an entry out of a table was published to take 65 times as long as
-//! it takes alone. What they contend for is not known. The model is a queue with a way to it: **a
-//! line that is not in the cache of its CPU comes through one queue, which serves one line at a
-//! time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)), **and takes a
-//! [`latency`](tablewright_machine::Costs::latency) besides, which CPUs spend side by side**.
-//! Tables that a log splits ahead are allocated by the one thread that starts it, on its node of
-//! memory, so that all vCPUs fetch from there.
+//! With 416 vCPUs at work, taking an entry out of a table was published to take 65 times as long
+//! as it takes alone. Their contention is modelled as a queue with a way to it: **a line that is
+//! not in the cache of its CPU comes through one queue, which serves one line at a time**
+//! ([`Costs::fetch`](tablewright_machine::Costs::fetch)), **and takes longer besides for each other
+//! CPU that works on memory at the time**
+//! ([`Costs::latency_shared`](tablewright_machine::Costs::latency_shared)). A CPU that is alone
+//! pays neither. Tables that a log splits ahead are allocated by the one thread that starts it, on
+//! its node of memory, so that all vCPUs fetch from there.
 //!
 //! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it
 //!   writes, and then, with the address known, the line that it writes, which is in memory of its
@@ -19,8 +20,12 @@
 //!   it, two lines: its own, and that of the huge page that it is part of.
 //! * The lines of a table come one behind the other once the first is there, as hardware has them
 //!   come that is read in order.
-//! * A line of the guest's host, with the lock that faults take for reading and the counts of
-//!   leaves, is fetched by a CPU that was not the last to have it.
+//! * The line of the lock that faults take for reading, with the counts of leaves, goes from CPU to
+//!   CPU, one at a time ([`Costs::transfer`](tablewright_machine::Costs::transfer)).
+//!
+//! A page of the host is zeroed when it is used for the first time: by the CPU that uses it, at its
+//! own pace ([`Costs::zero`](tablewright_machine::Costs::zero)), and through memory that all share
+//! ([`Costs::zero_shared`](tablewright_machine::Costs::zero_shared)).
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -46,6 +51,17 @@ pub struct World<'m> {
     pub leaf: Level,
     /// Source of cache lines.
     memory: Resource,
+    /// Writes are logged, and leaves are pages.
+    pub logging: Cell<bool>,
+    /// Memory that is being zeroed.
+    zeroing: Resource,
+    /// CPUs that work on memory.
+    working: Cell<u64>,
+    /// The size of the host's pages, and those that were given.
+    page: u64,
+    given: Box<[Cell<bool>]>,
+    /// To clean a page before a guest gets it.
+    clean: Time,
     /// Those parts that are in leaves of that level.
     large: Box<[Cell<bool>]>,
     /// For so long the host's thread has worked on tables, and since when it does again.
@@ -60,7 +76,14 @@ pub struct World<'m> {
 }
 
 impl<'m> World<'m> {
-    pub fn new(mapper: Mapper<'m>, root: Pa, region: Region, leaf: Level, smaller: u64) -> Self {
+    pub fn new(
+        mapper: Mapper<'m>,
+        root: Pa,
+        region: Region,
+        (leaf, page): (Level, u64),
+        clean: Time,
+        smaller: u64,
+    ) -> Self {
         let parts = region.bytes / leaf_bytes(leaf);
         Self {
             mapper,
@@ -68,6 +91,12 @@ impl<'m> World<'m> {
             region,
             leaf,
             memory: Resource::new(),
+            logging: Cell::new(false),
+            zeroing: Resource::new(),
+            working: Cell::new(0),
+            page,
+            clean,
+            given: (0..region.bytes.div_ceil(page)).map(|_| Cell::new(false)).collect(),
             large: (0..parts).map(|_| Cell::new(false)).collect(),
             worked: Cell::new(Time::ZERO),
             since: Cell::new(None),
@@ -107,12 +136,45 @@ impl<'m> World<'m> {
     /// One line.
     pub fn fetch(&self) {
         self.memory.acquire(self.cpu(), self.mapper.machine().costs().fetch);
-        self.fetch_own();
+        self.wait_for_others();
     }
 
-    /// One line that no other CPU waits for.
+    /// One line of the guest's memory, from which nothing else comes meanwhile.
     pub fn fetch_own(&self) {
         self.cpu().spend(self.mapper.machine().costs().latency);
+        self.wait_for_others();
+    }
+
+    fn wait_for_others(&self) {
+        let others = self.working.get().saturating_sub(1);
+        self.cpu().spend(self.mapper.machine().costs().latency_shared * others);
+    }
+
+    /// Works on memory, as others may do at the same time.
+    pub fn at_work<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.cpu().order();
+        self.working.update(|working| working + 1);
+        let done = work();
+        self.cpu().order();
+        self.working.update(|working| working - 1);
+        done
+    }
+
+    /// Has the host give the page for an address: found and zeroed, when it is used first. Returns
+    /// how long it takes to clean what was given, where the guest may read past the caches.
+    pub fn give(&self, at: u64) -> Time {
+        let cpu = self.cpu();
+        cpu.order();
+        if self.given[((at - self.region.first) / self.page) as usize].replace(true) {
+            return Time::ZERO;
+        }
+        let costs = self.mapper.machine().costs();
+        let pages = self.page / leaf_bytes(Level::PAGE);
+        cpu.spend(costs.find_page);
+        let until = self.zeroing.reserve(cpu, costs.zero_shared * pages);
+        cpu.spend(costs.zero * pages);
+        cpu.wait_until(until);
+        self.clean * pages
     }
 
     /// All lines of a table.

@@ -4,6 +4,7 @@ pub mod host;
 pub mod input;
 
 use clap::ValueEnum;
+use tablewright::format::Rule;
 use tablewright::shared::{SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Format, Half, Level};
 use tablewright_machine::{Architecture, Granule, Mapper, Profile, Regime, Time};
@@ -26,6 +27,11 @@ pub fn leaf_for(bytes: u64) -> Option<Level> {
 /// The memory that a leaf translates.
 pub fn leaf_bytes(leaf: Level) -> u64 {
     4096 << (9 * u32::from(leaf.height()))
+}
+
+/// Whether a format is arm64's, whose rules ask for break-before-make.
+pub const fn is_arm64<F: Format>() -> bool {
+    matches!(F::RULE, Rule::Arm)
 }
 
 /// The format of the tables.

@@ -253,12 +253,34 @@ fn metrics_text(rows: &[Row]) -> String {
     })
 }
 
+/// Characters of a row's name in a line.
+const NAME: usize = 17;
+
+/// Words with a space behind an underscore wherever they are longer than a line.
+fn broken(words: &str, wide: usize) -> String {
+    let mut text = String::new();
+    for word in words.split_whitespace() {
+        let mut line = 0;
+        for part in word.split_inclusive('_') {
+            let length = part.chars().count();
+            if line > 0 && line + length + 2 > wide {
+                text.push(' ');
+                line = 0;
+            }
+            text.push_str(part);
+            line += length;
+        }
+        text.push(' ');
+    }
+    text
+}
+
 fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
     let cells = |row: &Row| {
         let error =
             row.error_percent.map_or("-".to_owned(), |error| report::marked(error, row.fitted));
         let [a, b, c, d, e] = row.figures();
-        [report::wrapped(name(row), 17, "  "), a, b, c, d, e, error]
+        [report::wrapped(&broken(name(row), NAME), NAME, "  "), a, b, c, d, e, error]
     };
     let table = report::table(
         [

@@ -160,9 +160,9 @@ mod tests {
         let names: Vec<_> = crate::published::EXPERIMENTS.iter().map(|(name, _)| *name).collect();
         assert_eq!(sections, names);
         // One for each system of the linear map, the first of which is now two, one for stage 2,
-        // one for flushes, one for the end of a log, and one for each of the three units of its
-        // start.
-        assert_eq!(named("figure").count(), 16);
+        // one for flushes, one for the end of a log, five for its phases, and one for each of the
+        // three units of its start.
+        assert_eq!(named("figure").count(), 21);
         let lines = named("tr").filter(|row| row.attribute("class") != Some("about"));
         let lines = lines.count() - named("table").count();
         assert_eq!(lines, rows.len());

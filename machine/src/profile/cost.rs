@@ -74,9 +74,9 @@ macro_rules! costs {
             }
 
             /// The costs, and which of them are given.
-            pub(super) fn costs(&self) -> (Costs, u32) {
+            pub(super) fn costs(&self) -> (Costs, u64) {
                 let given = [$(self.$name.is_some()),*];
-                let bits = (0..).zip(given).map(|(bit, given)| u32::from(given) << bit);
+                let bits = (0..).zip(given).map(|(bit, given)| u64::from(given) << bit);
                 let stated = bits.fold(0, |all, bit| all | bit);
                 let costs = Costs { $($name: self.$name.map_or(Time::ZERO, |it| it.0)),* };
                 (costs, stated)
@@ -88,11 +88,11 @@ macro_rules! costs {
 costs! {
     entry load exchange table publish issue complete bus walk access exception transfer lock_take
     lock_hand_over clean
-    clean_again zero find_page fetch latency interrupt host_interrupt wake exit reverse_map cycle
-    call copy visit
+    clean_again zero zero_shared find_page fetch latency latency_shared interrupt host_interrupt
+    wake exit reverse_map cycle call copy word slot visit
 }
 
-const _: () = assert!(COSTS.len() <= u32::BITS as usize, "a bit for each cost");
+const _: () = assert!(COSTS.len() <= u64::BITS as usize, "a bit for each cost");
 
 impl Cost {
     /// All of them, in the order of [`Costs`].
