@@ -1,9 +1,10 @@
 //! A progress bar for work that turns out to be long.
 
+use std::fmt::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// Work shorter than this shows nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -20,7 +21,7 @@ impl Progress {
     /// A bar of that many steps, not shown yet.
     pub fn new(steps: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::hidden());
-        style(&bar, "{msg:28} {wide_bar} {pos}/{len} {eta}");
+        style(&bar, "{msg:28} {wide_bar} {pos}/{len} {left}");
         Self { bar, started: Instant::now(), shown: false }
     }
 
@@ -29,7 +30,7 @@ impl Progress {
     pub fn ticking(steps: u64) -> Self {
         let mut progress = Self::new(steps);
         progress.shown = true;
-        style(&progress.bar, "{spinner} {elapsed:>3} {msg:24} {wide_bar} {pos}/{len} {eta}");
+        style(&progress.bar, "{spinner} {elapsed:>3} {msg:24} {wide_bar} {pos}/{len} {left}");
         let bar = progress.bar.downgrade();
         thread::spawn(move || {
             thread::sleep(PATIENCE);
@@ -81,12 +82,35 @@ impl Progress {
 
 fn style(bar: &ProgressBar, template: &str) {
     if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
+        let show = |state: &ProgressState, to: &mut dyn Write| {
+            // A terminal that takes no more has nothing to be told.
+            let _ = to.write_str(&left(state.pos(), state.eta()));
+        };
+        bar.set_style(style.with_key("left", show));
+    }
+}
+
+/// How long it will take, which nothing is known of before the first step is done.
+fn left(steps: u64, eta: Duration) -> String {
+    match steps {
+        0 => String::new(),
+        _ => format!("{:#}", HumanDuration(eta)),
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_is_promised_before_the_first_step() {
+        assert_eq!(left(0, Duration::ZERO), "");
+        assert_eq!(left(1, Duration::from_secs(40)), "40s");
     }
 }

@@ -62,10 +62,9 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     how: Option<How>,
     /// Run with one Nth of the memory, and multiply times by N: every page takes as long as any
-    /// other
-    #[arg(long, value_name = "N", default_value = "1",
-          value_parser = clap::value_parser!(u64).range(1..))]
-    scale: u64,
+    /// other [default: a quarter of a million faults are run in a phase]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    scale: Option<u64>,
     /// Log writes before anything was touched, so that no block was ever mapped: the first phase is
     /// left out
     #[arg(long)]
@@ -91,6 +90,8 @@ enum Place {
 }
 
 const MACHINE: &str = "kunpeng-920";
+/// Faults in a phase of a run without `--scale`: less than a second for each way.
+const USUAL_FAULTS: u64 = 1 << 18;
 /// The tables of more, and what the machine knows of their pages, would not fit into many
 /// computers.
 const MOST_PAGES: u64 = 1 << 24;
@@ -173,14 +174,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let mut warnings = Vec::new();
     let (whole, rows) = arguments.rows(&profile, &software, &mut warnings)?;
     warnings.extend(left_out);
+    let scale = arguments.scale(whole);
     let report: Report<Value, Row> = Report {
         experiment: "page-table-test",
-        parameters: arguments.parameters(whole, &profile.name),
+        parameters: arguments.parameters(whole, scale, &profile.name),
         rows,
         warnings,
     };
     report.print(arguments.json, |Report { rows, .. }| {
-        let head = arguments.head(whole, &profile.name);
+        let head = arguments.head(whole, scale, &profile.name);
         let tables = [1, 2].map(|number| columns::table(number, 1, rows)).join("\n");
         let fitted = rows.iter().any(|row| row.fitted.contains(&true));
         format!("{head}\n{tables}{}", report::fitted(fitted))
@@ -201,7 +203,25 @@ impl Arguments {
         Guest::new(self.source, self.bytes, self.vcpus, shown)
     }
 
-    fn parameters(&self, whole: Region, machine: &str) -> Value {
+    /// The part of the memory that is run: the largest of which a run on the machine takes
+    /// seconds, if its pages can be divided so.
+    fn scale(&self, whole: Region) -> u64 {
+        let guest = self.guest();
+        let usual = || {
+            let faults = whole.bytes / PAGE * u64::from(guest.vcpus);
+            let powers = (0..u64::BITS).map(|shift| 1 << shift);
+            let divides = |scale: &u64| whole.scaled(guest.source, *scale).is_ok();
+            let mut fit = powers.take_while(divides).skip_while(|it| faults / it > USUAL_FAULTS);
+            let largest = (0..u64::BITS).map(|shift| 1 << shift).take_while(divides).last();
+            fit.next().or(largest).unwrap_or(1)
+        };
+        match self.on {
+            Place::Machine => self.scale.unwrap_or_else(usual),
+            _ => self.scale.unwrap_or(1),
+        }
+    }
+
+    fn parameters(&self, whole: Region, scale: u64, machine: &str) -> Value {
         let guest = self.guest();
         json!({
             "mode": self.mode.name,
@@ -210,12 +230,12 @@ impl Arguments {
             "first": format!("{:#x}", whole.first),
             "vcpus": guest.vcpus,
             "machine": machine,
-            "scale": self.scale,
+            "scale": scale,
             "logging_first": self.logging_first,
         })
     }
 
-    fn head(&self, whole: Region, machine: &str) -> String {
+    fn head(&self, whole: Region, scale: u64, machine: &str) -> String {
         let guest = self.guest();
         let mut text = format!(
             "{} of {} at {:#x}, {} on {machine}\n",
@@ -224,10 +244,9 @@ impl Arguments {
             whole.first,
             report::counted(guest.vcpus.into(), "vCPU", "vCPUs"),
         );
-        if self.scale > 1 {
+        if scale > 1 {
             text += &format!(
-                "run with 1/{} of it; times are multiplied, counts are of what was run\n",
-                self.scale
+                "run with 1/{scale} of it; times are multiplied, counts are of what was run\n"
             );
         }
         report::title(&text)
@@ -237,7 +256,7 @@ impl Arguments {
         Error::refuse(
             &[
                 (self.how.is_some(), "--how"),
-                (self.scale != 1, "--scale"),
+                (self.scale.is_some(), "--scale"),
                 (self.machine.is_some(), "--machine"),
                 (self.logging_first, "--logging-first"),
                 (self.kvm.overlap, "-o"),
@@ -272,7 +291,8 @@ impl Arguments {
         let Guest { source: backing, bytes, vcpus } = self.guest();
         let whole = Region::new(self.mode, backing, bytes, self.offset)?;
         addressable(self.mode, "the native run")?;
-        let region = whole.scaled(backing, self.scale)?;
+        let scale = self.scale(whole);
+        let region = whole.scaled(backing, scale)?;
         let most = thread::available_parallelism().map_or(1, usize::from) * 8;
         if usize::from(vcpus) > most {
             return Err(Error::Usage(format!(
@@ -282,15 +302,15 @@ impl Arguments {
         let took = native::run(backing.source, region, vcpus).map_err(|problem| {
             Error::Subject { subject: how.name(), operation: "page-table-test", problem }
         })?;
-        let seconds = took.times.map(|time| time.as_secs_f64() * self.scale as f64);
+        let seconds = took.times.map(|time| time.as_secs_f64() * scale as f64);
         let report: Report<Value, NativeRow> = Report {
             experiment: "page-table-test",
-            parameters: self.parameters(whole, "native"),
+            parameters: self.parameters(whole, scale, "native"),
             rows: vec![NativeRow { seconds, took }],
             warnings: stats::build_warning().into_iter().collect(),
         };
         report.print(self.json, |report| {
-            format!("{}\n{}", self.head(whole, "native"), columns::table(1, 1, &report.rows))
+            format!("{}\n{}", self.head(whole, scale, "native"), columns::table(1, 1, &report.rows))
         })
     }
 
@@ -305,7 +325,8 @@ impl Arguments {
         Experiment::PageTableTest.fits(profile, "-v", vcpus)?;
         let whole = Region::new(self.mode, backing, bytes, self.offset)?;
         addressable(self.mode, &profile.name)?;
-        let region = whole.scaled(backing, self.scale)?;
+        let scale = self.scale(whole);
+        let region = whole.scaled(backing, scale)?;
         let pages = region.bytes / PAGE;
         if pages > MOST_PAGES {
             return Err(Error::Usage(format!(
@@ -343,15 +364,15 @@ impl Arguments {
                 )),
                 None => {}
             }
-            rows.push(self.row(how, ran, &figures));
+            rows.push(self.row(how, ran, scale, &figures));
         }
         Ok((whole, rows))
     }
 
-    fn row(&self, how: How, ran: Ran, figures: &Figures) -> Row {
+    fn row(&self, how: How, ran: Ran, scale: u64, figures: &Figures) -> Row {
         let time = |phase: usize| {
             let is_run = phase > 0 || !self.logging_first;
-            is_run.then(|| ran.times[phase].as_secs_f64() * self.scale as f64)
+            is_run.then(|| ran.times[phase].as_secs_f64() * scale as f64)
         };
         let figure = |phase| figures.get(how, phase).filter(|_| !self.logging_first);
         Row {

@@ -189,3 +189,13 @@ fn threads_of_this_computer_run_it() {
     assert!(["create_s", "update_s", "rebuild_s"].iter().all(|phase| number(row, phase) > 0.0));
     assert!(number(row, "faults") >= 16.0);
 }
+
+/// 25 million faults in each phase would take most of an hour, of each way.
+#[test]
+fn a_run_without_a_scale_ends_soon() {
+    let report = json("-v 96 --how tablewright");
+    assert_eq!(report["parameters"]["scale"], 128);
+    assert_eq!(report["parameters"]["bytes"], 1u64 << 30);
+    // Pages that cannot be divided are run as they are.
+    assert_eq!(json("-s anonymous_hugetlb_1gb -v 8 --how tablewright")["parameters"]["scale"], 1);
+}

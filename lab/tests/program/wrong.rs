@@ -152,7 +152,7 @@ const WRONG: &[(&str, &str)] = &[
     ("page-table-test -b 0", "a size must be more than zero"),
     ("page-table-test -b 1", "-b 1 B: not a multiple of the 4 KiB that anonymous has"),
     ("page-table-test -b 64T", "-b 64 TiB: P40V48_4K has addresses for 1 TiB"),
-    ("page-table-test -b 1T",
+    ("page-table-test -b 1T --scale 1",
      "-b 1 TiB: 268,435,456 pages are too many to simulate, at most 16,777,216: give --scale"),
     ("page-table-test -v 0", "0 is not from 1 to 65535"),
     ("page-table-test -v 100000", "100000 is not from 1 to 65535"),
