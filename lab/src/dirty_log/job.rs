@@ -283,20 +283,12 @@ impl Case {
     /// host, and as many that the scale divides them.
     fn scaled(&self) -> Result<(Scale, Source, u64), Error> {
         let source = self.backing.source;
-        let size = source.bytes();
-        let blocks = self.bytes.div_ceil(size);
-        // Two levels of tables below a page of the host are one.
-        let deep = source.level().height() == 2;
+        let (size, blocks, deep) = (source.bytes(), self.blocks(), self.is_deep());
         let (smaller, fewer) = match self.scale {
             Some(scale) if deep && scale.is_multiple_of(LEVEL) => (LEVEL, scale / LEVEL),
             Some(scale) => (1, scale),
             None => {
-                let smaller = if deep { LEVEL } else { 1 };
-                let pages = blocks * (size / PAGE) * u64::from(self.vcpus) / smaller;
-                let mut fewer = 1;
-                while pages / fewer > USUAL_PAGES && fewer * 2 <= blocks {
-                    fewer *= 2;
-                }
+                let Scale { smaller, fewer } = self.at_most(USUAL_PAGES);
                 // Of those from it to its double the one that leaves the least over.
                 let least = (fewer..(2 * fewer).min(blocks + 1)).min_by_key(|it| blocks % it);
                 (smaller, least.unwrap_or(fewer))
@@ -318,17 +310,31 @@ impl Case {
         Ok((Scale { smaller, fewer }, source, blocks / fewer * fewer * size))
     }
 
-    /// A scale at which a run takes a moment.
-    pub fn small_scale(&self) -> u64 {
-        let size = self.backing.source.bytes();
-        let blocks = self.bytes.div_ceil(size);
-        let smaller = if self.backing.source.level().height() == 2 { LEVEL } else { 1 };
-        let pages = blocks * (size / PAGE) * u64::from(self.vcpus) / smaller;
+    /// Pages of the host that each vCPU has.
+    fn blocks(&self) -> u64 {
+        self.bytes.div_ceil(self.backing.source.bytes())
+    }
+
+    /// Two levels of tables below a page of the host are one.
+    fn is_deep(&self) -> bool {
+        self.backing.source.level().height() == 2
+    }
+
+    /// The least scale, by powers of two, of which a run has at most so many pages.
+    fn at_most(&self, most: u64) -> Scale {
+        let smaller = if self.is_deep() { LEVEL } else { 1 };
+        let pages = self.blocks() * (self.backing.source.bytes() / PAGE) / smaller;
+        let pages = pages * u64::from(self.vcpus);
         let mut fewer = 1;
-        while pages / fewer > MOMENT_PAGES && fewer * 2 <= blocks {
+        while pages / fewer > most && fewer * 2 <= self.blocks() {
             fewer *= 2;
         }
-        smaller * fewer
+        Scale { smaller, fewer }
+    }
+
+    /// A scale at which a run takes a moment.
+    pub fn small_scale(&self) -> u64 {
+        self.at_most(MOMENT_PAGES).all()
     }
 
     /// Says how a size was rounded, if it was.

@@ -211,9 +211,9 @@ impl Arguments {
             let faults = whole.bytes / PAGE * u64::from(guest.vcpus);
             let powers = (0..u64::BITS).map(|shift| 1 << shift);
             let divides = |scale: &u64| whole.scaled(guest.source, *scale).is_ok();
-            let mut fit = powers.take_while(divides).skip_while(|it| faults / it > USUAL_FAULTS);
-            let largest = (0..u64::BITS).map(|shift| 1 << shift).take_while(divides).last();
-            fit.next().or(largest).unwrap_or(1)
+            let fit: Vec<u64> = powers.take_while(divides).collect();
+            let small = fit.iter().find(|it| faults / **it <= USUAL_FAULTS);
+            small.or(fit.last()).copied().unwrap_or(1)
         };
         match self.on {
             Place::Machine => self.scale.unwrap_or_else(usual),
