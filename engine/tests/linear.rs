@@ -14,8 +14,8 @@ use common::{Judged, Mapped, Model, judge};
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
 use tablewright::linear::{
-    Coarse, Direct, LinearError, LinearMap, MemoryMap, OneToOne, SlotMemory, Slots, Window,
-    Windowed,
+    Coarse, Direct, FirmwareRange, LinearError, LinearMap, MemoryMap, OneToOne, SlotMemory, Slots,
+    Window, Windowed, usable_ram,
 };
 use tablewright::{
     AddressSpace, Attrs, Barrier, Change, EditError, Entry, Format, Invalidation, Level, Mapping,
@@ -409,4 +409,59 @@ fn a_memory_map_out_of_order_is_refused() {
     let refused = map.regions::<Va>(Attrs::KERNEL_DATA);
     assert_eq!(refused.err(), Some(LinearError::Order(ram[1])));
     let _: Option<Mapped> = None;
+}
+
+proptest! {
+    /// Held against a map of bytes; some lie at the end of memory.
+    #[test]
+    fn a_firmwares_map_is_that_of_its_bytes(
+        ranges in prop::collection::vec((0u64..300, 0u64..60, any::<bool>(), any::<bool>()), 0..12),
+        page in prop_oneof![Just(4096u64), Just(16384)],
+        room in 0usize..14,
+    ) {
+        // A byte here stands for 1 KiB.
+        const UNIT: u64 = 1024;
+        const ALL: u64 = 400;
+        let ranges: Vec<FirmwareRange> = ranges
+            .into_iter()
+            .map(|(start, size, usable, high)| {
+                let base = if high { 0u64.wrapping_sub(ALL * UNIT) } else { 0 };
+                let start = base + start * UNIT;
+                FirmwareRange { start, last: (start + size * UNIT).wrapping_sub(1), usable }
+            })
+            .filter(|range| range.start <= range.last)
+            .collect();
+        let usable = |at: u64| {
+            let of = |usable| {
+                ranges.iter().any(|it| it.usable == usable && it.start <= at && at <= it.last)
+            };
+            of(true) && !of(false)
+        };
+        let mut expected: Vec<(u64, u64)> = Vec::new();
+        for base in [0, 0u64.wrapping_sub(ALL * UNIT)] {
+            let first = base.next_multiple_of(page);
+            for number in 0..ALL * UNIT / page {
+                let start = first + number * page;
+                if (0..page / UNIT).all(|unit| usable(start + unit * UNIT)) {
+                    let last = start + (page - 1);
+                    match expected.last_mut() {
+                        Some(before) if before.1.wrapping_add(1) == start && start != 0 => {
+                            before.1 = last;
+                        }
+                        _ => expected.push((start, last)),
+                    }
+                }
+            }
+        }
+        // The last address of all ends no span.
+        let mut into = vec![Span::new(Pa::new(0), 4096).unwrap(); room];
+        let found = usable_ram(ranges.iter().copied(), page, &mut into);
+        if expected.len() > room {
+            prop_assert_eq!(found.map(<[_]>::len), Err(expected.len()));
+        } else {
+            let found: Vec<_> = found.unwrap().iter()
+                .map(|span| (span.start().get(), span.last().get())).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::error::Error;
 use crate::output::report;
 use crate::{
-    compare, dirty_log, doctor, first, fit, litmus, machine, map_mem, migrate, page_table_test,
-    record, reproduce, tlb_flush, write_protect,
+    ask, compare, dirty_log, doctor, first, fit, litmus, machine, map_mem, migrate,
+    page_table_test, record, reproduce, tlb_flush, write_protect,
 };
 
 /// Experiments with page tables
@@ -27,6 +27,7 @@ Start with:
   and unmap
   sudo tablewright map-mem            build the linear map of this computer's memory
   tablewright map-mem --ram 64G       or of 64 GiB, which needs no rights
+  tablewright ask -v 96 -b 512G       how long a guest of 96 vCPUs and 512 GiB will stall
   tablewright doctor                  the published problems, measured on this computer: a minute
   tablewright reproduce               published figures beside those of the software machine
 
@@ -42,6 +43,9 @@ struct Cli {
 /// One experiment is one variant, and one module.
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// How long will this guest stall: the log of its writes, shootdowns and a migration, on
+    /// kernels with each published change and with the engine
+    Ask(ask::Arguments),
     /// Build the linear map of a computer's memory, as a kernel does when it boots
     MapMem(map_mem::Arguments),
     /// Fault on one stage-2 table with many vCPUs, on a machine, as published and with the engine
@@ -91,6 +95,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         return first::run();
     };
     match command {
+        Command::Ask(arguments) => ask::run(&arguments),
         Command::MapMem(arguments) => map_mem::run(&arguments),
         Command::PageTableTest(arguments) => page_table_test::run(&arguments),
         Command::WriteProtect(arguments) => write_protect::run(&arguments),

@@ -90,7 +90,7 @@ fn bytes(map: &MemoryMap) -> u64 {
 }
 
 /// Bytes of memory that this computer has.
-fn memory() -> u64 {
+pub fn memory() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kibibytes = total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());

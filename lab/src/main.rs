@@ -2,6 +2,7 @@
 //!
 //! Each sub-command is a module with its arguments and a `run`; what they share is beside them.
 
+mod ask;
 mod cli;
 mod compare;
 mod dirty_log;

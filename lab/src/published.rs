@@ -182,6 +182,7 @@ columns! { row: Reproduced;
     ["tablewright"] [] Cell::json(row.tablewright);
     ["error_percent"] [] Cell::json(row.error_percent);
     ["fitted"] [] Cell::json(row.fitted);
+    ["fitted_before"] [] Cell::json(row.fitted_before);
     ["note"] [] Cell::text(&row.note);
 }
 

@@ -769,8 +769,12 @@ pub(crate) fn is_harmless(old: &Leaf, new: &Leaf) -> bool {
         && old.contiguous == new.contiguous
         && within(old.access.privileged, new.access.privileged)
         && within(old.access.user, new.access.user)
-        // A copy that is dirty lets writes go by without a mark.
-        && (!is_dirty(old) || is_dirty(new))
+        // A copy that is dirty lets writes go by without a mark, if it permits any.
+        && (!is_dirty(old) || is_dirty(new) || !is_writable(old))
+}
+
+fn is_writable(leaf: &Leaf) -> bool {
+    leaf.access.privileged.write || leaf.access.user.write
 }
 
 fn is_dirty(leaf: &Leaf) -> bool {

@@ -11,6 +11,13 @@
 //! The embedder loads [`X86_64::PAT`] of its format into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`,
 //! and runs with `CR4.SMEP`: a user page that is executable reads as executable by the user only,
 //! because that is what SMEP makes of it.
+//!
+//! # Shadow stacks
+//!
+//! With `CR4.CET` a present leaf with R/W clear and D set, below tables that let it be written, is
+//! a page of a shadow stack (SDM 5.6). No leaf of this format is one: that a page which cannot be
+//! written was written is kept in bit 53, and goes back to D when it can be written again.
+//! Hardware sets D only where R/W is set. In a tree that was adopted, bit 53 of a leaf says so too.
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability};
 use crate::addr::{Level, Pa, Va};
@@ -66,6 +73,9 @@ const WRITE_ASIDE: u32 = 56; // from 1 to 57
 const PARKED: u64 = WRITE;
 /// Of a write-protected table.
 const OPENING: u64 = 1 << 52;
+/// Of a leaf that cannot be written: it was. 58:52 are ignored (SDM 5.5.4); D without R/W makes a
+/// shadow stack (SDM 5.6).
+const SAVED_DIRTY: u64 = 1 << 53;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
 
 /// The first index of a memory type in `pat`; none of one that x86-64 lacks (SDM 13.12.2).
@@ -320,7 +330,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
             | if index & 4 != 0 { pat } else { 0 }
             | size
             | (u64::from(attrs.accessed) * ACCESSED)
-            | (u64::from(attrs.dirty) * DIRTY)
+            | (u64::from(attrs.dirty) * if rights & WRITE != 0 { DIRTY } else { SAVED_DIRTY })
             | (u64::from(attrs.global) * GLOBAL)
             | u64::from(attrs.software) << SOFTWARE
             | attrs.native;
@@ -365,7 +375,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
             shareability: Shareability::Inner,
             global: has(GLOBAL),
             accessed: has(ACCESSED),
-            dirty: has(DIRTY),
+            dirty: has(DIRTY | SAVED_DIRTY),
             software: (meaning >> SOFTWARE & 7) as u8,
             native: meaning & Self::NATIVE,
         }

@@ -19,9 +19,11 @@
 //! | [`Coarse`] | nothing; an entry and barrier for each block of tables | a root for a while |
 
 mod coarse;
+mod firmware;
 mod slots;
 
 pub use coarse::{Coarse, OneToOne};
+pub use firmware::{FirmwareRange, usable_ram};
 pub use slots::{SlotMemory, Slots};
 
 use core::fmt;
@@ -38,7 +40,8 @@ use crate::format::{Attrs, Format};
 use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Hooks, Platform};
 
-/// Memory, as the firmware describes it. Each list is in ascending order, without overlaps.
+/// Memory, as the firmware describes it. Each list is in ascending order, without overlaps;
+/// [`usable_ram`] makes such a one of what a firmware has.
 ///
 /// ```
 /// use tablewright::{Attrs, Pa, Span, linear::MemoryMap};

@@ -411,7 +411,11 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
         DirtyState::Arm64 { dbm, read_only } => {
             (dbm || !read_only, !read_only || leaf.software & 1 != 0)
         }
-        DirtyState::X86_64 { dirty } => (kernel.write, dirty),
+        // Bit 53 keeps it of a page that cannot be written: with D it would be a shadow stack.
+        DirtyState::X86_64 { dirty } => {
+            let has = matches!(regime, Regime::X86_64 { .. } | Regime::Npt { .. });
+            (kernel.write, dirty || has && leaf.software & 1 << 4 != 0)
+        }
     };
     perms.set(Perms::WRITE, write);
     // In stage 2 both write alike, and what they may read does not come into it.

@@ -203,15 +203,15 @@ fn rows_by_hand_are_what_is_parked() {
     check_encoded::<Arm64El2<12, 48>>(&[(kernel, 0, 0x00c0_0000_0000_07c2)]);
     // Stage 2: XN[1], AF, inner shareable, write-back, bit 1.
     check_encoded::<Stage2<12, 40>>(&[(marked, 0, 0x05c0_0000_0000_073e)]);
-    // XD, software, dirty, accessed, the mark at R/W; PS of a block. The address is all ones
-    // without one.
+    // XD, bit 53 for dirty, software, accessed, the mark at R/W; PS of a block. The address is all
+    // ones without one.
     check_encoded::<X86_64<4>>(&[
-        (marked, 0, 0x800f_ffff_ffff_fa62),
+        (marked, 0, 0x802f_ffff_ffff_fa22),
         (clean, 0, 0x800f_ffff_ffff_fa22),
-        (marked, 1, 0x800f_ffff_ffe0_0ae2),
-        (kernel, 2, 0x800f_ffff_c000_01e2),
+        (marked, 1, 0x802f_ffff_ffe0_0aa2),
+        (kernel, 2, 0x802f_ffff_c000_01a2),
     ]);
-    check_encoded::<Npt<4>>(&[(marked, 0, 0x800f_ffff_ffff_fa62)]);
+    check_encoded::<Npt<4>>(&[(marked, 0, 0x802f_ffff_ffff_fa22)]);
     // Software, bit 11, dirty, accessed, write-back.
     check_encoded::<Ept<4>>(&[
         (marked, 0, 0x005f_ffff_ffff_fb30),

@@ -229,6 +229,10 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
             assert_eq!(F::decode(leaf, level), attrs, "decoded again: {}", what());
             assert_eq!(F::address(leaf, level), frame, "{}", what());
             assert_eq!(bits & F::CONTIGUOUS, 0, "the contiguous bit: {}", what());
+            if matches!(F::REGIME, walker::Regime::X86_64 { .. }) {
+                // SDM 5.6: P and D without R/W.
+                assert_ne!(leaf & 0b100_0011, 0b100_0001, "a shadow stack: {}", what());
+            }
             if level == Level::PAGE {
                 let is_single = !F::is_parked(leaf);
                 assert_eq!(F::is_single_page(leaf), is_single, "{}", what());

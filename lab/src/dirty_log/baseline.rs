@@ -22,6 +22,7 @@
 //!
 //! | | |
 //! |---|---|
+//! | leaf by leaf | for each leaf: freeze, flush, unfreeze; the table stays |
 //! | before | freeze, process, flush, unfreeze |
 //! | flush first | freeze, flush, process, unfreeze |
 //! | unfreeze first | freeze, unfreeze, process, flush |
@@ -58,6 +59,7 @@ use crate::guest::{Handled, is_arm64, leaf_bytes};
 /// In which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
+    LeafByLeaf,
     Before,
     FlushFirst,
     UnfreezeFirst,
@@ -132,8 +134,10 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
         let (Kind::Table, Some(below)) = (F::kind(bits, level), level.down()) else {
             return;
         };
-        if self.order == Order::InPlace {
-            return self.in_place(at, (entry, bits, level), below);
+        match self.order {
+            Order::InPlace => return self.in_place(at, (entry, bits, level), below),
+            Order::LeafByLeaf => return self.leaf_by_leaf(at, F::address(bits, level), below),
+            _ => {}
         }
         let mapper = &self.world.mapper;
         let begin = (self.world.cpu().now(), self.world.worked());
@@ -164,7 +168,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
                 process();
                 flush();
             }
-            Order::After | Order::InPlace => {
+            Order::After | Order::InPlace | Order::LeafByLeaf => {
                 flush();
                 unfreeze();
                 process();
@@ -192,6 +196,37 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
             self.flush(all.first, at + (leaf_bytes(level) - 1));
             let slice = Time::ps(GIVES_WAY.as_ps() / self.world.smaller);
             self.until.set(self.world.cpu().now() + slice);
+        }
+    }
+
+    /// Takes every leaf below `at` away, and flushes for it. What is left of the tables goes with
+    /// the next fault.
+    fn leaf_by_leaf(&self, at: u64, table: Pa, level: Level) {
+        let mapper = &self.world.mapper;
+        let machine = mapper.machine();
+        self.world.fetch_table();
+        for index in 0..F::entries(level) {
+            let entry = self.world.entry(table, level, index);
+            let first = at + index as u64 * leaf_bytes(level);
+            // SAFETY: an entry of a table of ours.
+            let bits = unsafe { Hooks::load(mapper, entry) };
+            match (F::kind(bits, level), level.down()) {
+                (Kind::Table, Some(below)) => {
+                    self.leaf_by_leaf(first, F::address(bits, level), below);
+                }
+                (Kind::Leaf, _) => self.world.work(|| {
+                    // SAFETY: an entry of a table of ours.
+                    unsafe { mapper.exchange(entry, F::FROZEN) };
+                    self.flush(first, first + (leaf_bytes(level) - 1));
+                    // SAFETY: an entry of a table of ours.
+                    unsafe { mapper.link(entry, 0) };
+                    machine.cpu().spend(machine.costs().entry);
+                    self.world.fetch();
+                    self.world.fetch();
+                    self.count();
+                }),
+                _ => {}
+            }
         }
     }
 
@@ -333,6 +368,18 @@ impl<F: Format<Input = Ipa>> Baseline<'_, '_, '_, '_, F> {
                         return Found::Other;
                     }
                     mapper.barrier(Barrier::Publish);
+                    return Found::Mapped;
+                }
+                // What leaf by leaf has left.
+                (Kind::Table, Some(below))
+                    if level == target && self.order == Order::LeafByLeaf =>
+                {
+                    if !exchange(self.leaf(at, level, writable)) {
+                        return Found::Other;
+                    }
+                    self.process(F::address(bits, level), below);
+                    let first = at & !(leaf_bytes(level) - 1);
+                    self.flush(first, first + (leaf_bytes(level) - 1));
                     return Found::Mapped;
                 }
                 _ => return Found::Other,

@@ -14,6 +14,8 @@ use crate::size::human;
 /// Whose host it is, by how logging is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum How {
+    /// A flush for each leaf, one after the other (before Linux 6.0)
+    LeafByLeaf,
     /// Freeze, process, flush, unfreeze; on arm64 a kernel whose faults take one lock (before Linux
     /// 6.2)
     Before,
@@ -36,7 +38,8 @@ impl How {
     pub const ARM64: [Self; 3] = [Self::Before, Self::After, Self::Tablewright];
 
     /// All of them, as they are shown.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
+        Self::LeafByLeaf,
         Self::Before,
         Self::FlushFirst,
         Self::UnfreezeFirst,
@@ -47,6 +50,7 @@ impl How {
 
     pub const fn name(self) -> &'static str {
         match self {
+            Self::LeafByLeaf => "leaf-by-leaf",
             Self::Before => "before",
             Self::FlushFirst => "flush-first",
             Self::UnfreezeFirst => "unfreeze-first",
@@ -237,7 +241,7 @@ pub fn all_bytes(each: u64, vcpus: u16) -> Result<u64, Error> {
 }
 
 /// Bytes in the largest unit of which they are a whole number.
-fn exact(bytes: u64) -> String {
+pub fn exact(bytes: u64) -> String {
     let shift = (0..=4).rev().map(|unit| 10 * unit).find(|&shift| bytes.is_multiple_of(1 << shift));
     let shift = shift.unwrap_or(0);
     format!("{} {}", bytes >> shift, ["B", "KiB", "MiB", "GiB", "TiB"][shift as usize / 10])
@@ -288,10 +292,8 @@ impl Case {
             Some(scale) if deep && scale.is_multiple_of(LEVEL) => (LEVEL, scale / LEVEL),
             Some(scale) => (1, scale),
             None => {
-                let Scale { smaller, fewer } = self.at_most(USUAL_PAGES);
-                // Of those from it to its double the one that leaves the least over.
-                let least = (fewer..(2 * fewer).min(blocks + 1)).min_by_key(|it| blocks % it);
-                (smaller, least.unwrap_or(fewer))
+                let Scale { smaller, fewer } = self.even(USUAL_PAGES);
+                (smaller, fewer)
             }
         };
         if fewer > blocks {
@@ -330,6 +332,20 @@ impl Case {
             fewer *= 2;
         }
         Scale { smaller, fewer }
+    }
+
+    /// Of the scale with at most so many pages, and those up to its double, the one that leaves
+    /// the least of the memory over.
+    fn even(&self, most: u64) -> Scale {
+        let Scale { smaller, fewer } = self.at_most(most);
+        let blocks = self.blocks();
+        let least = (fewer..(2 * fewer).min(blocks + 1)).min_by_key(|it| blocks % it);
+        Scale { smaller, fewer: least.unwrap_or(fewer) }
+    }
+
+    /// A scale at which a run takes a moment, of all memory.
+    pub fn quick_scale(&self) -> u64 {
+        self.even(MOMENT_PAGES).all()
     }
 
     /// A scale at which a run takes a moment.

@@ -23,7 +23,7 @@ pub fn rows(published: Vec<Row>, run: Run<'_>) -> Result<Vec<Reproduced>, Error>
 
 /// A phase of the test, and its iteration from 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub enum Phase {
     Populate,
     Enable,
     Dirty(usize),
@@ -34,7 +34,7 @@ enum Phase {
 
 impl Phase {
     /// The phase that a metric names, by whichever version of the test.
-    fn of(metric: &str) -> Option<Self> {
+    pub fn of(metric: &str) -> Option<Self> {
         let metric = metric.to_lowercase();
         let number = metric.find(|it: char| it.is_ascii_digit());
         let number = number.and_then(|at| metric[at..=at].parse::<usize>().ok());
@@ -108,7 +108,11 @@ fn setting(system: &str, configuration: &str) -> Option<Setting> {
         }
         "Intel Skylake, 96 vCPUs, 96 GiB" => {
             let options = with(By::Modification, Split::Fault, true);
-            Setting { before: (How::Before, options), after: (How::InPlace, options), ..one_gib }
+            Setting {
+                before: (How::LeafByLeaf, options),
+                after: (How::InPlace, options),
+                ..one_gib
+            }
         }
         "Ampere AmpereOne" => Setting {
             backing: "anonymous_hugetlb_2mb",

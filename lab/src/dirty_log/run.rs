@@ -122,6 +122,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
     };
     let baseline = |order| Baseline::new(&engine, order);
     let baseline = match job.how {
+        How::LeafByLeaf => Some(baseline(Order::LeafByLeaf)),
         How::Before => Some(baseline(Order::Before)),
         How::FlushFirst => Some(baseline(Order::FlushFirst)),
         How::UnfreezeFirst => Some(baseline(Order::UnfreezeFirst)),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::firmware;
 use super::iomem::{self, Extent, IomemError, MemoryMap};
 use crate::error::Error;
 use crate::file;
@@ -45,6 +46,9 @@ fn own(path: &Path) -> Result<MemoryMap, Error> {
 
 fn read_map(path: &Path) -> Result<MemoryMap, Error> {
     let bytes = file::read(path, "memory map")?;
+    if let Some(map) = firmware::parse(&bytes) {
+        return map.map_err(|why| Error::input(path.display(), why));
+    }
     iomem::parse(&bytes).map_err(|error| Error::input(path.display(), error))
 }
 

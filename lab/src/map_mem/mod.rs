@@ -4,6 +4,7 @@
 mod boot;
 mod builder;
 mod check;
+mod firmware;
 pub mod input;
 pub mod iomem;
 pub mod job;
@@ -40,8 +41,9 @@ Examples:
   tablewright map-mem --machine ampere-altra-vm-64g
   tablewright map-mem --machine mine.toml --steps lazy-unmap,no-cont-remap")]
 pub struct Arguments {
-    /// A memory map in the format of /proc/iomem; if neither this nor --ram is given, this
-    /// computer's own, or as much RAM as the machine has
+    /// A memory map in the format of /proc/iomem, or a kernel's log with that of its firmware
+    /// (BIOS-e820 or efi=debug), or the source of a device tree; if neither this nor --ram is
+    /// given, this computer's own, or as much RAM as the machine has
     #[arg(long, value_name = "FILE", conflicts_with = "ram")]
     iomem: Option<PathBuf>,
     /// One range of RAM of this size, from address 0

@@ -9,7 +9,7 @@ mod measured;
 pub mod run;
 mod state;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 pub mod writes;
 
 use std::path::{Path, PathBuf};

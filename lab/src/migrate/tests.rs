@@ -217,3 +217,27 @@ fn runs_are_the_same_every_time() {
     assert_eq!(ran(&job), ran(&job));
     assert!(ran(&job).full > 0);
 }
+
+/// Total and downtime in nanoseconds of a guest that writes at random, page by page.
+pub fn counted(
+    (pages, set): (u64, u64),
+    rate: u64,
+    vcpus: u64,
+    bandwidth: u64,
+    limit_ns: u64,
+) -> (f64, f64) {
+    let ran = ran(&Job {
+        pages,
+        used: pages,
+        mapped: pages,
+        vcpus: u16::try_from(vcpus).unwrap(),
+        bandwidth,
+        downtime_limit: Time::ns(limit_ns),
+        timeout: Time::s(60),
+        chunk: 1 << 15,
+        writes: Writes::Model { model: Model::Random, set, rate: Some(rate), seed: 1 },
+        ..job(Logging::Manual, Model::Greedy, None)
+    });
+    let ns = |time: Time| time.as_secs_f64() * 1e9;
+    (ns(ran.total), ns(ran.downtime))
+}

@@ -226,8 +226,8 @@ pub fn title(lines: &str) -> String {
 /// A number with three digits that matter; with fewer, rather than many zeros, if it is tiny.
 pub fn figure(number: f64) -> String {
     let decimals = match number.abs() {
-        n if n >= 100.0 => 0,
-        n if n >= 10.0 => 1,
+        n if n >= 99.95 => 0,
+        n if n >= 9.995 => 1,
         n if n >= 0.1 => 2,
         n if n >= 0.01 || n == 0.0 => 3,
         _ => 5,

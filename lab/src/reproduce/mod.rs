@@ -357,6 +357,7 @@ mod tests {
             "tablewright",
             "error_percent",
             "fitted",
+            "fitted_before",
             "note",
         ];
         expected.sort_unstable();

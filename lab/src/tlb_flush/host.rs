@@ -94,6 +94,8 @@ pub struct Tally {
     pub ranges: u64,
     /// Invalidations that hardware broadcasts.
     pub broadcasts: u64,
+    /// From the first interrupt or call of a flush to its last answer, in all.
+    pub flushing: Time,
     /// Waits for answers, in all.
     pub waiting: Time,
     /// The longest of them.
@@ -523,10 +525,12 @@ impl<'c> Host<'c> {
     pub fn flush(&self, tell: impl FnOnce(&Doing<'_, 'c>, PerCpu<'_, '_>)) {
         let cpu = self.machine.cpu();
         cpu.order();
+        let start = cpu.now();
         let doing = self.doing(cpu);
         doing.here(|here| tell(&doing, here));
         self.waiting.set(None);
         self.work(cpu, Time::ZERO);
+        self.count(|tally| tally.flushing += cpu.now() - start);
         if let Some(since) = doing.waits.get() {
             self.count_wait(cpu.now() - since);
         }

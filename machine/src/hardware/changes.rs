@@ -2,7 +2,7 @@
 
 use crate::architecture::Ordering;
 use crate::rules::{Cpus, Obligation, Rule, is_harmless, may_be_remembered, needs_break};
-use tablewright_walker::{Denied, Descriptor, Leaf};
+use tablewright_walker::{Denied, Descriptor, Leaf, Regime};
 
 use super::links::Below;
 use super::{Hardware, How};
@@ -24,6 +24,13 @@ fn leaf_of(descriptor: &Descriptor) -> Option<Leaf> {
         Descriptor::Leaf(leaf) => Some(*leaf),
         _ => None,
     }
+}
+
+/// Whether a leaf is a page of a shadow stack, where the processor has them.
+const fn is_shadow_stack(regime: Regime, leaf: u64) -> bool {
+    const WRITE: u64 = 1 << 1;
+    const DIRTY: u64 = 1 << 6;
+    matches!(regime, Regime::X86_64 { .. }) && leaf & (WRITE | DIRTY) == DIRTY
 }
 
 fn table_of(descriptor: &Descriptor) -> Option<u64> {
@@ -66,6 +73,10 @@ impl Hardware {
             self.check_break(cpu, space, (first, first + last), depth, &was, &is);
         }
         if let Some(leaf) = leaf_of(&is) {
+            if is_shadow_stack(self.architecture.regime, leaf.raw) {
+                let why = "R/W clear and D set make a page of a shadow stack (SDM 5.6)";
+                self.violate(Rule::Reserved, cpu, format!("{new:#x} for {first:#x}: {why}"));
+            }
             self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1));
         }
         // Links change before obligations, so that a table which moves is never nowhere.

@@ -17,7 +17,9 @@
 //!
 //! Interrupts are sent one after the other, [`Costs::interrupt`](crate::Costs::interrupt) each. One
 //! is taken between two instructions of the guest, and costs the vCPU an exit and an entry
-//! ([`Costs::exit`](crate::Costs::exit)) and the invalidation.
+//! ([`Costs::exit`](crate::Costs::exit)) and the invalidation. A vCPU that is outside costs the one
+//! who asks two atomic operations, one for the request and one that finds it outside
+//! ([`Costs::exchange`](crate::Costs::exchange)); the price of an interrupt has them in it.
 //!
 //! An obligation of the [rules](crate::Rule) is discharged when every CPU that has loaded the root
 //! has forgotten, outside of the guest or not. That is later than the wait ends: a program that
@@ -225,7 +227,11 @@ impl Machine {
         let vcpus = || kicks.vcpus.iter().zip(&asked).enumerate();
         for (id, (vcpu, &number)) in vcpus() {
             cpu.order();
-            if id == cpu.id() || !vcpu.is_behind(number) {
+            if id == cpu.id() {
+                continue;
+            }
+            if !vcpu.is_behind(number) {
+                cpu.spend(self.costs().exchange * 2);
                 continue;
             }
             cpu.spend(self.costs().interrupt);

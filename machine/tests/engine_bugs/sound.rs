@@ -40,6 +40,14 @@ const FORGOTTEN: &[&str] = &[
 const SAID: &[&str] = &["program"];
 
 pub const BUGS: &[Bug] = &[
+    // Leaves.
+    Bug {
+        name: "a page that cannot be written stays dirty for the hardware",
+        file: X86,
+        find: "u64::from(attrs.dirty) * «if rights & WRITE != 0 { DIRTY } else { SAVED_DIRTY }»",
+        with: "DIRTY",
+        rules: &["reserved descriptor"],
+    },
     // Flushes of one processor.
     Bug {
         name: "what a forgotten gather owes is not paid",
