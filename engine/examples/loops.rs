@@ -2,18 +2,19 @@
 //! loop.
 //!
 //! `loops
-//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|around|mapped|
+//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|relocate|replace|around|mapped|
 //! exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
 //! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
 //! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
 //! for each page. `far` looks up what is not near the page that was edited last, and `apart`
 //! protects pages of which none is near the one before. `around` looks each page up and maps it.
-//! `mapped` maps what is mapped, and is refused. The small ones are programs of 16 pages in four
-//! places, of which each is gone or forked; the sparse ones unmap or protect a GiB with four pages
-//! far apart, each with a gather of its own. `fault` maps a page, and `guest` looks a fault of a
-//! guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the
-//! engine's: the loop, and the platform's own at the beginning and the end of a walk.
+//! `mapped` maps what is mapped, and is refused. `relocate` moves to addresses 8 GiB higher. The
+//! small ones are programs of 16 pages in four places, of which each is gone or forked; the sparse
+//! ones unmap or protect a GiB with four pages far apart, each with a gather of its own. `fault`
+//! maps a page, and `guest` looks a fault of a guest up and maps it, page by page always, in tables
+//! of EPT; `walk` is what of it is not the engine's: the loop, and the platform's own at the
+//! beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -38,6 +39,7 @@ enum Edit {
     Apart,
     Fork,
     Fault,
+    Relocate,
     Replace,
     Around,
     Mapped,
@@ -50,7 +52,7 @@ enum Edit {
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 20] = [
+const EDITS: [(&str, Edit); 21] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
@@ -61,6 +63,7 @@ const EDITS: [(&str, Edit); 20] = [
     ("apart", Edit::Apart),
     ("fork", Edit::Fork),
     ("fault", Edit::Fault),
+    ("relocate", Edit::Relocate),
     ("replace", Edit::Replace),
     ("around", Edit::Around),
     ("mapped", Edit::Mapped),
@@ -109,8 +112,8 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|\
-         replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|\
-         nothing][-each|-by-N] PAGES [arm64]"
+         relocate|replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|\
+         walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -415,6 +418,9 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
                 ControlFlow::Continue(())
             })
         })?,
+        Edit::Relocate => {
+            parts(pages, by, |part| gather.relocate(part, Va::new(part.start().get() + (8 << 30))))?
+        }
         // Half of them lie a GiB higher.
         Edit::Apart => parts(pages, by, |part| {
             let page = part.start().get();

@@ -263,7 +263,8 @@ fn what_is_loaded_is_what_is_live() {
     // SAFETY: the space is not used any more (1., 2.), and no processor walks its tables (3.).
     let again = unsafe {
         AddressSpace::<Arm64K4, _>::adopt(tables, space.root(), Half::Lower, Liveness::Live)
-    };
+    }
+    .unwrap();
     let switch = kernel.switch(1, &other);
     assert_eq!(switch.map(|(root, _)| root), Some(again.root()));
     assert_eq!(root(0), None);

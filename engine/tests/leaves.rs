@@ -292,3 +292,39 @@ fn what_hardware_writes_in_a_line_of_pages_is_kept() {
     one_page_of_a_line_is_written_meanwhile::<X86_64<4>>();
     one_page_of_a_line_is_written_meanwhile::<Arm64K4>();
 }
+
+/// Pages and a block that are moved are written between the look and the edit.
+fn what_is_moved_is_written_meanwhile<F: Format<Input = Va>>() {
+    let platform =
+        Walked::<F> { memory: Hosted::new(32, 12), is_due: Cell::new(false), format: PhantomData };
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let clean = Attrs { dirty: false, ..Attrs::USER_DATA };
+    let block = 1 << F::shift(Level::new(1));
+    let at = |number: u64, size| Span::new(Va::new(number * block), size).unwrap();
+    space.map(at(0, 0x3000), Pa::new(block), clean).unwrap();
+    space.map(at(2, block), Pa::new(2 * block), clean).unwrap();
+    space.map(at(9, 0x1000), Pa::new(0), clean).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    // One page, between tables that exist and to one that does not; several; a block.
+    let far = at(9, 0x1000).start().get();
+    for (from, size, to) in [
+        (0, 0x1000, far + 0x1000),
+        (0x1000, 0x1000, 5 * block),
+        (0x2000, 0x1000, far + 0x7000),
+        (2 * block, block, 12 * block),
+    ] {
+        platform.is_due.set(true);
+        gather.relocate(Span::new(Va::new(from), size).unwrap(), Va::new(to)).unwrap();
+        assert!(!platform.is_due.get(), "it was taken out by no store");
+        let attrs = gather.query(Va::new(to)).unwrap().attrs();
+        assert!(attrs.dirty, "{}: {from:#x}", F::NAME);
+    }
+    gather.finish(|_| ());
+}
+
+#[test]
+fn what_hardware_writes_in_what_is_moved_is_kept() {
+    what_is_moved_is_written_meanwhile::<X86_64<4>>();
+    what_is_moved_is_written_meanwhile::<Arm64K4>();
+}

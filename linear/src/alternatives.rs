@@ -102,8 +102,10 @@ where
     // remembers it.
     let space =
         unsafe { AddressSpace::<F, _>::adopt(through(), root, Half::Lower, Liveness::Dead) };
-    // A dead space can always be destroyed.
-    let _destroyed = space.destroy(|_| ());
+    // A tree of ours has no recursive entry, and a dead space can always be destroyed.
+    if let Ok(space) = space {
+        let _destroyed = space.destroy(|_| ());
+    }
     slots.end_batch();
     built
 }

@@ -113,13 +113,12 @@ where
     let linear = LinearMap::new(goal.base, Mapping::new(goal.attrs));
     // SAFETY: passed on (1., 2.).
     let through = unsafe { Windowed::new(platform, &slots) };
-    let built = {
-        // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
-        let mut space = unsafe {
-            AddressSpace::<F, _>::adopt(through, goal.root, half::<F>(goal), Liveness::Own)
-        };
-        linear.build(&mut space, &goal.memory)
-    };
+    // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
+    let space =
+        unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half::<F>(goal), Liveness::Own) };
+    let built = space
+        .map_err(LinearError::from)
+        .and_then(|mut space| linear.build(&mut space, &goal.memory));
     slots.end_batch();
     built
 }
@@ -195,7 +194,8 @@ where
     // SAFETY: passed on (1., 2.).
     let through = unsafe { Windowed::new(platform, window) };
     // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
-    let mut space = unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half, Liveness::Own) };
+    let mut space =
+        unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half, Liveness::Own) }?;
     let (linear, memory) = (goal.linear(), &goal.memory);
     match added {
         None => linear.build(&mut space, memory),

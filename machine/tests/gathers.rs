@@ -280,3 +280,56 @@ fn what_one_cpu_has_issued_is_complete_before_another_relies_on_it() {
         }
     }
 }
+
+/// Pages of another table, moved to where the gather has unmapped: the way through the table that
+/// was there is broken before another table is linked.
+#[test]
+fn a_table_is_made_for_what_is_moved_where_one_was_unmapped() {
+    for bbm in [0, 2] {
+        none(run::<Arm64K4>(
+            arm(bbm),
+            Mapping::new(DATA).pages_only(),
+            &[0x3000, 0x5000],
+            |gather, _| {
+                let far = va(64 * MIB2, 0x8000);
+                gather.map(far, Pa::new(1 << 42), DATA).unwrap();
+                let done = gather.unmap(va(0, MIB2), |_| core::ops::ControlFlow::Continue(()));
+                assert!(done.unwrap().is_done());
+                gather.relocate(far, Va::new(0)).unwrap();
+            },
+        ));
+    }
+}
+
+/// A block, moved to where an empty table stands that walkers hold.
+#[test]
+fn a_block_is_moved_to_where_an_empty_table_stands() {
+    none(run::<Arm64K4>(
+        arm(0),
+        Mapping::new(DATA).pages_only(),
+        &[0x3000, 0x5000],
+        |gather, _| {
+            let far = va(64 * MIB2, MIB2);
+            gather.map(far, Pa::new(1 << 42), DATA).unwrap();
+            for page in 0..512 {
+                let _held = gather.unmap_page(Va::new(page << 12)).unwrap();
+            }
+            gather.flush(|_| ());
+            gather.relocate(far, Va::new(0)).unwrap();
+        },
+    ));
+}
+
+/// Memory that moves is written by its old addresses until they are invalidated.
+#[test]
+fn what_is_moved_is_used_by_its_old_addresses_meanwhile() {
+    for mapping in [Mapping::new(DATA).pages_only(), Mapping::new(DATA)] {
+        for (from, size, to) in [(0, MIB2, 8 * MIB2), (0x2000, 0x4000, 9 * MIB2 + 0x1000)] {
+            none(run::<Arm64K4>(arm(0), mapping, &[0x3000, 0x5000], |gather, _| {
+                gather.relocate(va(from, size), Va::new(to)).unwrap();
+                let there = gather.query(Va::new(to)).unwrap();
+                assert_eq!(there.attrs().perms, DATA.perms);
+            }));
+        }
+    }
+}

@@ -46,6 +46,10 @@ pub enum EditError<A> {
     NeedsBreak(A),
     /// The format has no leaf at this level.
     NoSuchLeaf,
+    /// The range that is moved and the one that it is moved to have addresses in common.
+    Overlaps,
+    /// The entry of the root for this address leads to the root again.
+    Recursive(A),
     /// The gather was made for another guest.
     ForeignGather,
 }
@@ -74,6 +78,8 @@ impl<A: Address> fmt::Display for EditError<A> {
                 write!(f, "the change at {at} would have to break the mapping in use")
             }
             Self::NoSuchLeaf => write!(f, "the format has no leaf at this level"),
+            Self::Overlaps => write!(f, "a range cannot be moved into itself"),
+            Self::Recursive(at) => write!(f, "the root leads to itself at {at}"),
             Self::ForeignGather => write!(f, "the gather belongs to another guest"),
         }
     }

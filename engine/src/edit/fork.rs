@@ -10,15 +10,15 @@ use core::ops::{ControlFlow, Range};
 
 use super::plan::Recent;
 use super::protect::{Left, Recode};
-use crate::addr::{Address, Level, Span};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Change;
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, EditError};
-use crate::flush::{Fate, Leaf};
+use crate::flush::{Fate, Flush, Leaf};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
-use crate::table::Table;
+use crate::table::{Table, UpperCache};
 use crate::walk::{ByLevel, Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
@@ -85,8 +85,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         // in its place.
         child.complete_overlap(slice.first, slice.last);
         child.begin_change();
-        let mut tables =
-            Tables { child: &mut *child, denied: ByLevel::new(Perms::empty()), made: Ok(()) };
+        let live = child.space.is_live();
+        let AddressSpace { platform, root, cache, .. } = &mut *child.space;
+        let path =
+            Path { platform, root: *root, upper: &mut cache.upper, left: &mut child.left, live };
+        let mut tables = Tables { path, denied: ByLevel::new(Perms::empty()), made: Ok(()) };
         let _: ControlFlow<()> = self.space.visit(slice, &mut tables);
         tables.made?;
         // And an empty one that was in the place of a leaf before that is stored.
@@ -130,25 +133,30 @@ impl<F: Format, P: Platform + Clone> Drop for Changing<'_, '_, F, P> {
     }
 }
 
-/// The pass that checks that the child has room for what is here, and makes the tables that it
-/// lacks.
-struct Tables<'a, 's, F: Format, P: Platform + Clone> {
-    child: &'a mut Gather<'s, F, P>,
-    /// Permissions that the table at each level denies here.
-    denied: ByLevel<Perms>,
-    made: Result<(), EditError<F::Input>>,
+/// The way from a root down to a table that may be missing.
+pub(super) struct Path<'a, P: Platform> {
+    pub platform: &'a P,
+    pub root: Pa,
+    pub upper: &'a mut UpperCache,
+    /// Takes an empty table that is in the place of a leaf.
+    pub left: &'a mut Flush,
+    pub live: bool,
 }
 
-impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
-    /// Makes the child's table at `level` for `input`, with those above it, if there is none. An
-    /// empty table of the child in the place of the leaf is detached.
-    fn make(&mut self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
-        let live = self.child.space.is_live();
-        let AddressSpace { platform, root, cache, .. } = &mut *self.child.space;
-        let (mut frame, mut at) = (*root, F::root_level());
+impl<P: Platform> Path<'_, P> {
+    /// Makes the table at `level` for `input`, with those above it, if there is none: each denies
+    /// what `denied` says. An empty table in the place of the leaf is detached.
+    pub fn make<F: Format>(
+        &mut self,
+        input: u64,
+        level: Level,
+        denied: &ByLevel<Perms>,
+    ) -> Result<(), EditError<F::Input>> {
+        let platform = self.platform;
+        let (mut frame, mut at) = (self.root, F::root_level());
         loop {
-            // SAFETY: the root of the child, or a table of it.
-            let table = unsafe { Table::open(&*platform, frame, at) };
+            // SAFETY: the root of the space, or a table of it.
+            let table = unsafe { Table::open(platform, frame, at) };
             let index = F::index(input, at);
             let entry = table.load(index);
             let Some(below) = at.down() else {
@@ -156,21 +164,21 @@ impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
             };
             if at == level {
                 if F::kind(entry, at) == Kind::Table {
-                    let (child, left) = (F::address(entry, at), &mut self.child.left);
-                    if !left.has_room(&*platform, child) {
+                    let child = F::address(entry, at);
+                    if !self.left.has_room(platform, child) {
                         return Err(EditError::OutOfTables);
                     }
-                    table.detach(index, 0, &mut cache.upper);
+                    table.detach(index, 0, self.upper);
                     let part = Slice::around::<F>(input, at);
                     let (denied, fate) = (Perms::empty(), Fate::Replaced);
-                    left.carry(&*platform, child, below, part.first, denied, fate);
-                    if live {
-                        self.child.left.ranges.add(part, None, true);
+                    self.left.carry(platform, child, below, part.first, denied, fate);
+                    if self.live {
+                        self.left.ranges.add(part, None, true);
                     }
                 }
                 return Ok(());
             }
-            let deny = self.denied[below];
+            let deny = denied[below];
             frame = match F::kind(entry, at) {
                 Kind::Table if F::denied(entry) == deny => F::address(entry, at),
                 // Other tables than here may deny permissions there.
@@ -183,7 +191,7 @@ impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
                     };
                     // SAFETY: just allocated, and not linked yet: a table like any below the root
                     // (1. of both).
-                    unsafe { Table::open(&*platform, fresh, below).clear(1 << F::INDEX_BITS) };
+                    unsafe { Table::open(platform, fresh, below).clear(1 << F::INDEX_BITS) };
                     table.link(index, F::table(fresh, deny));
                     fresh
                 }
@@ -191,10 +199,21 @@ impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
             at = below;
         }
     }
+}
 
+/// The pass that checks that the child has room for what is here, and makes the tables that it
+/// lacks.
+struct Tables<'a, F: Format, P: Platform> {
+    path: Path<'a, P>,
+    /// Permissions that the table at each level denies here.
+    denied: ByLevel<Perms>,
+    made: Result<(), EditError<F::Input>>,
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Makes it, and keeps the reason if it cannot.
     fn try_make(&mut self, input: u64, level: Level) -> ControlFlow<()> {
-        self.made = self.make(input, level);
+        self.made = self.path.make::<F>(input, level, &self.denied);
         match self.made {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
@@ -202,7 +221,7 @@ impl<F: Format, P: Platform + Clone> Tables<'_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, '_, F, P> {
+impl<F: Format, P: Platform> Visit<F, P> for Tables<'_, F, P> {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
@@ -228,16 +247,17 @@ impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, '_, F, P> {
     }
 }
 
-/// The table of a space at `level` for `input`.
-fn table_of<F: Format, P: Platform>(
-    space: &AddressSpace<F, P>,
+/// The table at `level` for `input` below a root.
+pub(super) fn table_of<F: Format, P: Platform>(
+    platform: &P,
+    root: Pa,
     input: u64,
     level: Level,
 ) -> Option<Table<'_, P>> {
-    let (mut frame, mut at) = (space.root, F::root_level());
+    let (mut frame, mut at) = (root, F::root_level());
     loop {
-        // SAFETY: the root of the space, or a table of it.
-        let table = unsafe { Table::open(&space.platform, frame, at) };
+        // SAFETY: the root of a space, or a table of it.
+        let table = unsafe { Table::open(platform, frame, at) };
         if at == level {
             return Some(table);
         }
@@ -340,7 +360,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             (Kind::Leaf, _) => {
                 let now = self.recode.rewrite(table, index, level, slice);
                 let child = self.child;
-                if let Some(to) = table_of(child, slice.first, level) {
+                let to = table_of::<F, P>(&child.platform, child.root, slice.first, level);
+                if let Some(to) = to {
                     let vacant = to.load(index);
                     to.replace::<F>(index, level, vacant, now);
                     self.tell(&to, index, level, slice.first, now);
@@ -352,7 +373,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        let Some(to) = table_of(self.child, first, Level::PAGE) else {
+        let AddressSpace { platform, root, .. } = self.child;
+        let Some(to) = table_of::<F, P>(platform, *root, first, Level::PAGE) else {
             return ControlFlow::Continue(());
         };
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
@@ -390,7 +412,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
 }
 
 /// Finds the first leaf.
-struct FirstLeaf(Option<u64>);
+pub(super) struct FirstLeaf(pub Option<u64>);
 
 impl<F: Format, P: Platform> Visit<F, P> for FirstLeaf {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {

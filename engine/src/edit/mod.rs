@@ -19,6 +19,7 @@ mod mapping;
 mod plan;
 mod protect;
 mod query;
+mod relocate;
 mod replace;
 pub(crate) mod space;
 mod split;

@@ -141,13 +141,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         // are (1. of both).
         unsafe { Table::open(&platform, root, level).clear(F::entries(level)) };
         // SAFETY: an empty root is a tree of any format.
-        let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
+        let mut space = unsafe { Self::take_over(platform, root, half, Liveness::Dead) };
         space.cache = Cache::new(space.reach, true);
         space.debt = Debt::NONE;
         Some(space)
     }
 
     /// Takes over a tree that exists already.
+    ///
+    /// # Errors
+    /// [`EditError::Recursive`] if an entry of the root leads to the root again, as where tables
+    /// are edited through a recursive mapping. Such a tree shows its tables as memory, and would be
+    /// freed through itself: take the entry out, and reach tables by a
+    /// [`Window`](crate::linear::Window).
+    ///
+    /// ```
+    /// use tablewright::{AddressSpace, EditError, Half, Level, Liveness, Pa, Perms, Platform, Va};
+    /// use tablewright::{Format, format::X86_64};
+    /// use tablewright_hosted::Hosted;
+    /// let platform = Hosted::new(8, 12);
+    /// let root = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap().root();
+    /// // SAFETY: a table of the platform's, which nothing else uses.
+    /// let entry = unsafe { (&platform).table(root, Level::new(3)).add(510).as_ref() };
+    /// entry.store(X86_64::<4>::table(root, Perms::empty()));
+    /// // SAFETY: a tree of this format (1.), edited by no other (2.), and not loaded (3.).
+    /// let adopted = unsafe {
+    ///     AddressSpace::<X86_64<4>, _>::adopt(&platform, root, Half::Lower, Liveness::Dead)
+    /// };
+    /// let at = Va::new(0xffff_ff00_0000_0000);
+    /// assert_eq!(adopted.err(), Some(EditError::Recursive(at)));
+    /// ```
     ///
     /// # Safety
     /// 1. `root` holds the first table of a tree of this format, in which entries that hardware
@@ -159,7 +182,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///    made live; and one that is not was loaded under the [identity](Platform::identity_of) of
     ///    its root, if that has one, or else under 0, which [`with_id`](Self::with_id) no longer
     ///    changes.
-    pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
+    pub unsafe fn adopt(
+        platform: P,
+        root: Pa,
+        half: Half,
+        liveness: Liveness,
+    ) -> Result<Self, EditError<F::Input>> {
+        let level = F::root_level();
+        let recursive = {
+            // SAFETY: the first table of a tree of the format, by (1.).
+            let table = unsafe { Table::open(&platform, root, level) };
+            (0..F::entries(level))
+                .find(|&index| F::table_below(table.load(index), level) == Some(root))
+        };
+        if let Some(index) = recursive {
+            let low = (index as u64) << F::shift(level);
+            let at = match Reach::of_root::<F>(half).holds(low, low) {
+                true => low,
+                false => low | u64::MAX << F::INPUT_BITS,
+            };
+            return Err(EditError::Recursive(F::Input::from_bits(at)));
+        }
+        // SAFETY: passed on.
+        Ok(unsafe { Self::take_over(platform, root, half, liveness) })
+    }
+
+    /// Takes over a tree whose root does not lead to itself.
+    ///
+    /// # Safety
+    /// As [`adopt`](Self::adopt).
+    pub(crate) unsafe fn take_over(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
         let reach = Reach::of_root::<F>(half);
         let space = Self {
             platform,

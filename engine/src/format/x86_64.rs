@@ -12,6 +12,15 @@
 //! and runs with `CR4.SMEP`: a user page that is executable reads as executable by the user only,
 //! because that is what SMEP makes of it.
 //!
+//! # Encrypted and shared memory
+//!
+//! Where a bit of the address says whose memory a page is, its place is a parameter: [`encrypted`]
+//! for the C-bit of AMD's SME and SEV, which tables have as well, [`shared`] for the shared bit of
+//! a TDX guest, which tables have not. Memory ends below it. A leaf has it as a
+//! [native](Attrs::native) bit, [`X86_64::MARK`]; a change of it is one of
+//! [`Change::native`](crate::Change::native): a store for each leaf and one invalidation. The
+//! embedder makes the firmware's call and writes caches back, which the bit does not.
+//!
 //! # Shadow stacks
 //!
 //! With `CR4.CET` a present leaf with R/W clear and D set, below tables that let it be written, is
@@ -30,7 +39,42 @@ use crate::platform::Caps;
 /// write-through.
 pub const PAT: u64 = 0x0407_0506_0007_0106;
 
-/// x86-64 with `LEVELS` levels, 4 or 5; `TYPES` is what `IA32_PAT` holds.
+/// The parameter of [`X86_64`] for a C-bit at `bit`, 47 to 51: memory that has it is encrypted, and
+/// so are tables (APM vol. 2, 7.10, 15.34; `CPUID Fn8000_001F[EBX]` says which it is).
+///
+/// ```
+/// use tablewright::format::{Format, PAT, X86_64, encrypted};
+/// use tablewright::{Attrs, Level, Pa, Perms};
+/// type Sev = X86_64<4, PAT, { encrypted(51) }>;
+/// let secret = Attrs { native: Sev::MARK, ..Attrs::KERNEL_DATA };
+/// let leaf = Sev::encode(&secret, Level::PAGE).unwrap() | Sev::put_address(Pa::new(0x5000));
+/// assert_eq!((leaf >> 51 & 1, Sev::address(leaf, Level::PAGE)), (1, Pa::new(0x5000)));
+/// assert_eq!(Sev::table(Pa::new(0x6000), Perms::empty()) >> 51 & 1, 1);
+/// ```
+pub const fn encrypted(bit: u32) -> u64 {
+    shared(bit) | IN_TABLES
+}
+
+/// The parameter of [`X86_64`] for a shared bit at `bit`, 47 to 51: the host sees memory that has
+/// it, and no table has it (Intel TDX Module, GPA.SHARED: the highest bit of a guest's address).
+///
+/// ```
+/// use tablewright::format::{Format, PAT, X86_64, shared};
+/// use tablewright::{Pa, Perms};
+/// type Tdx = X86_64<4, PAT, { shared(47) }>;
+/// assert_eq!(Tdx::table(Pa::new(0x6000), Perms::empty()) >> 47 & 1, 0);
+/// assert_eq!((Tdx::MARK, Tdx::OUTPUT_BITS), (1 << 47, 47));
+/// ```
+pub const fn shared(bit: u32) -> u64 {
+    assert!(bit >= 47 && bit <= 51, "an address bit above all memory: 47 to 51");
+    1 << bit
+}
+
+/// Of the third parameter: tables have the bit.
+const IN_TABLES: u64 = 1;
+
+/// x86-64 with `LEVELS` levels, 4 or 5; `TYPES` is what `IA32_PAT` holds; `MARKED` is an address
+/// bit that says whose the memory is, as [`encrypted`] or [`shared`] have it, or zero.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Memory, Pa, format::X86_64};
@@ -46,7 +90,7 @@ pub const PAT: u64 = 0x0407_0506_0007_0106;
 /// assert_eq!(of(Memory::NonCacheable), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct X86_64<const LEVELS: u8, const TYPES: u64 = PAT>;
+pub struct X86_64<const LEVELS: u8, const TYPES: u64 = PAT, const MARKED: u64 = 0>;
 
 // SDM 5.5.4, tables of the formats of paging-structure entries.
 const PRESENT: u64 = 1 << 0;
@@ -164,7 +208,14 @@ static RIGHTS: [u8; 64] = {
     rights
 };
 
-impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
+impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> X86_64<LEVELS, TYPES, MARKED> {
+    /// The address bit that says whose the memory of a leaf is, one of [`Attrs::native`]; zero for
+    /// none.
+    pub const MARK: u64 = MARKED & ADDRESS;
+
+    /// The bits of a descriptor that hold the address.
+    const ADDRESS: u64 = ADDRESS & Self::MARK.wrapping_sub(1);
+
     /// The index of each type of memory, or why there is none.
     const INDEX: [u8; 8] = {
         let types = [Memory::Normal, Memory::WriteThrough, Memory::NonCacheable, Memory::Device];
@@ -213,7 +264,9 @@ impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
 // SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
 // (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
 // manual (4.).
-unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES> {
+unsafe impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> Format
+    for X86_64<LEVELS, TYPES, MARKED>
+{
     type Input = Va;
 
     const NAME: &'static str = match LEVELS {
@@ -224,10 +277,13 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     const PAGE_SHIFT: u32 = 12;
     const LEVELS: u8 = LEVELS;
     const INPUT_BITS: u32 = 12 + 9 * LEVELS as u32;
-    const OUTPUT_BITS: u32 = 52;
+    const OUTPUT_BITS: u32 = match Self::MARK {
+        0 => 52,
+        mark => mark.trailing_zeros(),
+    };
     const HALVES: bool = false;
     const RULE: Rule = Rule::X86;
-    const NATIVE: u64 = PROTECTION_KEY;
+    const NATIVE: u64 = PROTECTION_KEY | Self::MARK;
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
@@ -267,18 +323,18 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn address_mask(level: Level) -> u64 {
-        ADDRESS & (u64::MAX << (Self::shift(level) & 63))
+        Self::ADDRESS & (u64::MAX << (Self::shift(level) & 63))
     }
 
     #[inline(always)]
     fn put_address(frame: Pa) -> u64 {
-        frame.get() & ADDRESS
+        frame.get() & Self::ADDRESS
     }
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
         let mask = match Self::kind(entry, level) {
-            Kind::Table => ADDRESS,
+            Kind::Table => Self::ADDRESS,
             _ => Self::address_mask(level),
         };
         // All ones if it is not present: the address is inverted then.
@@ -294,7 +350,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
             true => PRESENT | SIZE_OR_PAT,
             false => PRESENT,
         };
-        let frame = (entry & (ADDRESS | kind)).wrapping_sub(PRESENT);
+        let frame = (entry & (Self::ADDRESS | kind)).wrapping_sub(PRESENT);
         (frame & kind == 0).then_some(Pa::new(frame))
     }
 
@@ -402,7 +458,8 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     fn table(frame: Pa, deny: Perms) -> u64 {
         // Permissions are the intersection over the levels (SDM 5.6.1), so tables grant all that is
         // not denied.
-        let mut bits = PRESENT | WRITE | USER | Self::put_address(frame);
+        let mark = if MARKED & IN_TABLES != 0 { Self::MARK } else { 0 };
+        let mut bits = PRESENT | WRITE | USER | Self::put_address(frame) | mark;
         if deny.contains(Perms::ANY_EXEC) {
             bits |= NO_EXECUTE;
         }
@@ -441,7 +498,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn frame_of_page(entry: u64) -> Pa {
-        Pa::new(entry & ADDRESS)
+        Pa::new(entry & Self::ADDRESS)
     }
 
     #[inline(always)]

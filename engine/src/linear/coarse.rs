@@ -245,7 +245,7 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         // being entered twice (1., 2.); the embedder loads it, so that it is live from the start
         // (3.).
         let mut space = unsafe {
-            AddressSpace::<F, _>::adopt(windowed, self.root, Half::Lower, Liveness::Live)
+            AddressSpace::<F, _>::take_over(windowed, self.root, Half::Lower, Liveness::Live)
         };
         space.id = self.id;
         let mapped = space.map(span, block.start(), Mapping::new(self.attrs));
@@ -274,8 +274,9 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         self.platform.barrier(Barrier::Complete);
         // SAFETY: the root was made by `new` and has no other user (1., 2.); it is dead since the
         // completion (3.).
-        let space =
-            unsafe { AddressSpace::<F, R>::adopt(reach, self.root, Half::Lower, Liveness::Dead) };
+        let space = unsafe {
+            AddressSpace::<F, R>::take_over(reach, self.root, Half::Lower, Liveness::Dead)
+        };
         // A dead space can always be destroyed.
         let _destroyed = space.destroy(|_| ());
     }

@@ -85,6 +85,7 @@ judged! {
     Npt<4, RESET_PAT> => Regime::Npt { levels: 4 }, RESET_PAT;
     X86_64<4> => Regime::X86_64 { levels: 4 };
     X86_64<5> => Regime::X86_64 { levels: 5 };
+    X86_64<4, PAT, { tablewright::format::shared(47) }> => Regime::X86_64 { levels: 4 };
     Stage2<12, 40> => stage2(Granule::K4, 40, false, false);
     Stage2<12, 48, false, true> => stage2(Granule::K4, 48, false, true);
     Stage2<12, 52, true> => stage2(Granule::K4, 52, true, false);
@@ -178,6 +179,8 @@ macro_rules! for_each_format_of_other_types {
             el2_other_mair => tablewright::format::Arm64El2<14, 47, false,
                 { $crate::common::OTHER_MAIR }>;
             x86_64_other_pat => tablewright::format::X86_64<4, { $crate::common::RESET_PAT }>;
+            x86_64_shared => tablewright::format::X86_64<4, { tablewright::format::PAT },
+                { tablewright::format::shared(47) }>;
             npt_other_pat => tablewright::format::Npt<4, { $crate::common::RESET_PAT }>;
         );
     };

@@ -366,7 +366,8 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
         // SAFETY: the tables above are a tree of this format, made on this platform, without
         // another editor.
         let mut space =
-            unsafe { AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) };
+            unsafe { AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) }
+                .unwrap();
         let before = judge::<F>(&platform, root);
         assert_eq!(before.0[0].1.attrs.perms, expected);
         assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, expected, "{}", F::NAME);

@@ -426,7 +426,8 @@ fn an_unmap_of_all_that_an_entry_of_a_shared_root_covers_leaves_its_table_to_the
         // SAFETY: a tree of the format, that is looked at between edits and used by no walker (1.,
         // 2., 3.).
         let whole =
-            unsafe { Space::<X86>::adopt(&platform, user.root(), Half::Lower, Liveness::Dead) };
+            unsafe { Space::<X86>::adopt(&platform, user.root(), Half::Lower, Liveness::Dead) }
+                .unwrap();
         whole.query(page.start()).map(|leaf| leaf.frame())
     };
     for frame in [0x8000, 0x9000] {
@@ -694,7 +695,8 @@ fn a_space_that_walkers_use_keeps_its_identity() {
 
         let root = adopted::<X86>(&platform, 7, 0x65).root();
         // SAFETY: the tree of another space, which is gone; nothing walks it.
-        let space = unsafe { AddressSpace::<X86, _>::adopt(&platform, root, Half::Lower, used) };
+        let space =
+            unsafe { AddressSpace::<X86, _>::adopt(&platform, root, Half::Lower, used) }.unwrap();
         let mut space = space.with_id(5);
         assert_eq!(space.id(), 0);
         platform.record();

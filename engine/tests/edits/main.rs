@@ -10,6 +10,7 @@
 mod common;
 
 mod collapse;
+mod encrypted;
 mod gathers;
 mod leftovers;
 mod live;
@@ -18,6 +19,7 @@ mod model;
 mod near;
 mod pages;
 mod parked;
+mod relocate;
 mod sharing;
 mod sparse;
 
@@ -166,7 +168,7 @@ fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<
     poke(platform, above, 0, leaf);
     // SAFETY: the tables above are a tree of this format, made on this platform, without another
     // editor.
-    unsafe { AddressSpace::adopt(platform, root, Half::Lower, Liveness::Dead) }
+    unsafe { AddressSpace::adopt(platform, root, Half::Lower, Liveness::Dead) }.unwrap()
 }
 
 /// A space with one table of pages, and the number of tables it has.

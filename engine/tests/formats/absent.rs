@@ -14,7 +14,7 @@ pub fn check_mark<F: Decoded>(entry: u64, absence: Absence, frame: Option<Pa>, l
         let field = 0x000f_ffff_ffff_f000;
         let named = !entry & field;
         // Below the address of a large page there are attributes.
-        let large = field & (u64::MAX << F::shift(level));
+        let large = field & ((1 << F::OUTPUT_BITS) - 1) & (u64::MAX << F::shift(level));
         assert!(
             frame.is_none_or(|frame| named & large == frame.get() & large),
             "{}: {entry:#x}",
@@ -40,7 +40,8 @@ pub fn check_parked<F: Decoded>(leaf: u64, frame: Pa, level: Level) {
     assert!(matches!(found, Err(Fault::NotMapped { .. })), "{name}: {leaf:#x}: {found:?}");
     if !is_arm::<F>() {
         // As of other entries that are not present, for the L1 terminal fault.
-        let field = 0x000f_ffff_ffff_f000 & (u64::MAX << F::shift(level));
+        let all = ((1 << F::OUTPUT_BITS) - 1) & 0x000f_ffff_ffff_f000;
+        let field = all & (u64::MAX << F::shift(level));
         assert_eq!(!leaf & field, frame.get() & field, "{name}: {leaf:#x}");
     }
     let caps = Caps { hardware_access: true, hardware_dirty: true, ..Caps::CONSERVATIVE };

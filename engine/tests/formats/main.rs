@@ -266,7 +266,11 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
         | walker::Regime::Arm64Stage1Sized { .. }
         | walker::Regime::Arm64El2 { .. } => 1 << 50 | 1 << 5 | 0xf << 59,
         walker::Regime::Arm64Stage2 { .. } => 1 << 11 | 0xf << 59,
-        walker::Regime::X86_64 { .. } => 0xf << 59,
+        // And the bit that says whose memory it is, above all memory.
+        walker::Regime::X86_64 { .. } => match F::OUTPUT_BITS {
+            52 => 0xf << 59,
+            bit => 0xf << 59 | 1 << bit,
+        },
         walker::Regime::Ept { .. } => 1 << 6 | 1 << 60 | 1 << 63,
         walker::Regime::Npt { .. } => 0,
     };

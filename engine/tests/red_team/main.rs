@@ -484,6 +484,7 @@ fn a_space_whose_tables_deny_is_not_shared() {
         // SAFETY: a tree of the engine's (1.), whose other owner is not used any more (2.), and
         // that no CPU walks (3.).
         unsafe { AddressSpace::<X86_64<4>, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) }
+            .unwrap()
     };
     let mut space = SharedSpace::new(adopt()).err().unwrap();
     // Where none denies any more, it is shared.

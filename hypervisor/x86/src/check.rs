@@ -248,6 +248,7 @@ fn restrict<'a, F: Format>(
     // SAFETY: a tree of this format and of this platform (1.), which the space that is gone edits
     // no more (2.), in use, without an identity (3.).
     unsafe { AddressSpace::adopt(tables, root, Half::Lower, Liveness::Live) }
+        .expect("no recursive entry")
 }
 
 /// Takes a page of the guest's tables away from the guest, or the right to write it, and gives the

@@ -5,6 +5,7 @@
 use super::Bug;
 
 const FORK: &str = "edit/fork.rs";
+const RELOCATE: &str = "edit/relocate.rs";
 const RING: &str = "dirty/ring.rs";
 const FAULT: &str = "shared/fault.rs";
 const LEAF: &str = "flush/leaf.rs";
@@ -47,6 +48,14 @@ pub const BUGS: &[Bug] = &[
         find: "u64::from(attrs.dirty) * «if rights & WRITE != 0 { DIRTY } else { SAVED_DIRTY }»",
         with: "DIRTY",
         rules: &["reserved descriptor"],
+    },
+    // Moves.
+    Bug {
+        name: "what was moved is not invalidated where it was",
+        file: RELOCATE,
+        find: "let changed = moving.changed;\n        «self.note(changed);»",
+        with: "",
+        rules: &["never invalidated", "stale use", "freed early", "invalidation", "program"],
     },
     // Flushes of one processor.
     Bug {
@@ -391,7 +400,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a fork stores a block over an empty table",
         file: "edit/fork.rs",
-        find: "if «F::kind(entry, at) == Kind::Table» {\n                    let (child",
+        find: "if «F::kind(entry, at) == Kind::Table» {\n                    let child",
         with: "false",
         rules: &["program", "walk astray", "freed early", "panic", "break-before-make"],
     },

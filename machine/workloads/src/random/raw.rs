@@ -78,6 +78,7 @@ pub fn zero<F: Format>(platform: &Faulty<'_>, frame: Pa, level: Level) {
 pub fn destroy<F: Format>(platform: Faulty<'_>, root: Pa, half: Half) {
     // SAFETY: the programs pass the root of tables of this format, which are live, and not edited
     // any more.
-    let space = unsafe { AddressSpace::<F, _>::adopt(platform, root, half, Liveness::Live) };
+    let space = unsafe { AddressSpace::<F, _>::adopt(platform, root, half, Liveness::Live) }
+        .expect("no entry that is recursive");
     super::destroy(platform.machine(), space, &platform.mapper);
 }

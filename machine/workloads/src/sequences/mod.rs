@@ -209,6 +209,11 @@ impl Sequence {
             };
             operations.iter_mut().skip(2).for_each(|operation| Self::meet(operation, kinds));
         }
+        // And a few of the others have what is moved.
+        if program % 16 == 5 && matches!(focus, 0 | 2) {
+            let kinds = &[Kind::Relocate, Kind::Relocate, Kind::OneGather];
+            operations.iter_mut().skip(2).for_each(|operation| Self::meet(operation, kinds));
+        }
         Self { seed, tables, architecture, operations }
     }
 

@@ -70,6 +70,8 @@ operations! {
         "edit::Gather::map" "edit::Gather::split" "edit::Gather::collapse" "edit::Gather::replace"
         "edit::Gather::fork"
     ];
+    /// Mappings of a space are moved to other addresses of it, where a sequence says so.
+    Relocate 0 ["edit::Gather::relocate"];
     /// A large leaf is forked over an empty table of the child.
     ForkOver 0 ["edit::Gather::fork"];
     /// An unmap whose visitor unwinds.

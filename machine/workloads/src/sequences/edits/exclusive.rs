@@ -509,6 +509,67 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         slot.model.borrow_mut().protect(first, last, becomes);
     }
 
+    pub(super) fn relocate(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let (Ok(span), (to, _)) = (self.span(slot.base, dice), self.addresses(slot.base, dice))
+            else {
+                return;
+            };
+            if slot.silent.get() {
+                return;
+            }
+            exclusive.touch();
+            let at = F::Input::from_bits(to);
+            let moved = self.edit(slot, exclusive, |gather| gather.relocate(span, at));
+            self.judge_relocate(slot, exclusive, span, to, moved);
+            self.account_for(cpu, slot, exclusive, dice);
+        });
+    }
+
+    /// The model has moved as the space has, or the move was refused for a reason.
+    fn judge_relocate(
+        &self,
+        slot: &Slot<'m, F, G>,
+        exclusive: &Exclusive<'m, F>,
+        span: Span<F::Input>,
+        to: u64,
+        moved: Result<(), EditError<F::Input>>,
+    ) {
+        let (first, last) = (span.start().bits(), span.last().bits());
+        let end = to.checked_add(last - first);
+        let overlap = end.is_some_and(|end| to <= last && first <= end);
+        let aligned = to.is_multiple_of(Self::PAGE);
+        let fits = end.is_some_and(|end| self.translates_all(slot, to, end));
+        let mut model = slot.model.borrow_mut();
+        let taken = end.is_some_and(|end| model.overlaps(to, end));
+        let right = match moved {
+            Ok(()) => aligned && fits && !overlap && !taken && self.translates(slot, span),
+            Err(EditError::Overlaps) => overlap,
+            Err(EditError::AlreadyMapped(at)) => model.at(at.bits()).is_some(),
+            Err(EditError::InputOutOfRange) => !fits || !self.translates(slot, span),
+            Err(EditError::Misaligned) => !aligned || !span.is_aligned(F::PAGE_SHIFT),
+            Err(error) => {
+                drop(model);
+                return self.judge_refusal(slot, exclusive, span, error);
+            }
+        };
+        self.check(right, || format!("a move of {span} to {to:#x} comes to {moved:?}"));
+        if moved.is_err() {
+            return;
+        }
+        if ![to, to + (last - first)].iter().all(|&at| Self::is_in_window(slot, at)) {
+            slot.wide.set(true);
+        }
+        // Cut at both ends.
+        model.protect(first, last, |perms| perms);
+        let segments: Vec<_> = model.inside(first, last).collect();
+        model.remove(first, last);
+        for (at, segment) in segments {
+            let (at, end) = (at - first + to, segment.last - first + to);
+            model.insert(at, end, segment.pa, segment.perms);
+        }
+    }
+
     pub(super) fn split(&self, cpu: usize, dice: &Dice) {
         self.with_exclusive(cpu, dice, |slot, exclusive| {
             let Ok(span) = self.span(slot.base, dice) else {

@@ -108,7 +108,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         self.translates_all(slot, at, at)
     }
 
-    pub(super) fn translates_all(&self, slot: &Slot<'m, F, G>, first: u64, last: u64) -> bool {
+    pub fn translates_all(&self, slot: &Slot<'m, F, G>, first: u64, last: u64) -> bool {
         let bits = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
         let lower = last >> bits == 0;
         let upper = F::Input::SIGNED && first >= u64::MAX << bits;
