@@ -115,6 +115,8 @@ pub enum CpuState {
 struct Core {
     /// Lower and upper half; on x86 both are the same.
     roots: [Cell<Option<Root>>; 2],
+    /// The first of them that walks may use until the context is synchronised; of the explorer.
+    before: Cell<Option<Root>>,
     state: Cell<CpuState>,
     tlb: Tlb,
     cache: WalkCache,
@@ -250,6 +252,7 @@ impl Hardware {
         let regime = architecture.regime;
         let core = |_| Core {
             roots: [Cell::new(None), Cell::new(None)],
+            before: Cell::new(None),
             state: Cell::default(),
             tlb: Tlb::new(architecture.tlb_sets, architecture.tlb_ways),
             cache: WalkCache::new(architecture.walk_cache),

@@ -47,6 +47,12 @@ impl Hardware {
         }
         let request = Request { va, want: Want::Read, user: self.dice.once_in(2) };
         match self.dice.below(8) {
+            0..=2 if core.before.get().is_some() && self.dice.once_in(2) => {
+                let mut look = self.look_before(other, request);
+                while let Some(Look::Walking(walking)) = look {
+                    look = Some(self.step(other, walking));
+                }
+            }
             0..=2 => {
                 let _ = self.walk_at_once(other, request);
             }

@@ -17,6 +17,7 @@ use crate::tlb::{Cached, Remembered, Tlbi};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Image {
     roots: [Option<Root>; 2],
+    before: Option<Root>,
     tlb: Vec<Cached>,
     cache: Vec<Remembered>,
     combined: Vec<Combined>,
@@ -61,6 +62,11 @@ impl Image {
     /// The root, and the identifier.
     pub fn root(&self) -> Option<(u64, u16)> {
         self.roots[0].map(|root| (root.table, root.id))
+    }
+
+    /// Whether walks may still use another root than the one that was loaded last.
+    pub fn is_switching(&self) -> bool {
+        self.before.is_some()
     }
 
     /// Returns the remembered answers of stage 1 alone for an address.
@@ -174,6 +180,7 @@ impl Hardware {
         }
         let mut image = Image {
             roots: [core.roots[0].get(), core.roots[1].get()],
+            before: core.before.get(),
             tlb: core.tlb.iter(cpu, &self.invalidations).map(Cached::normalised).collect(),
             cache: core
                 .cache
@@ -198,6 +205,7 @@ impl Hardware {
         for (root, saved) in core.roots.iter().zip(image.roots) {
             root.set(saved);
         }
+        core.before.set(image.before);
         core.tlb.clear();
         for entry in &image.tlb {
             core.tlb.insert(Cached { stamp, ..*entry });
@@ -227,8 +235,28 @@ impl Hardware {
     /// Loads a root, and does not synchronise.
     pub(crate) fn switch_root(&self, cpu: usize, space: u16) {
         let early = self.cores[cpu].early.take();
-        self.load_root(cpu, space);
+        self.write_root(cpu, space);
         self.cores[cpu].early.replace(early);
+    }
+
+    /// Loads a root by a write of the register alone: until the context is synchronised, walks may
+    /// use the one before, with its identifier. The two are fields of one register, so that no walk
+    /// has one of each (DDI 0487 D1.6.4, D8.16.3).
+    pub(crate) fn write_root(&self, cpu: usize, space: u16) {
+        let core = &self.cores[cpu];
+        let before = core.before.get().or(core.roots[0].get());
+        self.load_root(cpu, space);
+        core.before.set(before.filter(|&before| Some(before) != core.roots[0].get()));
+    }
+
+    /// Looks for a translation as it was before the register was written.
+    pub(crate) fn look_before(&self, cpu: usize, request: Request) -> Option<Look> {
+        let core = &self.cores[cpu];
+        let (before, root) = (core.before.get()?, core.roots[0].get());
+        core.roots[0].set(Some(before));
+        let look = self.look(cpu, request);
+        core.roots[0].set(root);
+        Some(look)
     }
 
     /// A store of a CPU enters its buffer.

@@ -503,6 +503,7 @@ impl Hardware {
         if self.wary.get() {
             self.trace(cpu, || Event::Synchronise);
             self.cores[cpu].early.borrow_mut().clear();
+            self.cores[cpu].before.set(None);
         }
     }
 }

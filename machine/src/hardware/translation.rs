@@ -25,7 +25,15 @@ impl Hardware {
         {
             return early;
         }
-        let Some(root) = self.cores[cpu].roots[self.half(request.va)].get() else {
+        let mut root = self.cores[cpu].roots[self.half(request.va)].get();
+        if self.wary.get()
+            && let Some(before) = self.cores[cpu].before.get()
+            && self.dice.is_on()
+            && self.dice.once_in(2)
+        {
+            root = Some(before);
+        }
+        let Some(root) = root else {
             return Look::Fault(Fault::Address);
         };
         let skip = self.dice.is_on() && self.dice.once_in(8);

@@ -99,6 +99,9 @@ impl Explorer<'_> {
         let mut routes = Vec::new();
         if !self.test.is_nested() {
             self.routes_from(&mut routes, core, va, root, None);
+            if core.is_switching() {
+                routes.push(Start::AsBefore.into());
+            }
             return routes;
         }
         for (number, first) in (0..).zip(core.firsts(va)) {
@@ -227,7 +230,10 @@ impl Explorer<'_> {
                 }
                 Op::Synchronise | Op::Exception { .. } if waiting && before.is_serial(x86) => {
                     steps.push(perform);
-                    return true;
+                    // Walks by the root before may come first.
+                    if !state.cores[thread].is_switching() {
+                        return true;
+                    }
                 }
                 Op::Invalidate { .. } if waiting && before.system_done && before.decided => {
                     steps.push(perform);

@@ -95,6 +95,8 @@ pub(super) enum Start {
     SecondRun,
     /// The entry of a guest's stage 1, and no further.
     First,
+    /// All as it was before another root was loaded.
+    AsBefore,
 }
 
 impl From<Start> for Route {

@@ -295,7 +295,7 @@ impl Explorer<'_> {
                     hardware.invalidate(thread, flush);
                     hardware.complete_here(thread);
                 } else {
-                    hardware.load_root(thread, self.layout.spaces[space]);
+                    hardware.write_root(thread, self.layout.spaces[space]);
                 }
             }
             Op::Shootdown(_) if self.test.threads() > 1 => {
@@ -513,6 +513,7 @@ impl Explorer<'_> {
             Start::Second => self.hardware.look_second(cpu, request, None),
             Start::SecondRun => self.hardware.look_second(cpu, request, Some(RUN_BITS)),
             Start::First => None,
+            Start::AsBefore => self.hardware.look_before(cpu, request),
         }
     }
 
