@@ -8,7 +8,7 @@
 
 use serde::Serialize;
 
-use crate::output::report::{percent, wrapped};
+use crate::output::report::{error_percent, percent, wrapped};
 use crate::published::Reproduced as Row;
 use crate::stats::Samples;
 
@@ -27,6 +27,9 @@ pub struct Summary {
     /// And with the rows that a cost was fitted on before the change alone: after it they are a
     /// test.
     with_fitted_before: Tally,
+    /// Of the rows with a figure before the change and one after it, not both of which were fitted
+    /// on: the ratio of the two, which is what a change claims.
+    ratios: Tally,
 }
 
 /// Of some of them.
@@ -66,6 +69,7 @@ impl Summary {
             not_fitted: tally(&[Of::Row, Of::Histogram]),
             each_bin: tally(&[Of::Row, Of::Bin]),
             with_fitted_before: tally(&[Of::Row, Of::Histogram, Of::FittedBefore]),
+            ratios: Tally::of(ratios(rows).iter()),
         }
     }
 
@@ -80,8 +84,9 @@ impl Summary {
         for (name, tally) in [
             ("each bin of a histogram by itself", &self.each_bin),
             ("with rows fitted before the change alone", &self.with_fitted_before),
+            ("the ratios before / after", &self.ratios),
         ] {
-            if (tally.rows, tally.within) != (rows, within) {
+            if tally.rows > 0 && (tally.rows, tally.within) != (rows, within) {
                 line(&format!("  {name}: {}", tally.text()));
             }
         }
@@ -132,6 +137,24 @@ fn is_bin(row: &Row) -> bool {
 
 fn place_of(row: &Row) -> String {
     format!("{}, {}", row.figure.system, row.figure.configuration)
+}
+
+/// Errors of the ratios before / after.
+fn ratios(rows: &[Row]) -> Vec<Tested> {
+    let ratio = |before: Option<f64>, after: Option<f64>| {
+        before.zip(after).map(|(before, after)| before / after).filter(|ratio| ratio.is_finite())
+    };
+    let tested = |row: &Row| {
+        let ours = ratio(row.before, row.after)?;
+        let published = ratio(row.figure.before, row.figure.after).filter(|ratio| *ratio > 0.0)?;
+        let fitted = row.fitted && !row.fitted_before;
+        (!fitted && !is_bin(row)).then(|| Tested {
+            name: place_of(row),
+            error: error_percent(ours, published),
+            of: Of::Row,
+        })
+    };
+    rows.iter().filter_map(tested).collect()
 }
 
 fn tested(rows: &[Row]) -> Vec<Tested> {
@@ -223,6 +246,26 @@ mod tests {
         assert!(text.contains("each bin of a histogram by itself: 2 of 4"), "{text}");
         // The row, and once the bin.
         assert_eq!(text.matches("beyond: ").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_the_change() {
+        let with = |before: f64, after: f64, ours: (f64, f64)| {
+            let mut row = row("a", "s", after, ours.1);
+            (row.figure.before, row.before) = (Some(before), Some(ours.0));
+            row
+        };
+        // Both figures a half too small; one of them alone; fitted on both; on the first.
+        let mut rows = [
+            with(100.0, 10.0, (50.0, 5.0)),
+            with(100.0, 10.0, (100.0, 5.0)),
+            with(100.0, 10.0, (100.0, 5.0)),
+            with(100.0, 10.0, (100.0, 9.5)),
+        ];
+        (rows[2].fitted, rows[3].fitted, rows[3].fitted_before) = (true, true, true);
+        let ratios = Summary::of(&rows).ratios;
+        assert_eq!((ratios.rows, ratios.within), (3, 2));
+        assert!(ratios.beyond[0].ends_with("+100.0 %"), "{:?}", ratios.beyond);
     }
 
     #[test]

@@ -207,7 +207,7 @@ fn every_published_row_is_reproduced_or_listed() {
         let error = (figure("after") / figure("published_after") - 1.0) * 100.0;
         assert!((error - figure("error_percent")).abs() < 1e-9);
         let note = row["note"].as_str().expect("a note");
-        assert!(error.abs() < 12.0 || note.contains("not explained"), "{row}");
+        assert!(error.abs() < 15.0 || note.contains("not explained"), "{row}");
     }
     as_ask_has_them(rows);
     said_in_the_book(&report);
@@ -260,7 +260,7 @@ fn said_in_the_book(report: &Value) {
             tally["median_percent"].as_f64().expect("a median")
         )
     };
-    let tallies = ["not_fitted", "each_bin", "with_fitted_before"].map(tally);
+    let tallies = ["not_fitted", "each_bin", "with_fitted_before", "ratios"].map(tally);
     let missing_tallies = missing("reproduce.md", &tallies);
     assert!(missing_tallies.is_empty(), "docs/reproduce.md:\n{missing_tallies}");
 
