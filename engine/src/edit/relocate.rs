@@ -80,7 +80,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Fast path. Moves what one entry has between two tables that exist: a page, or a table of
-    /// pages. Returns `false`, without side effects, if it is neither.
+    /// pages. Returns `false` if it is neither: nothing has moved then, but a break that was
+    /// pending at the destination is complete.
     #[inline]
     fn relocate_entry(&mut self, from: Slice, into: Slice) -> bool {
         let level = match from.is_whole::<F>(Level::PAGE) {
@@ -151,7 +152,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         match fits.fits {
             true => self.cleave(from)?,
             false => {
-                // The largest leaf of which the distance is a multiple.
+                // Splits to the largest leaf whose size divides the distance.
                 let grain = F::PAGE_SHIFT.max(distance.trailing_zeros());
                 let mut largest = Level::PAGE;
                 while F::is_leaf_level(largest.up()) && F::shift(largest.up()) <= grain {
@@ -160,7 +161,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 self.split(span, largest)?;
             }
         }
-        // What was unmapped there, or is replaced there, is broken before.
+        // Completes the break of the destination before a table is linked there.
         self.complete_overlap(into.first, into.last);
         self.begin_change();
         let live = self.space.is_live();

@@ -210,7 +210,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Takes over a tree whose root does not lead to itself.
     ///
     /// # Safety
-    /// As [`adopt`](Self::adopt).
+    /// 1. to 3. of [`adopt`](Self::adopt).
     pub(crate) unsafe fn take_over(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
         let reach = Reach::of_root::<F>(half);
         let space = Self {

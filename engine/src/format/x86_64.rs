@@ -14,12 +14,12 @@
 //!
 //! # Encrypted and shared memory
 //!
-//! Where a bit of the address says whose memory a page is, its place is a parameter: [`encrypted`]
-//! for the C-bit of AMD's SME and SEV, which tables have as well, [`shared`] for the shared bit of
-//! a TDX guest, which tables have not. Memory ends below it. A leaf has it as a
-//! [native](Attrs::native) bit, [`X86_64::MARK`]; a change of it is one of
-//! [`Change::native`](crate::Change::native): a store for each leaf and one invalidation. The
-//! embedder makes the firmware's call and writes caches back, which the bit does not.
+//! An address bit marks encrypted or shared memory. It is a parameter of the format: [`encrypted`]
+//! for the C-bit of AMD's SME and SEV, which tables have as well; [`shared`] for the shared bit of
+//! a TDX guest, which tables do not have. Memory ends below the bit. A leaf has it as a
+//! [native](Attrs::native) bit, [`X86_64::MARK`]. [`Change::native`](crate::Change::native) changes
+//! it: a store for each leaf and one invalidation. The embedder makes the firmware's call and
+//! writes the caches back.
 //!
 //! # Shadow stacks
 //!

@@ -46,12 +46,12 @@ pub struct Copied {
 const MOST_ROUNDS: usize = 1000;
 
 impl Copy {
-    /// Time on the link of so many pages.
+    /// Time to send `pages`, in nanoseconds.
     fn sent(&self, pages: f64) -> f64 {
         pages * ON_LINK as f64 / self.bandwidth as f64 * 1e9
     }
 
-    /// Pages that are written in so many nanoseconds, of those that have to fault first.
+    /// Pages that are written for the first time in `ns`; each such write faults.
     fn written(&self, ns: f64, logged: &Logged) -> f64 {
         // A vCPU whose writes fault makes no more of them than it has time for.
         let fastest = self.vcpus as f64 / logged.first_write.max(1.0) * 1e9;

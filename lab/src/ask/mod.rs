@@ -205,7 +205,7 @@ impl Arguments {
         let arch = self.arch.or(here.map(|here| here.arch)).unwrap_or(Arch::X86);
         let name = self.machine.as_deref().unwrap_or(arch.profile());
         let mut profile = Experiment::DirtyLog.load(name)?.0;
-        // What is left out is said by `machine check`.
+        // `machine check` names the costs that a profile leaves out.
         Experiment::TlbFlush.complete(&mut profile);
         let vcpus = self.vcpus.or(here.map(|here| here.cpus)).unwrap_or(VCPUS);
         Experiment::DirtyLog.fits(&profile, "--vcpus", vcpus).map_err(|error| {

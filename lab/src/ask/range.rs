@@ -98,7 +98,7 @@ pub struct Range {
     pub quantity: Quantity,
     pub least: f64,
     pub greatest: f64,
-    /// Of so many figures.
+    /// Number of figures.
     pub figures: usize,
 }
 
