@@ -221,6 +221,9 @@ pub struct Hardware {
     pub(crate) caches: Caches,
     /// Stores wait in buffers.
     pub(crate) buffering: Cell<bool>,
+    /// The walker that works now leaves the access flag, or the dirty state, to software, whatever
+    /// those of the machine do.
+    pub(crate) leaves: Cell<(bool, bool)>,
     /// Something has to be looked at at each store besides the entry itself.
     wary: Cell<bool>,
     pub(crate) dice: Dice,
@@ -295,6 +298,7 @@ impl Hardware {
             alike: RefCell::default(),
             caches: Caches::new(&architecture),
             buffering: Cell::new(seed != 0),
+            leaves: Cell::new((false, false)),
             wary: Cell::new(seed != 0),
             dice: Dice::new(seed),
             alone: Cell::new(false),

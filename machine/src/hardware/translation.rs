@@ -302,7 +302,7 @@ impl Hardware {
         let (mut leaf, mut at) = (leaf, at);
         let mut raw = leaf.raw;
         if !leaf.accessed && self.bits.accessed != 0 {
-            if !self.architecture.hardware_access {
+            if !self.architecture.hardware_access || self.leaves.get().0 {
                 return Look::Fault(Fault::AccessFlag { depth });
             }
             raw = self.set_flag(at, &leaf, depth, |descriptor| {
@@ -360,7 +360,7 @@ impl Hardware {
         let mut clean = false;
         match leaf.dirty {
             tablewright_walker::DirtyState::Arm64 { dbm: true, read_only: true }
-                if self.architecture.hardware_dirty =>
+                if self.architecture.hardware_dirty && !self.leaves.get().1 =>
             {
                 // Writable, and its first write is to be recorded.
                 let (regime, level) = place();

@@ -13,6 +13,8 @@
 //!   holds it back; with FEAT_ETS2 a DSB does.
 //! * An access is performed after its translation, after what barriers and dependencies say, and so
 //!   that one physical location is read and written in the order of the program.
+//! * A walk that sets a flag may write it later than it uses it, up to the next DSB about all
+//!   accesses, and in one step with the read of the entry for whoever else writes that.
 //! * A store is performed when it is certain to be executed: all before it is translated and all
 //!   branches are decided. The same holds for a translation that sets the dirty state.
 //! * A fault is taken when everything before it is done; what comes after it starts anew, barriers
@@ -49,7 +51,7 @@ mod ready;
 mod state;
 mod step;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
 use super::layout::{self, Layout};
@@ -97,6 +99,8 @@ pub struct Explored {
     pub ends: usize,
     /// For each outcome that the test asks about, in order.
     pub outcomes: Vec<Reached>,
+    /// Of a test in herd's notation: what herd would print of each end that is reached.
+    pub finals: BTreeSet<String>,
 }
 
 /// Whether executions came to an outcome.
@@ -178,11 +182,12 @@ impl Explorer<'_> {
         let mut outcomes: Vec<Reached> =
             self.test.asks.iter().map(|_| Reached { witness: None, always: true }).collect();
         let mut ends = 0;
+        let mut finals = BTreeSet::new();
         let mut path = Vec::new();
         let first = self.first();
         seen.insert(fingerprint(&first));
         path.push(self.visit(first));
-        self.judge(&path, &mut outcomes, &mut ends);
+        self.judge(&path, &mut outcomes, &mut ends, &mut finals);
         while let Some(visit) = path.last_mut() {
             let Some(&step) = visit.steps.get(visit.next) else {
                 path.pop();
@@ -197,13 +202,13 @@ impl Explorer<'_> {
                     return Err(ExploreError::TooManyStates(limit));
                 }
                 path.push(self.visit(next));
-                self.judge(&path, &mut outcomes, &mut ends);
+                self.judge(&path, &mut outcomes, &mut ends, &mut finals);
             }
         }
         if ends == 0 {
             return Err(ExploreError::NoEnd);
         }
-        Ok(Explored { states: seen.len(), ends, outcomes })
+        Ok(Explored { states: seen.len(), ends, outcomes, finals })
     }
 
     fn first(&self) -> State {
@@ -215,6 +220,7 @@ impl Explorer<'_> {
             stores: vec![Vec::new(); cpus],
             words: words.iter().map(|&pa| self.hardware.memory.read(pa)).collect(),
             writers: vec![0; words.len()],
+            late: Vec::new(),
         };
         self.normalise(&mut state);
         state
@@ -226,6 +232,14 @@ impl Explorer<'_> {
     }
 
     fn is_end(&self, state: &State) -> bool {
+        self.is_complete(state)
+            && state.late.is_empty()
+            && self.test.assumptions.iter().all(|(thread, value)| {
+                self.computed(state, *thread, value, false).is_none_or(|value| value != 0)
+            })
+    }
+
+    fn is_complete(&self, state: &State) -> bool {
         let done = |phase: &Phase| matches!(phase, Phase::Done(_));
         state.phases.iter().enumerate().all(|(thread, phases)| {
             let code = &self.test.code[thread].code;
@@ -234,11 +248,20 @@ impl Explorer<'_> {
     }
 
     /// If the last state is an end, what it says of the outcomes.
-    fn judge(&self, path: &[Visit], outcomes: &mut [Reached], ends: &mut usize) {
+    fn judge(
+        &self,
+        path: &[Visit],
+        outcomes: &mut [Reached],
+        ends: &mut usize,
+        finals: &mut BTreeSet<String>,
+    ) {
         let Some(end) = path.last().filter(|visit| self.is_end(&visit.state)) else {
             return;
         };
         *ends += 1;
+        if !self.test.seen.is_empty() {
+            finals.insert(self.seen(&end.state));
+        }
         for (ask, reached) in self.test.asks.iter().zip(outcomes) {
             if !self.holds(&end.state, &ask.outcome) {
                 reached.always = false;
@@ -261,7 +284,28 @@ impl Explorer<'_> {
             // What no step writes.
             None => self.hardware.memory.read(pa),
         };
-        outcome.holds(self.test, &self.layout, &result, &word)
+        let computed = |thread: usize, value: &Value| self.evaluate(state, thread, value);
+        outcome.holds(self.test, &self.layout, &result, &word, &computed)
+    }
+
+    /// What is reported of an end, in words.
+    fn seen(&self, state: &State) -> String {
+        let word = |location: &Location| {
+            let pa = self.layout.locate(self.test, location);
+            self.word(pa).map_or_else(|| self.hardware.memory.read(pa), |word| state.words[word])
+        };
+        let fault = |thread: usize, at: usize| match state.phases[thread][at] {
+            Phase::Done(Got::Fault(fault)) => Some(fault),
+            _ => None,
+        };
+        let value = |term: &Term| match term {
+            Term::Memory(location) => word(location),
+            Term::Computed(thread, value) => self.evaluate(state, *thread, value),
+            Term::Result(..) => 0,
+        };
+        let parts =
+            self.test.seen.iter().map(|seen| seen.show(self.test, &self.layout, &value, &fault));
+        parts.collect::<Vec<_>>().join(" ")
     }
 
     /// A step in words.
@@ -275,6 +319,10 @@ impl Explorer<'_> {
                 format!("{cpu}: a speculative walk for {name}")
             }
             Step::Interrupt(_, _, cpu) => format!("{cpu}: answers the shootdown"),
+            Step::Flag(_) => "a flag, or what an atomic access stores, is written".to_owned(),
+            Step::DoLate(thread, at, way) => {
+                format!("{}, and writes later", self.name(Step::Do(thread, at, way)))
+            }
             Step::Do(thread, at, way) => {
                 let text = &self.test.code[thread].code[at].text;
                 let what = match way {

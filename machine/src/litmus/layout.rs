@@ -380,7 +380,10 @@ impl Layout {
             }
             Value::Table(table) => self.tables[*table] | table_bits(test),
             Value::TableOf(location) => (self.locate(test, location) & !0xfff) | table_bits(test),
-            Value::Register(_) => 0,
+            Value::Of(..) | Value::Choose(_) => {
+                value.compute(&|part| Some(self.evaluate(test, part))).unwrap_or(0)
+            }
+            Value::Register(_) | Value::Faulted(_) => 0,
         }
     }
 

@@ -14,6 +14,7 @@
 //! is described in `docs/MACHINE.md`.
 
 mod explore;
+mod herd;
 mod layout;
 mod outcome;
 mod parse;

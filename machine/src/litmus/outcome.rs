@@ -20,11 +20,13 @@ impl Outcome {
         layout: &Layout,
         result: &dyn Fn(usize, usize) -> End,
         word: &dyn Fn(u64) -> u64,
+        computed: &dyn Fn(usize, &Value) -> u64,
     ) -> bool {
-        let all = |outcome: &Self| outcome.holds(test, layout, result, word);
+        let all = |outcome: &Self| outcome.holds(test, layout, result, word, computed);
         let end = |term: &Term| match term {
             Term::Result(thread, at) => result(*thread, *at),
             Term::Memory(location) => End::Value(word(layout.locate(test, location))),
+            Term::Computed(thread, value) => End::Value(computed(*thread, value)),
         };
         match self {
             Self::And(a, b) => all(a) && all(b),
@@ -46,6 +48,10 @@ impl Outcome {
                 let address = 0x0000_ffff_ffff_f000;
                 matches!(end(term), End::Value(is) if is & address == layout.page(*page))
             }
+            Self::FaultOf(thread, instructions, kind) => instructions.iter().any(|&at| {
+                let one = Self::Fault(Term::Result(*thread, at), *kind, None, None);
+                one.holds(test, layout, result, word, computed)
+            }),
             Self::Fault(term, kind, at, stage) => {
                 let End::Fault(fault) = end(term) else {
                     return false;

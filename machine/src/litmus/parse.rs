@@ -12,6 +12,7 @@ mod values;
 
 use std::fmt;
 
+use super::herd;
 use super::program::*;
 use declarations::*;
 use instructions::instruction;
@@ -57,6 +58,9 @@ const DEEPEST: usize = 64;
 /// # Errors
 /// The first line that cannot be understood.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
+    if herd::is_herd(text) {
+        return Ok(vec![herd::parse(name, text)?]);
+    }
     let mut tests: Vec<Test> = Vec::new();
     let mut reader = Reader::default();
     let error = |line, what| ParseError { file: one_line(name), line, what };
@@ -97,7 +101,7 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
 }
 
 /// Returns the user's words, fit for a message of one line.
-fn one_line(text: &str) -> String {
+pub(super) fn one_line(text: &str) -> String {
     let clean = text.chars().map(|c| if c.is_control() { '?' } else { c });
     let mut short: String = clean.clone().take(60).collect();
     if clean.count() > 60 {
@@ -107,7 +111,7 @@ fn one_line(text: &str) -> String {
 }
 
 impl Test {
-    fn empty(name: &str, file: &str, line: usize) -> Self {
+    pub(super) fn empty(name: &str, file: &str, line: usize) -> Self {
         Self {
             name: one_line(name),
             source: String::new(),
@@ -128,6 +132,8 @@ impl Test {
             inits: Vec::new(),
             code: Vec::new(),
             asks: Vec::new(),
+            assumptions: Vec::new(),
+            seen: Vec::new(),
         }
     }
 

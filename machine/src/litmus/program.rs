@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::herd::Seen;
 use crate::architecture::{Architecture, Granule, Ordering, Regime};
 
 /// The rules that a test is run under.
@@ -105,6 +106,10 @@ pub struct Test {
     pub(crate) inits: Vec<(Location, Value)>,
     pub(crate) code: Vec<Thread>,
     pub(crate) asks: Vec<Ask>,
+    /// By thread: an execution in which one is 0 is none.
+    pub(crate) assumptions: Vec<(usize, Value)>,
+    /// What is reported of each end, if it is.
+    pub(crate) seen: Vec<Seen>,
 }
 
 impl Test {
@@ -253,6 +258,31 @@ pub(crate) enum Value {
     /// A link to the table in which the entry stands.
     TableOf(Location),
     Register(usize),
+    /// Of two values.
+    Of(Arithmetic, Box<[Self; 2]>),
+    /// The second where the first is not 0, and the third where it is.
+    Choose(Box<[Self; 3]>),
+    /// 1 if the instruction at this place has taken a fault.
+    Faulted(usize),
+}
+
+/// What is computed of two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    Xor,
+    Add,
+    Subtract,
+    And,
+    Or,
+    AndNot,
+    Left,
+    Right,
+    /// 1 where they are equal.
+    Equal,
+    /// 1 where both are not 0: of no interest beyond the first that is.
+    Both,
+    /// 1 where one is not 0.
+    Either,
 }
 
 /// The code of one CPU.
@@ -260,6 +290,8 @@ pub(crate) enum Value {
 pub(crate) struct Thread {
     pub space: usize,
     pub user: bool,
+    /// Its walker leaves the access flag, or the dirty state, to software.
+    pub leaves: (bool, bool),
     pub code: Vec<Instruction>,
 }
 
@@ -271,6 +303,8 @@ pub(crate) struct Instruction {
     pub user: bool,
     pub label: Option<String>,
     pub text: String,
+    /// It is executed where this is not 0.
+    pub when: Option<Value>,
 }
 
 /// The place of an access.
@@ -346,13 +380,13 @@ pub(crate) enum Op {
         register: usize,
         at: Place,
         acquire: bool,
-        address: Option<usize>,
+        address: Vec<usize>,
     },
     Store {
         value: Value,
         at: Place,
         release: bool,
-        address: Option<usize>,
+        address: Vec<usize>,
         data: Option<usize>,
     },
     Atomic {
@@ -362,7 +396,7 @@ pub(crate) enum Op {
         at: Place,
         acquire: bool,
         release: bool,
-        address: Option<usize>,
+        address: Vec<usize>,
     },
     /// DMB, MFENCE.
     Fence(Kind),
@@ -401,6 +435,16 @@ impl Op {
         }
     }
 
+    /// The same, of another register, if it has one.
+    pub fn renumbered(mut self, to: usize) -> Self {
+        match &mut self {
+            Self::Load { register, .. } => *register = to,
+            Self::Atomic { register: Some(register), .. } => *register = to,
+            _ => {}
+        }
+        self
+    }
+
     /// Returns the place at which it accesses memory.
     pub fn place(&self) -> Option<&Place> {
         match self {
@@ -409,13 +453,13 @@ impl Op {
         }
     }
 
-    /// The register that the address depends on.
-    pub fn address(&self) -> Option<usize> {
+    /// The registers that the address depends on.
+    pub fn address(&self) -> &[usize] {
         match self {
             Self::Load { address, .. }
             | Self::Store { address, .. }
-            | Self::Atomic { address, .. } => *address,
-            _ => None,
+            | Self::Atomic { address, .. } => address,
+            _ => &[],
         }
     }
 
@@ -455,6 +499,8 @@ pub(crate) enum Outcome {
     Fault(Term, FaultKind, Option<u8>, Option<Stage>),
     Completed(Term),
     Flag(Flag, Term),
+    /// One of these instructions of a thread has taken a fault, of this kind.
+    FaultOf(usize, Vec<usize>, FaultKind),
     /// One entry at least of the contiguous run around the entry of an address has the flag.
     RunFlag(Flag, Location),
     LeadsTo(Term, usize),
@@ -466,6 +512,8 @@ pub(crate) enum Term {
     /// The result of an instruction: of this thread, at this place in it.
     Result(usize, usize),
     Memory(Location),
+    /// A value, of what a thread has read.
+    Computed(usize, Value),
 }
 
 /// Of which stage.
@@ -518,7 +566,112 @@ pub(crate) const IN_RUN: u64 = (RUN << 12) - 1;
 pub(crate) const RUN_BITS: u8 = IN_RUN.trailing_ones() as u8;
 pub(crate) const VALID: u64 = 1;
 
+/// The numbers of stores leave room for so many instructions in a thread.
+pub(crate) const PLACES: usize = 31;
+/// Where the code of a test would be: labels have the numbers from here.
+pub(crate) const LABELS: u64 = 1 << 24;
+
+impl Arithmetic {
+    fn apply(self, a: u64, b: u64) -> u64 {
+        match self {
+            Self::Xor => a ^ b,
+            Self::Add => a.wrapping_add(b),
+            Self::Subtract => a.wrapping_sub(b),
+            Self::And => a & b,
+            Self::Or => a | b,
+            Self::AndNot => a & !b,
+            Self::Left => a.checked_shl(b as u32).unwrap_or(0),
+            Self::Right => a.checked_shr(b as u32).unwrap_or(0),
+            Self::Equal => u64::from(a == b),
+            Self::Both => u64::from(a != 0 && b != 0),
+            Self::Either => u64::from(a != 0 || b != 0),
+        }
+    }
+}
+
 impl Value {
+    /// Computes it; `part` gives what is not computed. `None` as long as one that matters is not
+    /// known.
+    pub fn compute(&self, part: &dyn Fn(&Self) -> Option<u64>) -> Option<u64> {
+        match self {
+            Self::Of(operation, parts) => {
+                let [a, b] = &**parts;
+                let (a, b) = (a.compute(part), b.compute(part));
+                match (operation, a, b) {
+                    (Arithmetic::Both, Some(0), _) | (Arithmetic::Both, _, Some(0)) => Some(0),
+                    (Arithmetic::Either, Some(one), None)
+                    | (Arithmetic::Either, None, Some(one)) => (one != 0).then_some(1),
+                    (_, Some(a), Some(b)) => Some(operation.apply(a, b)),
+                    _ => None,
+                }
+            }
+            Self::Choose(parts) => {
+                let [condition, a, b] = &**parts;
+                match condition.compute(part)? {
+                    0 => b.compute(part),
+                    _ => a.compute(part),
+                }
+            }
+            value => part(value),
+        }
+    }
+
+    /// The number that it is whatever is read.
+    pub fn constant(&self) -> Option<u64> {
+        self.compute(&|part| match part {
+            Self::Number(number) => Some(*number),
+            _ => None,
+        })
+    }
+
+    /// Whether it is 0 where what is read is below `bound`, which is a power of two.
+    pub fn is_zero(&self, bound: u64) -> bool {
+        match self {
+            Self::Of(operation, parts) => {
+                let [a, b] = &**parts;
+                match operation {
+                    Arithmetic::Xor | Arithmetic::Subtract | Arithmetic::AndNot if a == b => true,
+                    Arithmetic::And => {
+                        let high = |mask: &Self| {
+                            mask.constant().is_some_and(|mask| mask & (bound - 1) == 0)
+                        };
+                        a.is_zero(bound) || b.is_zero(bound) || high(a) || high(b)
+                    }
+                    Arithmetic::Left | Arithmetic::Right => a.is_zero(bound),
+                    Arithmetic::Add | Arithmetic::Or | Arithmetic::Xor => {
+                        a.is_zero(bound) && b.is_zero(bound)
+                    }
+                    _ => false,
+                }
+            }
+            Self::Choose(parts) => parts[1].is_zero(bound) && parts[2].is_zero(bound),
+            value => value.constant() == Some(0),
+        }
+    }
+
+    /// Adds the registers that it is made of.
+    pub fn registers(&self, to: &mut Vec<usize>) {
+        let mut chooses = Vec::new();
+        self.dependencies(to, &mut chooses);
+        to.extend(chooses);
+        to.sort_unstable();
+        to.dedup();
+    }
+
+    /// Adds the registers that its bits come from, and those that choose which.
+    pub fn dependencies(&self, to: &mut Vec<usize>, chooses: &mut Vec<usize>) {
+        match self {
+            Self::Register(register) => to.push(*register),
+            Self::Of(_, parts) => parts.iter().for_each(|part| part.dependencies(to, chooses)),
+            Self::Choose(parts) => {
+                parts[0].registers(chooses);
+                parts[1].dependencies(to, chooses);
+                parts[2].dependencies(to, chooses);
+            }
+            _ => {}
+        }
+    }
+
     pub fn is_contiguous(&self) -> bool {
         matches!(self, Self::Leaf { bits, .. } if bits & CONTIGUOUS != 0)
     }

@@ -142,7 +142,7 @@ fn run(
         let results = run.results.borrow();
         let result = |thread: usize, at: usize| results[thread][at];
         let word = |pa: u64| machine.hardware.memory.read(pa);
-        let holds = |ask: &Ask| ask.outcome.holds(test, &layout, &result, &word);
+        let holds = |ask: &Ask| ask.outcome.holds(test, &layout, &result, &word, &|_, _| 0);
         test.asks.iter().map(holds).collect()
     };
     Ok((holds, machine.into_memory()))
@@ -291,7 +291,7 @@ impl Run<'_> {
         if op.place().is_some() {
             cpu.order();
             self.pass_fence(thread, op);
-            if op.address().is_some() {
+            if !op.address().is_empty() {
                 // It could not be translated before the address was known.
                 hardware.synchronise(thread);
             }

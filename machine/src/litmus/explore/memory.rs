@@ -16,6 +16,16 @@ impl Explorer<'_> {
             if self.place_of(thread, i, phase) != Some(pa) {
                 continue;
             }
+            let late =
+                next.late.iter().find(|late| late.stored && late.cpu == thread && late.at == i);
+            if let Some(late) = late {
+                if code[at].op.acquires_releases().0 {
+                    return None;
+                }
+                let value = (self.hardware.memory.read(pa) | late.set) & !late.clear;
+                forwarded = Some((value, store_number(thread, i)));
+                break;
+            }
             match phase {
                 // In memory, or in the buffer, where the hardware finds it.
                 Phase::Done(_) | Phase::Buffered(_) => break,
@@ -67,8 +77,8 @@ impl Explorer<'_> {
             {
                 let own = source.writer & !BY_WALKER;
                 let newer = own != 0
-                    && usize::from(own - 1) / 16 == thread
-                    && usize::from(own - 1) % 16 > at;
+                    && usize::from(own - 1) / PLACES == thread
+                    && usize::from(own - 1) % PLACES > at;
                 if !newer && (*read, source.writer) != (value, writer) {
                     return None;
                 }
@@ -98,16 +108,38 @@ impl Explorer<'_> {
         Some(())
     }
 
-    pub(super) fn change(
-        &self,
-        next: &mut State,
-        thread: usize,
-        at: usize,
-        change: &Change,
-        loads: bool,
-        value: &Value,
-    ) -> Option<()> {
+    /// An atomic access reads and writes, past the buffer.
+    pub(super) fn change(&self, next: &mut State, thread: usize, at: usize) -> Option<()> {
+        let (pa, old, new) = self.exchange(next, thread, at)?;
+        self.hardware.memory.write(pa, new);
+        if let Some(word) = self.word(pa)
+            && new != old
+        {
+            next.writers[word] = store_number(thread, at);
+            next.words[word] = new;
+        }
+        Some(())
+    }
+
+    /// It reads, and what it writes becomes visible later: nobody else writes the word before. Loads
+    /// behind it may read that, but for those that acquire.
+    pub(super) fn change_later(&self, next: &mut State, thread: usize, at: usize) -> Option<()> {
+        let (pa, old, new) = self.exchange(next, thread, at)?;
+        let late = Late { cpu: thread, at, pa, set: new & !old, clear: old & !new, stored: true };
+        next.late.push(late);
+        next.late.sort_unstable();
+        Some(())
+    }
+
+    /// What an atomic access does but for its write: the place, what it has read, what it writes.
+    fn exchange(&self, next: &mut State, thread: usize, at: usize) -> Option<(u64, u64, u64)> {
+        let Op::Atomic { change, register, value, .. } = &self.test.code[thread].code[at].op else {
+            return None;
+        };
         let pa = self.place_of(thread, at, &next.phases[thread][at])?;
+        if next.late.iter().any(|late| late.pa == pa) {
+            return None;
+        }
         let hardware = &self.hardware;
         if self.test.x86 {
             hardware.drain(thread);
@@ -125,25 +157,34 @@ impl Explorer<'_> {
         let (read, writer) = self.current(next, thread, pa);
         let number = store_number(thread, at);
         self.check_loads(next, thread, at, pa, read, number)?;
-        hardware.memory.write(pa, new);
-        if let Some(word) = self.word(pa)
-            && new != old
-        {
-            next.writers[word] = number;
-            next.words[word] = new;
-        }
-        next.phases[thread][at] = Phase::Done(if loads {
-            Got::Value(old, Source { pa, writer, by: None })
-        } else {
-            Got::Nothing
+        next.phases[thread][at] = Phase::Done(match register {
+            Some(_) => Got::Value(old, Source { pa, writer, by: None }),
+            None => Got::Nothing,
         });
-        Some(())
+        Some((pa, old, new))
     }
 
     pub(super) fn evaluate(&self, state: &State, thread: usize, value: &Value) -> u64 {
-        match value {
-            Value::Register(register) => self.register(state, thread, *register).unwrap_or(0),
-            value => self.layout.evaluate(self.test, value),
-        }
+        self.computed(state, thread, value, false).unwrap_or(0)
+    }
+
+    /// Computes a value; `None` as long as it is not known. With `expected`, instructions that may
+    /// still fault will not.
+    pub(super) fn computed(
+        &self,
+        state: &State,
+        thread: usize,
+        value: &Value,
+        expected: bool,
+    ) -> Option<u64> {
+        value.compute(&|part| match part {
+            Value::Register(register) => self.register(state, thread, *register),
+            Value::Faulted(at) => match &state.phases[thread][*at] {
+                Phase::Done(Got::Fault(_)) => Some(1),
+                Phase::Done(_) | Phase::Buffered(_) => Some(0),
+                _ => expected.then_some(0),
+            },
+            part => Some(self.layout.evaluate(self.test, part)),
+        })
     }
 }

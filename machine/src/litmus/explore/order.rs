@@ -2,7 +2,7 @@
 
 use super::super::program::*;
 use super::Explorer;
-use super::state::{Phase, State};
+use super::state::{Phase, State, is_late};
 use crate::hardware::{Cause, Fault};
 
 /// Whether the other instructions of a thread may go on.
@@ -12,13 +12,6 @@ pub(super) enum Next {
     Stop,
     /// The one that was found is done first.
     Now,
-}
-
-/// A stage has no translation.
-pub(super) fn is_untranslated(fault: &Fault) -> bool {
-    let cause = Cause::Translation;
-    matches!(fault, Fault::Translation { .. })
-        || matches!(fault, Fault::Second { cause: of, .. } if *of == cause)
 }
 
 /// A stage does not give the right.
@@ -119,11 +112,14 @@ impl Before {
         thread: usize,
         op: &Op,
     ) -> bool {
-        op.address().is_none_or(|register| explorer.is_known(state, thread, register))
+        op.address().iter().all(|&register| explorer.is_known(state, thread, register))
     }
 
     /// One more instruction comes before.
     pub fn pass(&mut self, explorer: &Explorer<'_>, state: &State, thread: usize, at: usize) {
+        if explorer.is_on_path(state, thread, at) == Some(false) {
+            return;
+        }
         let op = &explorer.test.code[thread].code[at].op;
         let phase = &state.phases[thread][at];
         let done = matches!(phase, Phase::Done(_));
@@ -131,6 +127,8 @@ impl Before {
         match op {
             Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {
                 let buffered = done || matches!(phase, Phase::Buffered(_));
+                let read = done;
+                let done = done && !is_late(state, thread, at);
                 let physical = matches!(op.place(), Some(Place::Physical(_)));
                 self.translated &= buffered
                     || matches!(phase, Phase::Translated(..))
@@ -140,7 +138,7 @@ impl Before {
                 // An atomic access that returns nothing is no load to barriers for loads (DDI 0487
                 // B2.3.7).
                 if op.register().is_some() {
-                    self.loads_done &= done;
+                    self.loads_done &= read;
                 }
                 if op.writes() {
                     self.stores_buffered &= buffered;
@@ -148,7 +146,7 @@ impl Before {
                 }
                 match op {
                     Op::Load { acquire: true, .. } | Op::Atomic { acquire: true, .. } => {
-                        self.barred |= !done
+                        self.barred |= !read
                     }
                     _ => {}
                 }

@@ -2,9 +2,14 @@
 
 use super::super::program::*;
 use super::Explorer;
-use super::order::{Before, Next, is_barrier, is_derived, is_untranslated};
+use super::order::{Before, Next, is_barrier, is_derived};
 use super::state::*;
-use crate::hardware::{Fault, Image, Request};
+use crate::hardware::{Image, Request};
+
+/// Whether flags of accesses before this one are still to be written.
+fn has_late(state: &State, thread: usize, at: usize) -> bool {
+    state.late.iter().any(|late| late.cpu == thread && late.at < at)
+}
 
 impl Explorer<'_> {
     pub(super) fn steps(&self, state: &State) -> Vec<Step> {
@@ -29,12 +34,43 @@ impl Explorer<'_> {
         for thread in 0..self.test.threads() {
             self.fills(state, thread, &mut steps);
         }
+        let is_free =
+            |late: &Late| !late.stored || Before::of(self, state, late.cpu, late.at).fenced_drained;
+        steps.extend((0..state.late.len()).filter(|&n| is_free(&state.late[n])).map(Step::Flag));
+        self.add_late(state, &mut steps);
         steps
+    }
+
+    /// Where a walk may find a flag clear, it may also set it later.
+    fn add_late(&self, state: &State, steps: &mut Vec<Step>) {
+        let is_in = |flag: Flag, word| flag.is_in(self.test, word);
+        let clean = |word| self.test.hardware_dirty && !is_in(Flag::Dirty, word);
+        let unflagged =
+            |&word: &u64| is_in(Flag::Valid, word) && (!is_in(Flag::Accessed, word) || clean(word));
+        if self.test.x86 || !self.test.hardware_access || !state.words.iter().any(unflagged) {
+            return;
+        }
+        let translates =
+            |way: &Way| !matches!(way, Way::Perform | Way::CommitFault | Way::TakeFault);
+        for number in 0..steps.len() {
+            if let Step::Do(thread, at, way) = steps[number]
+                && translates(&way)
+            {
+                steps.push(Step::DoLate(thread, at, way));
+            }
+        }
+    }
+
+    /// Whether an atomic access may also write later than it reads: something comes behind it.
+    fn may_write_later(&self, thread: usize, at: usize) -> bool {
+        let code = &self.test.code[thread].code;
+        code[at + 1..].iter().any(|i| i.op.place().is_some())
     }
 
     pub(super) fn fills(&self, state: &State, cpu: usize, steps: &mut Vec<Step>) {
         // The flags that walks set are seen by every CPU, whatever is remembered.
-        let sets_flags = cpu == 0 && self.hardware.architecture.hardware_access;
+        let sets_flags = self.hardware.architecture.hardware_access
+            && self.test.code.iter().position(|thread| !thread.leaves.0) == Some(cpu);
         let named = self.test.addresses.len();
         for address in 0..named + self.layout.unnamed.len() {
             let Some(va) = self.va(address) else {
@@ -199,7 +235,12 @@ impl Explorer<'_> {
         for (at, (instruction, phase)) in code.iter().zip(phases).enumerate() {
             let op = &instruction.op;
             let perform = Step::Do(thread, at, Way::Perform);
-            let waiting = *phase == Phase::Idle;
+            let on_path = self.is_on_path(state, thread, at);
+            if on_path == Some(false) {
+                continue;
+            }
+            // What is no access is not executed before it is certain to be.
+            let waiting = *phase == Phase::Idle && on_path.is_some();
             match op {
                 Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {
                     match self.access(state, thread, at, &before, steps) {
@@ -215,7 +256,7 @@ impl Explorer<'_> {
                 Op::Barrier { kind, .. } if waiting => {
                     let ready = before.system_done
                         && match kind {
-                            Kind::All => before.all_done,
+                            Kind::All => before.all_done && !has_late(state, thread, at),
                             Kind::Loads => before.loads_done,
                             Kind::Stores => before.stores_buffered,
                         };
@@ -313,12 +354,16 @@ impl Explorer<'_> {
             }
             (Phase::Walking(..), _) => steps.push(step(Way::WalkOn)),
             (Phase::Translated(translated, _), _) => place = Some(translated.pa()),
-            (Phase::Faulty(fault, certain), _) => {
+            (Phase::Faulty(_, certain), _) => {
                 if before.all_done {
                     steps.push(step(Way::TakeFault));
                     return Next::Now;
                 }
-                if !certain && self.may_be_certain(state, thread, at, before, fault) {
+                if !x86 && before.is_certain() && before.system_done {
+                    steps.push(step(Way::TakeFault));
+                    return Next::Stop;
+                }
+                if !certain && self.may_be_certain(before) {
                     steps.push(step(Way::CommitFault));
                     return Next::Now;
                 }
@@ -331,7 +376,13 @@ impl Explorer<'_> {
             && (!op.writes() || self.is_stored_in_order(state, thread, at, pa))
             && (!x86 || before.all_done)
         {
-            steps.push(step(Way::Perform));
+            let atomic = matches!(op, Op::Atomic { .. }) && !x86;
+            if !atomic || before.fenced_drained {
+                steps.push(step(Way::Perform));
+            }
+            if atomic && (self.may_write_later(thread, at) || !before.fenced_drained) {
+                steps.push(Step::DoLate(thread, at, Way::Perform));
+            }
         }
         Next::On
     }
@@ -351,7 +402,7 @@ impl Explorer<'_> {
     }
 
     /// Whether barriers for all accesses or for loads, acquire and release let an access be
-    /// performed, or fault.
+    /// performed.
     fn is_past_barriers(&self, op: &Op, before: &Before) -> bool {
         let (acquire, release) = op.acquires_releases();
         !before.barred
@@ -360,49 +411,15 @@ impl Explorer<'_> {
     }
 
     /// Whether the fault of an access may come before an invalidation that another CPU completes
-    /// from here on.
-    ///
-    /// Barriers, acquire and release order it as they order the access. One that has no translation
-    /// may be about any data with the same offset in a page: that of a load comes after all
-    /// accesses to such, that of a store after the stores, and when branches are decided. Others
-    /// come after the translations of the same address; what would be stored, and branches, do not
-    /// matter to them (the model of Arm: `same-loc` of faults, `TLBI-ob`).
-    pub(super) fn may_be_certain(
-        &self,
-        state: &State,
-        thread: usize,
-        at: usize,
-        before: &Before,
-        fault: &Fault,
-    ) -> bool {
-        let code = &self.test.code[thread].code;
-        let op = &code[at].op;
-        let untranslated = is_untranslated(fault) || *fault == Fault::Address;
-        if !self.is_past_barriers(op, before)
-            || (op.writes() && (before.stores_barred || !before.fenced_drained))
-            || (op.writes() && untranslated && !before.decided)
-        {
-            return false;
-        }
-        let earlier = code[..at].iter().zip(&state.phases[thread]);
-        earlier.into_iter().all(|(i, phase)| {
-            // All data, and all addresses, are at the start of a page.
-            let is_alike = match i.op.place() {
-                Some(Place::Virtual(_) | Place::Physical(Location::Data(_))) => untranslated,
-                _ => false,
-            };
-            if is_alike && (i.op.writes() || !op.writes()) {
-                return matches!(phase, Phase::Done(_));
-            }
-            i.op.place() != op.place() || !matches!(phase, Phase::Idle | Phase::Walking(..))
-        })
+    /// from here on: barriers and acquires order it as they order an access. Nothing else does: not
+    /// a release that it would have been, a branch, what would be stored, or another access of the
+    /// same address (the model of Arm: `bob`, `dob`, `TLBI-ob`).
+    pub(super) fn may_be_certain(&self, before: &Before) -> bool {
+        !before.barred && before.fenced_drained
     }
 
     pub(super) fn has_data(&self, state: &State, thread: usize, op: &Op) -> bool {
-        let known = |value: &Value| match value {
-            Value::Register(register) => self.is_known(state, thread, *register),
-            _ => true,
-        };
+        let known = |value: &Value| self.computed(state, thread, value, false).is_some();
         match op {
             Op::Store { value, data, .. } => {
                 known(value) && data.is_none_or(|register| self.is_known(state, thread, register))
@@ -447,6 +464,15 @@ impl Explorer<'_> {
             (_, Phase::Done(Got::Value(_, source))) => Some(source.pa),
             _ => None,
         }
+    }
+
+    /// Whether an instruction is on the way that the thread takes, as far as it is known and
+    /// nothing faults; `None`: a branch is not decided.
+    pub(super) fn is_on_path(&self, state: &State, thread: usize, at: usize) -> Option<bool> {
+        let Some(when) = &self.test.code[thread].code[at].when else {
+            return Some(true);
+        };
+        self.computed(state, thread, when, true).map(|taken| taken != 0)
     }
 
     /// Whether a register has its value.

@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::super::program::PLACES;
 use crate::hardware::{Fault, Image, KnownFirst, Translated, Walking};
 
 /// The phase of an instruction.
@@ -49,13 +50,34 @@ pub(super) struct State {
     pub words: Vec<u64>,
     /// The store that wrote each word last.
     pub writers: Vec<u8>,
+    /// Writes that are still to come.
+    pub late: Vec<Late>,
+}
+
+/// The write of an access that reads and writes at one instant for all who write the word, and
+/// later for those who read it: a flag that a walk has found clear, or an atomic access.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Late {
+    pub cpu: usize,
+    /// The access.
+    pub at: usize,
+    pub pa: u64,
+    pub set: u64,
+    pub clear: u64,
+    /// It is the store of an atomic access.
+    pub stored: bool,
+}
+
+/// Whether what an atomic access has stored is not visible yet.
+pub(super) fn is_late(state: &State, cpu: usize, at: usize) -> bool {
+    state.late.iter().any(|late| late.stored && late.cpu == cpu && late.at == at)
 }
 
 /// The walker wrote a word after the store with the rest of the number.
 pub(super) const BY_WALKER: u8 = 1 << 7;
 
 pub(super) fn store_number(thread: usize, at: usize) -> u8 {
-    (thread * 16 + at + 1) as u8
+    (thread * PLACES + at + 1) as u8
 }
 
 /// One step.
@@ -69,8 +91,22 @@ pub(super) enum Step {
     Fill(usize, usize, Route),
     /// An instruction does what it does, in this way.
     Do(usize, usize, Way),
+    /// The same, and the flag that its walk sets is written later.
+    DoLate(usize, usize, Way),
+    /// A write that is late becomes visible.
+    Flag(usize),
     /// A CPU takes the interrupt of a shootdown.
     Interrupt(usize, usize, usize),
+}
+
+impl Step {
+    /// The CPU whose walker may work.
+    pub fn walker(&self) -> Option<usize> {
+        match *self {
+            Self::Fill(cpu, ..) | Self::Do(cpu, ..) | Self::DoLate(cpu, ..) => Some(cpu),
+            _ => None,
+        }
+    }
 }
 
 /// How a walk is made.

@@ -17,6 +17,9 @@ impl Explorer<'_> {
         for (cpu, core) in state.cores.iter().enumerate() {
             hardware.load_image(cpu, core);
         }
+        if let Some(cpu) = step.walker() {
+            hardware.leaves.set(self.test.code[cpu].leaves);
+        }
         let mut next = state.clone();
         for phase in next.phases.iter_mut().flatten() {
             if let Phase::Walking(walking, _) = phase {
@@ -54,9 +57,55 @@ impl Explorer<'_> {
             }
             Step::Interrupt(thread, at, cpu) => self.interrupt(&mut next, thread, at, cpu),
             Step::Do(thread, at, way) => kept = self.act(state, &mut next, thread, at, way)?,
+            Step::DoLate(thread, at, Way::Perform) => self.change_later(&mut next, thread, at)?,
+            Step::DoLate(thread, at, way) => {
+                kept = self.act(state, &mut next, thread, at, way)?;
+                self.postpone(state, &mut next, thread, at)?;
+            }
+            Step::Flag(number) => {
+                let Late { cpu, at, pa, set, clear, stored } = next.late.remove(number);
+                hardware.memory.write(pa, (hardware.memory.read(pa) | set) & !clear);
+                if stored && let Some(word) = self.word(pa) {
+                    next.writers[word] = store_number(cpu, at);
+                    next.words[word] = hardware.memory.read(pa);
+                }
+            }
         }
         self.read_back(state, &mut next, kept);
-        Some(next)
+        // Nobody else writes a word between the read and the write of one who does both.
+        next.late.iter().all(|late| !self.is_written(state, &next, late.pa)).then_some(next)
+    }
+
+    /// Whether a step has written a word, be it with the value that was there.
+    fn is_written(&self, state: &State, next: &State, pa: u64) -> bool {
+        let changed = self.word(pa).is_some_and(|word| state.words[word] != next.words[word]);
+        let left = |cpu: usize| {
+            let gone = state.stores[cpu].iter().filter(move |n| !next.stores[cpu].contains(n));
+            gone.map(move |&number| usize::from(number - 1) % PLACES)
+        };
+        changed
+            || (0..state.stores.len()).any(|cpu| {
+                left(cpu).any(|at| self.place_of(cpu, at, &state.phases[cpu][at]) == Some(pa))
+            })
+    }
+
+    /// Takes back the flags that a walk has written, for it to write them later. `None`: there are
+    /// none.
+    fn postpone(&self, state: &State, next: &mut State, cpu: usize, at: usize) -> Option<()> {
+        let before = next.late.len();
+        for (&pa, &was) in self.layout.words.iter().zip(&state.words) {
+            let is = self.hardware.memory.read(pa);
+            if is != was {
+                if next.late.iter().any(|late| late.pa == pa) {
+                    return None;
+                }
+                self.hardware.memory.write(pa, was);
+                let (set, clear) = (is & !was, was & !is);
+                next.late.push(Late { cpu, at, pa, set, clear, stored: false });
+            }
+        }
+        next.late.sort_unstable();
+        (next.late.len() > before).then_some(())
     }
 
     /// Takes the state of the hardware into `next`.
@@ -121,6 +170,7 @@ impl Explorer<'_> {
                 },
             );
             state.cores[cpu] = core;
+            self.skip(state, cpu);
             // Which write a load has read matters to accesses before it that are still to be
             // performed.
             for (phase, instruction) in state.phases[cpu].iter_mut().zip(&self.test.code[cpu].code)
@@ -131,6 +181,16 @@ impl Explorer<'_> {
                     _ if instruction.op.place().is_none() => {}
                     _ => break,
                 }
+            }
+        }
+    }
+
+    /// Ends instructions that are not on the way that the thread has taken.
+    fn skip(&self, state: &mut State, thread: usize) {
+        for (at, instruction) in self.test.code[thread].code.iter().enumerate() {
+            let Some(when) = &instruction.when else { continue };
+            if self.computed(state, thread, when, false) == Some(0) {
+                state.phases[thread][at] = Phase::Done(Got::Nothing);
             }
         }
     }
@@ -174,7 +234,7 @@ impl Explorer<'_> {
 
     /// A store has come to memory.
     pub(super) fn drained(&self, next: &mut State, cpu: usize, number: u8) {
-        let at = usize::from(number - 1) % 16;
+        let at = usize::from(number - 1) % PLACES;
         if let Some(pa) = self.place_of(cpu, at, &next.phases[cpu][at])
             && let Some(word) = self.word(pa)
         {
@@ -243,9 +303,7 @@ impl Explorer<'_> {
             Way::Perform => match op {
                 Op::Load { .. } => self.read(next, thread, at)?,
                 Op::Store { value, .. } => self.write(next, thread, at, value)?,
-                Op::Atomic { change, register, value, .. } => {
-                    self.change(next, thread, at, change, register.is_some(), value)?
-                }
+                Op::Atomic { .. } => self.change(next, thread, at)?,
                 _ => {
                     next.phases[thread][at] = Phase::Done(Got::Nothing);
                     self.execute(next, thread, at, op)?;
@@ -327,6 +385,7 @@ impl Explorer<'_> {
             // Places whose accesses are not translated.
             let mut open = Vec::new();
             for at in 0..code.len() {
+                let late = is_late(next, cpu, at);
                 let phases = &mut next.phases[cpu];
                 let covers = |translated: &Translated| {
                     pending.iter().any(|tlbi| tlbi.broadcast && translated.is_covered(tlbi))
@@ -340,12 +399,17 @@ impl Explorer<'_> {
                         }
                         phases[at] = Phase::Idle;
                     }
+                    Phase::Done(Got::Value(..) | Got::Nothing)
+                        if late && pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi)) =>
+                    {
+                        return None;
+                    }
                     // It comes after stores that are not visible yet.
-                    &Phase::Done(Got::Fault(fault))
+                    Phase::Done(Got::Fault(_))
                         if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi)) =>
                     {
                         let before = Before::of(self, next, cpu, at);
-                        if !self.may_be_certain(next, cpu, at, &before, &fault) {
+                        if !self.may_be_certain(&before) {
                             return None;
                         }
                     }
@@ -471,7 +535,8 @@ impl Explorer<'_> {
                 hardware.remember_alone(true);
                 let translated = hardware.join(thread, translated, first);
                 let dirtied = op.writes() && self.is_dirtied(state);
-                if dirtied && !(before.is_certain() && before.loads_published) {
+                let published = self.profile != Profile::Ets2 || before.loads_published;
+                if dirtied && !(before.is_certain() && published) {
                     return None;
                 }
                 Phase::Translated(translated.normalised(), dirtied)

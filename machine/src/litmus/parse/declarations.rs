@@ -131,6 +131,9 @@ pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
     }
     match value {
         Value::Register(_)
+        | Value::Of(..)
+        | Value::Choose(_)
+        | Value::Faulted(_)
         | Value::Table(_)
         | Value::TableOf(_)
         | Value::Member { .. }
@@ -281,7 +284,7 @@ pub(super) fn thread(test: &mut Test, rest: &str) -> Parsed<()> {
         return Err("'thread' comes before 'ask'".to_owned());
     }
     limit(test.code.len(), MOST_THREADS, "threads")?;
-    let mut thread = Thread { space: 0, user: false, code: Vec::new() };
+    let mut thread = Thread { space: 0, user: false, leaves: (false, false), code: Vec::new() };
     let mut words = rest.split_whitespace();
     while let Some(word) = words.next() {
         match word {

@@ -45,7 +45,7 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
         check_value(test, location, value)?;
     }
     let text = line.split_whitespace().collect::<Vec<_>>().join(" ");
-    Ok(Instruction { op, user, label, text: one_line(&text) })
+    Ok(Instruction { op, user, label, text: one_line(&text), when: None })
 }
 
 /// Whether an instruction is one of an application, or the one that leaves it; one that cannot be
@@ -92,19 +92,19 @@ pub(super) fn used(op: &Op) -> Vec<usize> {
         Value::Register(register) => Some(*register),
         _ => None,
     };
-    let all = match op {
-        Op::Load { address, .. } => vec![*address],
-        Op::Store { value, address, data, .. } => vec![of(value), *address, *data],
-        Op::Atomic { change, value, address, .. } => {
+    let mut all = match op {
+        Op::Store { value, data, .. } => vec![of(value), *data],
+        Op::Atomic { change, value, .. } => {
             let expected = match change {
                 Change::CompareSwap(expected) => of(expected),
                 _ => None,
             };
-            vec![of(value), expected, *address]
+            vec![of(value), expected]
         }
         Op::Branch(register) => vec![Some(*register)],
         _ => Vec::new(),
     };
+    all.extend(op.address().iter().map(|&register| Some(register)));
     all.into_iter().flatten().collect()
 }
 
@@ -303,7 +303,7 @@ pub(super) fn x86_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
             let at = tokens.place(test)?;
             tokens.symbol(",")?;
             let value = value(tokens, test)?;
-            Ok(Op::Store { value, at, release: false, address: None, data: None })
+            Ok(Op::Store { value, at, release: false, address: Vec::new(), data: None })
         }
         "MOV" => load(tokens, test, false),
         "MFENCE" => Ok(Op::Fence(Kind::All)),
@@ -340,7 +340,7 @@ pub(super) fn x86_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
                 at,
                 acquire: true,
                 release: true,
-                address: None,
+                address: Vec::new(),
             })
         }
         _ => Err(format!("'{}' is no instruction of x86-64 here", one_line(name))),

@@ -1,0 +1,246 @@
+//! Tests of herd, as they are published.
+//!
+//! [`parse`] reads herd's notation of AArch64 tests with translation tables: a header, what
+//! registers and memory hold at first, columns of instructions, and a condition. Each thread is
+//! executed on symbols, so that a register is a [`Value`] of what the loads before have read; a
+//! branch forward becomes a condition on the instructions that it skips, and a fault one on those
+//! of its handler. The rest is a [`Test`] like any other. What cannot be said so is refused, with
+//! its line.
+
+mod code;
+mod condition;
+mod first;
+mod show;
+mod text;
+
+use super::parse::{ParseError, one_line};
+use super::program::*;
+use code::{Faults, Thread as Source};
+use first::First;
+use text::{Line, Parsed, Sections};
+
+pub(crate) use show::Seen;
+
+/// Whether a text is in herd's notation.
+pub(super) fn is_herd(text: &str) -> bool {
+    text.trim_start().strip_prefix("AArch64").is_some_and(|rest| rest.starts_with([' ', '\t']))
+}
+
+/// Reads one test; `name` is for messages.
+pub(super) fn parse(name: &str, text: &str) -> Result<Test, ParseError> {
+    read(name, text).map_err(|(line, what)| ParseError { file: one_line(name), line, what })
+}
+
+fn read(file: &str, text: &str) -> Parsed<Test> {
+    let clean = text::without_comments(text);
+    let sections = Sections::of(&clean)?;
+    let mut test = Test::empty(&sections.name, &one_line(file), 1);
+    test.spaces.push(Space { name: "main".to_owned(), id: 1 });
+    let (threads, handlers) = columns(&sections.program)?;
+    let header = Header::of(&sections.header, threads.len())?;
+    let mut first = First::of(sections.initial, threads.len())?;
+    let condition = condition::Condition::of(sections.condition, &mut first)?;
+    first.bound(threads.iter().chain(handlers.iter().map(|(_, lines)| lines)).flatten());
+    // Which variables are translated at all: the others are as good as words of memory, and have
+    // far fewer states.
+    let mut translated: Vec<bool> = vec![true; first.variables.len()];
+    for pass in 0..2 {
+        let mut sources = Vec::new();
+        for (number, lines) in threads.iter().enumerate() {
+            let handler = handlers.iter().find(|(of, _)| *of == number);
+            let mut source = Source::new(number, &first, &translated, header.faults);
+            source.draft = pass == 0;
+            source.run(lines, handler.map(|(_, lines)| lines.as_slice()))?;
+            sources.push(source);
+        }
+        if pass == 0 {
+            let all = sources.iter().any(|source| source.invalidates_all);
+            let named = sources.into_iter().flat_map(|source| source.invalidated);
+            let named: Vec<usize> = named.chain(condition.faulting()).collect();
+            translated = first.entries.iter().map(|&entry| entry || all).collect();
+            named.into_iter().for_each(|variable| translated[variable] = true);
+            continue;
+        }
+        finish(&mut test, &header, &first, &translated, sources, &condition)?;
+    }
+    Ok(test)
+}
+
+/// Fills in a test whose threads are executed.
+fn finish(
+    test: &mut Test,
+    header: &Header,
+    first: &First,
+    translated: &[bool],
+    sources: Vec<Source<'_>>,
+    condition: &condition::Condition,
+) -> Parsed<()> {
+    for (number, variable) in first.variables.iter().enumerate() {
+        let value = first.words[number];
+        test.data.push(Data { name: variable.clone(), value, behind: None });
+        test.addresses.push(Address { name: variable.clone(), va: first::address(number) });
+        if translated[number] {
+            let value = first.leaves[number].clone();
+            test.maps.push(Map { space: 0, address: number, value });
+        }
+    }
+    test.hardware_access = header.access.contains(&true);
+    test.hardware_dirty = header.dirty.contains(&true);
+    let (seen, outcome) = condition.on(first, &sources)?;
+    let text = one_line(&condition.text);
+    let asked = Ask { text, outcome, verdicts: Vec::new(), only_explored: None, never_shown: None };
+    test.asks.push(asked);
+    test.seen = seen;
+    for (thread, source) in sources.into_iter().enumerate() {
+        test.assumptions.extend(source.assumptions.into_iter().map(|value| (thread, value)));
+        let user = header.user.contains(&thread);
+        let leaves = (!header.access[thread], !header.dirty[thread]);
+        test.code.push(Thread { space: 0, user, leaves, code: source.code });
+        if test.code[thread].code.len() >= MOST_INSTRUCTIONS {
+            return Err((1, format!("P{thread} has more than {MOST_INSTRUCTIONS} instructions")));
+        }
+    }
+    if user_of(test) {
+        for thread in &mut test.code {
+            let user = thread.user;
+            thread.code.iter_mut().for_each(|instruction| instruction.user = user);
+        }
+    }
+    Ok(())
+}
+
+fn user_of(test: &Test) -> bool {
+    test.code.iter().any(|thread| thread.user)
+}
+
+/// As many as the numbers of stores leave room for.
+const MOST_INSTRUCTIONS: usize = PLACES;
+
+/// The lines of each thread, and those of handlers with the threads that they are of.
+type Columns<'t> = (Vec<Vec<Line<'t>>>, Vec<(usize, Vec<Line<'t>>)>);
+
+/// Takes the columns of a program apart.
+fn columns<'t>(rows: &[(usize, &'t str)]) -> Parsed<Columns<'t>> {
+    let mut rows = rows.iter();
+    let Some((line, heads)) = rows.next() else {
+        return Err((1, "a test needs a program".to_owned()));
+    };
+    let mut kinds = Vec::new();
+    for head in heads.split('|') {
+        let head = head.trim();
+        let (thread, handler) = match head.strip_suffix(".F") {
+            Some(thread) => (thread, true),
+            None => (head, false),
+        };
+        let number = thread.strip_prefix('P').and_then(|number| number.parse::<usize>().ok());
+        match number {
+            Some(number) => kinds.push((number, handler)),
+            None => return Err((*line, format!("'{}' is no thread: P0, P1.F", one_line(head)))),
+        }
+    }
+    let count = kinds.iter().filter(|(_, handler)| !handler).count();
+    let mut threads: Vec<Vec<Line<'t>>> = vec![Vec::new(); count];
+    if count > 4 || kinds.iter().any(|(number, _)| *number >= count) {
+        return Err((*line, "threads are P0 to P3, without a gap".to_owned()));
+    }
+    let mut handlers: Vec<(usize, Vec<Line<'t>>)> = Vec::new();
+    for &(number, handler) in &kinds {
+        if handler {
+            handlers.push((number, Vec::new()));
+        }
+    }
+    for (line, row) in rows {
+        let cells: Vec<_> = row.split('|').collect();
+        if cells.len() > kinds.len() {
+            return Err((*line, format!("a row has {} cells at most", kinds.len())));
+        }
+        for (cell, &(number, handler)) in cells.into_iter().zip(&kinds) {
+            let lines = match handler {
+                false => &mut threads[number],
+                true => match handlers.iter_mut().find(|(of, _)| *of == number) {
+                    Some((_, lines)) => lines,
+                    None => continue,
+                },
+            };
+            Line::add(*line, cell, lines);
+        }
+    }
+    Ok((threads, handlers))
+}
+
+/// What the header says.
+struct Header {
+    faults: Faults,
+    /// Threads that run as applications do.
+    user: Vec<usize>,
+    /// By thread: walkers set the access flag, and the dirty state.
+    access: Vec<bool>,
+    dirty: Vec<bool>,
+}
+
+impl Header {
+    fn of(lines: &[(usize, &str)], threads: usize) -> Parsed<Self> {
+        let mut header = Self {
+            faults: Faults::End,
+            user: Vec::new(),
+            access: vec![false; threads],
+            dirty: vec![false; threads],
+        };
+        for &(line, text) in lines {
+            let Some((key, value)) = text.split_once('=') else { continue };
+            let words = value.split([' ', ',', '\t']).filter(|word| !word.is_empty());
+            let thread_of = |word: &str| -> Parsed<usize> {
+                let number = word.strip_prefix('P').and_then(|number| number.parse().ok());
+                number
+                    .filter(|&number: &usize| number < threads)
+                    .ok_or_else(|| (line, format!("'{}' is no thread of the test", one_line(word))))
+            };
+            match key.trim().to_ascii_lowercase().as_str() {
+                "variant" => {
+                    for word in words {
+                        header.faults = match word.to_ascii_lowercase().as_str() {
+                            "precise" | "fatal" => Faults::End,
+                            "imprecise" | "handled" => Faults::Again,
+                            "faulttonext" | "skip" => Faults::Next,
+                            "vmsa" | "kvm" => continue,
+                            _ => {
+                                let what = format!("variant '{}' is not read", one_line(word));
+                                return Err((line, what));
+                            }
+                        };
+                    }
+                }
+                "tthm" => {
+                    for word in words {
+                        let (thread, feature) = match word.split_once(':') {
+                            Some((thread, feature)) => (Some(thread_of(thread)?), feature),
+                            None => (None, word),
+                        };
+                        let of = |set: &mut Vec<bool>| match thread {
+                            Some(thread) => set[thread] = true,
+                            None => set.fill(true),
+                        };
+                        match feature {
+                            "HA" => of(&mut header.access),
+                            "HD" => {
+                                of(&mut header.access);
+                                of(&mut header.dirty);
+                            }
+                            _ => {
+                                let what = format!("'{}' is not HA or HD", one_line(feature));
+                                return Err((line, what));
+                            }
+                        }
+                    }
+                }
+                "el0" => {
+                    for word in words {
+                        header.user.push(thread_of(word)?);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(header)
+    }
+}

@@ -1,0 +1,150 @@
+//! An end, as herd prints it.
+
+use super::super::layout::Layout;
+use super::super::program::*;
+use super::first::entry_address;
+use crate::hardware::{Cause, Fault};
+
+/// A part of what is reported.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    name: String,
+    thread: usize,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    /// A value, and the labels that it may be.
+    Value(Term, Vec<String>),
+    Fault(Vec<usize>, FaultKind),
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+impl Eq for Seen {}
+impl PartialOrd for Seen {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Seen {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// A word of memory where an entry may stand is above this.
+const MEMORY: u64 = 1 << 30;
+const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+impl Seen {
+    pub(super) fn value(name: String, thread: usize, term: Term, labels: Vec<String>) -> Self {
+        Self { name, thread, what: What::Value(term, labels) }
+    }
+    pub(super) fn fault(name: String, thread: usize, of: Vec<usize>, kind: FaultKind) -> Self {
+        Self { name, thread, what: What::Fault(of, kind) }
+    }
+    fn key(&self) -> (bool, &str) {
+        (matches!(self.what, What::Fault(..)), &self.name)
+    }
+
+    /// What it is at an end.
+    pub fn show(
+        &self,
+        test: &Test,
+        layout: &Layout,
+        value: &dyn Fn(&Term) -> u64,
+        fault: &dyn Fn(usize, usize) -> Option<Fault>,
+    ) -> String {
+        let name = &self.name;
+        match &self.what {
+            What::Value(term, labels) => {
+                format!("{name}={};", number(test, layout, labels, value(term)))
+            }
+            What::Fault(instructions, asked) => {
+                let taken =
+                    instructions.iter().filter_map(|&at| Some((at, fault(self.thread, at)?)));
+                let taken = taken.map(|(at, fault)| (at, kind(fault)));
+                let asked_for = |kind: &str| word(*asked).is_none_or(|word| word == kind);
+                match (taken.into_iter().find(|(_, kind)| asked_for(kind)), word(*asked)) {
+                    (Some((at, kind)), _) => {
+                        let variable = match test.code[self.thread].code[at].op.place() {
+                            Some(Place::Virtual(of)) => &test.addresses[*of].name,
+                            _ => "",
+                        };
+                        let known = name.ends_with(&format!(",{variable}"));
+                        let of = if known { String::new() } else { format!(",{variable}") };
+                        format!("Fault({name}{of},MMU:{kind});")
+                    }
+                    (None, Some(kind)) => format!("~Fault({name},MMU:{kind});"),
+                    (None, None) => format!("~Fault({name});"),
+                }
+            }
+        }
+    }
+}
+
+/// The kind that is asked for, if it is one.
+fn word(kind: FaultKind) -> Option<&'static str> {
+    match kind {
+        FaultKind::Any => None,
+        FaultKind::Translation => Some("Translation"),
+        FaultKind::AccessFlag => Some("AccessFlag"),
+        FaultKind::Permission => Some("Permission"),
+    }
+}
+
+fn kind(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Translation { .. } | Fault::Address | Fault::LogFull => "Translation",
+        Fault::AccessFlag { .. } => "AccessFlag",
+        Fault::Permission { .. } => "Permission",
+        Fault::Second { cause, .. } => match cause {
+            Cause::Translation => "Translation",
+            Cause::AccessFlag => "AccessFlag",
+            Cause::Permission => "Permission",
+        },
+    }
+}
+
+/// The label that a number stands for.
+fn label(value: u64, labels: &[String]) -> Option<String> {
+    let number = value.checked_sub(LABELS)? / 4;
+    labels.get(usize::try_from(number).ok()?).map(|label| format!("label:\"{label}\""))
+}
+
+/// A number, or the entry that it is.
+fn number(test: &Test, layout: &Layout, labels: &[String], value: u64) -> String {
+    if value < MEMORY {
+        let addresses = || test.addresses.iter().enumerate();
+        if let Some((_, address)) = addresses().find(|(_, address)| address.va == value) {
+            return address.name.clone();
+        }
+        let entry = addresses().find(|(number, _)| entry_address(*number) == value);
+        return match entry {
+            Some((_, address)) => format!("PTE({})", address.name),
+            None => label(value, labels).unwrap_or_else(|| value.to_string()),
+        };
+    }
+    let page = (0..test.data.len()).find(|&page| layout.page(page) == value & ADDRESS);
+    let Some(page) = page else { return value.to_string() };
+    let mut text = format!("(oa:PA({})", test.data[page].name);
+    for (name, bit, usual) in [
+        ("af", ARM_ACCESSED, true),
+        ("db", ARM_READ_ONLY, false),
+        ("dbm", ARM_DBM, false),
+        ("valid", VALID, true),
+        ("el0", ARM_USER, true),
+    ] {
+        let set = value & bit != 0;
+        if set != usual {
+            let shown = if name == "db" { !set } else { set };
+            text += &format!(", {name}:{}", u8::from(shown));
+        }
+    }
+    text + ")"
+}
