@@ -1,14 +1,17 @@
 //! `litmus`: small programs around page tables, over all their executions, and the verdict of the
 //! architecture on each.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use tablewright_machine::litmus::{
-    self, MOST_STATES, Profile, Test, Verdict, explore, parse, simulate,
+    self, MOST_STATES, ParseError, Profile, Test, Verdict, explore, herd_outcomes, is_herd, parse,
+    simulate,
 };
 
 use crate::error::Error;
@@ -25,12 +28,13 @@ Examples:
   that is reached
   tablewright litmus mine.litmus --profile ets2
   tablewright litmus --seeds 2000             the machine in virtual time as well
+  tablewright litmus catalogue/ --herd herd7  tests of herd, each outcome compared with herd's
 
-The format of a test is described in docs/MACHINE.md. The exit status is 1 if a verdict
-does not hold, or a test has no answer.")]
+The format of a test is described in docs/MACHINE.md; herd's own is read too. The exit
+status is 1 if a verdict does not hold, or a test has no answer.")]
 pub struct Arguments {
-    /// Files of tests, or directories with files *.litmus [default: those that come with the
-    /// program]
+    /// Files of tests, or directories with files *.litmus below them [default: those that come
+    /// with the program]
     #[arg(value_name = "FILE|DIR")]
     paths: Vec<PathBuf>,
     /// The rules that hold [default: all that a test can be run under]
@@ -43,11 +47,14 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 0,
           value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     seeds: u64,
+    /// Run herd7 by this command on each test in its notation, and compare the outcomes
+    #[arg(long, value_name = "COMMAND")]
+    herd: Option<String>,
     /// Print an execution, step by step, for each outcome that is reached
     #[arg(long)]
     witness: bool,
     /// Print the tests and try none
-    #[arg(long, conflicts_with_all = ["seeds", "witness"])]
+    #[arg(long, conflicts_with_all = ["seeds", "witness", "herd"])]
     list: bool,
     /// Print JSON
     #[arg(long)]
@@ -104,29 +111,37 @@ struct Row {
     /// Why an allowed outcome is not shown, or why there is no answer.
     note: Option<String>,
     witness: Option<Vec<String>>,
+    /// Of a test in herd's notation: its ends here, and what herd printed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ends: Option<BTreeSet<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    herd: Option<BTreeSet<String>>,
 }
 
 const HOLDS: &str = "ok";
 const FAILS: &str = "FAILS";
 const SILENT: &str = "not shown";
 const UNKNOWN: &str = "no answer";
+const REFUSED: &str = "refused";
 const NONE: &str = "-";
 
 /// Tries the tests, and prints what came of it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let mut tests = load(&arguments.paths)?;
+    let (mut tests, mut refused) = load(&arguments.paths)?;
     if let Some(only) = &arguments.only {
         tests.retain(|test| test.name.contains(only.as_str()));
+        refused.retain(|error| stem(&error.file).contains(only.as_str()));
     }
     let profile = arguments.profile.map(Profile::from);
     tests.retain(|test| profile.is_none_or(|profile| test.profiles().contains(&profile)));
-    if tests.is_empty() {
+    if tests.is_empty() && refused.is_empty() {
         return Err(Error::Usage("no test has this name and this profile".to_owned()));
     }
     if arguments.list {
         return list(&tests, arguments.json);
     }
-    let rows = try_all(&tests, arguments, MOST_STATES);
+    let mut rows = try_all(&tests, arguments, MOST_STATES);
+    rows.extend(refused.into_iter().map(refusal));
     let failed = rows.iter().filter(|row| row.verdict == FAILS).count();
     let unknown = rows.iter().filter(|row| row.verdict == UNKNOWN).count();
     let total = rows.len();
@@ -177,7 +192,9 @@ fn warnings(rows: &[Row]) -> Vec<String> {
         let why = row.note.as_deref().unwrap_or_default();
         let (test, profile) = (&row.test, &row.profile);
         let warning = match row.verdict {
+            FAILS if row.herd.is_some() => format!("{test} ({profile}): {why}"),
             SILENT => format!("{test} ({profile}): allowed, and not shown: {why}"),
+            REFUSED => format!("{}:{}: {why}", row.file, row.line),
             UNKNOWN => format!("{}:{}: {test} ({profile}): {why}", row.file, row.line),
             _ => continue,
         };
@@ -190,52 +207,140 @@ fn warnings(rows: &[Row]) -> Vec<String> {
 }
 
 /// The tests in files and directories, or those of the program.
-fn load(paths: &[PathBuf]) -> Result<Vec<Test>, Error> {
+///
+/// A test of a directory that is in herd's notation, and cannot be read, does not keep the others
+/// from being tried.
+fn load(paths: &[PathBuf]) -> Result<(Vec<Test>, Vec<ParseError>), Error> {
     if paths.is_empty() {
-        return Ok(litmus::built_in()?);
+        return Ok((litmus::built_in()?, Vec::new()));
     }
-    let mut tests = Vec::new();
+    let (mut tests, mut refused) = (Vec::new(), Vec::new());
     for path in paths {
         let named = |error| Error::Read { path: path.clone(), error };
         if !path.is_dir() {
-            tests.extend(load_file(path)?);
+            tests.extend(parse_file(path, &text_of(path)?)?);
             continue;
         }
         let mut files = Vec::new();
-        for entry in fs::read_dir(path).map_err(named)? {
-            let file = entry.map_err(named)?.path();
-            if file.extension().is_some_and(|extension| extension == "litmus") {
-                files.push(file);
-            }
-        }
+        below(path, &mut files).map_err(named)?;
         if files.is_empty() {
             return Err(named(io::Error::other("no file *.litmus in this directory")));
         }
         files.sort();
         for file in files {
-            tests.extend(load_file(&file)?);
+            let text = text_of(&file)?;
+            match parse_file(&file, &text) {
+                Ok(read) => tests.extend(read),
+                Err(error) if is_herd(&text) => refused.push(error),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
-    Ok(tests)
+    Ok((tests, refused))
 }
 
-fn load_file(path: &Path) -> Result<Vec<Test>, Error> {
+/// Finds files *.litmus in a directory and those below it.
+fn below(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            below(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "litmus") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn text_of(path: &Path) -> Result<String, Error> {
     let bytes = file::read(path, "file of litmus tests")?;
-    let text = String::from_utf8(bytes).map_err(|_| Error::Read {
+    String::from_utf8(bytes).map_err(|_| Error::Read {
         path: path.to_owned(),
         error: io::Error::other("not a text in UTF-8"),
-    })?;
-    Ok(parse(&path.display().to_string(), &text)?)
+    })
+}
+
+fn parse_file(path: &Path, text: &str) -> Result<Vec<Test>, ParseError> {
+    parse(&path.display().to_string(), text)
+}
+
+/// The name of a file without its directory and kind.
+fn stem(file: &str) -> String {
+    let stem = Path::new(file).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+/// A test that cannot be read.
+fn refusal(error: ParseError) -> Row {
+    Row {
+        test: stem(&error.file),
+        source: String::new(),
+        about: String::new(),
+        file: error.file,
+        line: error.line,
+        profile: NONE.to_owned(),
+        outcome: NONE.to_owned(),
+        expected: None,
+        reached: false,
+        always: false,
+        states: 0,
+        seed: None,
+        verdict: REFUSED,
+        note: Some(error.what),
+        witness: None,
+        ends: None,
+        herd: None,
+    }
+}
+
+/// The ends that herd finds of a test.
+fn ask_herd(command: &str, test: &Test, profile: Profile) -> Result<BTreeSet<String>, String> {
+    let mut words = command.split_whitespace();
+    let program = words.next().ok_or("the command for herd is empty")?;
+    let ets2 = if profile == Profile::Ets2 { ",ets2" } else { "" };
+    let output = Command::new(program)
+        .args(words)
+        .args(["-variant", &format!("vmsa,fatal{ets2}")])
+        .arg(&test.file)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{program}: {error}"))?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    herd_outcomes(&printed).ok_or_else(|| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or("it says nothing");
+        format!("{program} has no outcomes for it: {said}")
+    })
+}
+
+/// The differences between two sets of ends, in a line.
+fn difference(here: &BTreeSet<String>, there: &BTreeSet<String>) -> String {
+    let of = |ends: Vec<&String>, whose: &str| match ends.as_slice() {
+        [] => String::new(),
+        ends => {
+            let ends: Vec<String> = ends.iter().map(|end| format!("({end})")).collect();
+            format!("{whose}: {} ", ends.join(" "))
+        }
+    };
+    let here_alone = of(here.difference(there).collect(), "not with herd");
+    let there_alone = of(there.difference(here).collect(), "only with herd");
+    format!("{here_alone}{there_alone}").trim_end().to_owned()
 }
 
 /// All outcomes of a test in one profile.
 fn try_one(test: &Test, profile: Profile, arguments: &Arguments, most: usize) -> Vec<Row> {
     let explored = explore(test, profile, most).map_err(|error| error.to_string());
     let tried = explored.and_then(|explored| {
+        if arguments.seeds > 0 && test.is_herd() {
+            return Err("the machine in virtual time runs no test of herd".to_owned());
+        }
         let simulated = simulate(test, profile, arguments.seeds);
-        Ok((explored, simulated.map_err(|error| error.to_string())?))
+        let herd = arguments.herd.as_deref().filter(|_| test.is_herd());
+        let herd = herd.map(|command| ask_herd(command, test, profile)).transpose()?;
+        Ok((explored, simulated.map_err(|error| error.to_string())?, herd))
     });
-    let (explored, simulated) = match tried {
+    let (explored, simulated, herd) = match tried {
         Ok(tried) => tried,
         Err(problem) => {
             let row = |(ask, outcome): (usize, &str)| Row {
@@ -246,6 +351,8 @@ fn try_one(test: &Test, profile: Profile, arguments: &Arguments, most: usize) ->
             return test.outcomes().enumerate().map(row).collect();
         }
     };
+    let ends = explored.finals;
+    let differs = herd.as_ref().filter(|herd| **herd != ends).map(|herd| difference(&ends, herd));
     let rows = test.outcomes().zip(explored.outcomes).enumerate();
     rows.map(|(ask, (outcome, reached))| {
         let expected = test.expected(ask, profile);
@@ -258,7 +365,10 @@ fn try_one(test: &Test, profile: Profile, arguments: &Arguments, most: usize) ->
             Some(Verdict::Allowed) | None => true,
         };
         let note = test.never_shown(ask).or_else(|| test.only_explored(ask));
+        let note = note.map(str::to_owned);
         let verdict = match expected {
+            None if differs.is_some() => FAILS,
+            None if herd.is_some() => HOLDS,
             None => NONE,
             Some(expected) if reached.agrees(expected) && on_machine => HOLDS,
             Some(Verdict::Allowed) if test.never_shown(ask).is_some() => SILENT,
@@ -270,7 +380,9 @@ fn try_one(test: &Test, profile: Profile, arguments: &Arguments, most: usize) ->
             states: explored.states,
             seed,
             verdict,
-            note: note.map(str::to_owned),
+            note: differs.clone().or(note),
+            ends: Some(ends.clone()).filter(|_| test.is_herd()),
+            herd: herd.clone(),
             witness: reached.witness.filter(|_| arguments.witness),
             ..row(test, profile, ask, outcome)
         }
@@ -297,6 +409,8 @@ fn row(test: &Test, profile: Profile, ask: usize, outcome: &str) -> Row {
         verdict: NONE,
         note: None,
         witness: None,
+        ends: None,
+        herd: None,
     }
 }
 
@@ -452,6 +566,7 @@ ask 0:r0 = 1
             profile: Some(ProfileName::Base),
             only: None,
             seeds: 0,
+            herd: None,
             witness: false,
             list: false,
             json: false,

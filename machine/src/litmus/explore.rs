@@ -54,6 +54,7 @@ mod step;
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
+use super::herd::{canonical, show};
 use super::layout::{self, Layout};
 use super::outcome::End;
 use super::program::*;
@@ -288,7 +289,7 @@ impl Explorer<'_> {
         outcome.holds(self.test, &self.layout, &result, &word, &computed)
     }
 
-    /// What is reported of an end, in words.
+    /// An end in words, as far as it is reported.
     fn seen(&self, state: &State) -> String {
         let word = |location: &Location| {
             let pa = self.layout.locate(self.test, location);
@@ -304,8 +305,8 @@ impl Explorer<'_> {
             Term::Result(..) => 0,
         };
         let parts =
-            self.test.seen.iter().map(|seen| seen.show(self.test, &self.layout, &value, &fault));
-        parts.collect::<Vec<_>>().join(" ")
+            self.test.seen.iter().map(|seen| show(seen, self.test, &self.layout, &value, &fault));
+        canonical(&parts.collect::<Vec<_>>().join(" "))
     }
 
     /// A step in words.

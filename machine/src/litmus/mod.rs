@@ -22,9 +22,22 @@ mod program;
 mod timed;
 
 pub use explore::{ExploreError, Explored, Reached, explore};
-pub use parse::{ParseError, parse};
+pub use herd::{herd_outcomes, is_herd};
+pub use parse::ParseError;
 pub use program::{Profile, Test, Verdict};
 pub use timed::{Simulated, simulate};
+
+/// Reads the tests in a file, in the notation of this crate or the one of herd; `name` is for
+/// messages.
+///
+/// # Errors
+/// The first line that cannot be understood.
+pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
+    match is_herd(text) {
+        true => Ok(vec![herd::parse(name, text)?]),
+        false => parse::parse(name, text),
+    }
+}
 
 /// No test of the size of those published has so many states.
 pub const MOST_STATES: usize = 2_000_000;

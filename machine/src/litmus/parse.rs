@@ -12,7 +12,6 @@ mod values;
 
 use std::fmt;
 
-use super::herd;
 use super::program::*;
 use declarations::*;
 use instructions::instruction;
@@ -53,14 +52,8 @@ const MOST_REGISTERS: usize = 16;
 /// Levels of parentheses.
 const DEEPEST: usize = 64;
 
-/// Reads the tests in a file; `name` is for messages.
-///
-/// # Errors
-/// The first line that cannot be understood.
-pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
-    if herd::is_herd(text) {
-        return Ok(vec![herd::parse(name, text)?]);
-    }
+/// Reads the tests in a file in the notation of this crate.
+pub(super) fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
     let mut tests: Vec<Test> = Vec::new();
     let mut reader = Reader::default();
     let error = |line, what| ParseError { file: one_line(name), line, what };
@@ -120,6 +113,8 @@ impl Test {
             line,
             x86: false,
             guest: false,
+            herd: false,
+            profile: None,
             hardware_access: false,
             hardware_dirty: false,
             bbm: 0,

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::herd::Seen;
 use crate::architecture::{Architecture, Granule, Ordering, Regime};
 
 /// The rules that a test is run under.
@@ -93,6 +92,9 @@ pub struct Test {
     /// Its tables are those of stage 2, under a guest whose stage 1 is the identity, or what
     /// `stage1` says.
     pub(crate) guest: bool,
+    pub(crate) herd: bool,
+    /// The rules that it is for, if not for all of its architecture.
+    pub(crate) profile: Option<Profile>,
     pub(crate) hardware_access: bool,
     pub(crate) hardware_dirty: bool,
     pub(crate) bbm: u8,
@@ -108,7 +110,7 @@ pub struct Test {
     pub(crate) asks: Vec<Ask>,
     /// By thread: an execution in which one is 0 is none.
     pub(crate) assumptions: Vec<(usize, Value)>,
-    /// What is reported of each end, if it is.
+    /// The parts of each end that are reported.
     pub(crate) seen: Vec<Seen>,
 }
 
@@ -116,6 +118,11 @@ impl Test {
     /// Whether guests have a stage 1 that is not the identity.
     pub(crate) fn is_nested(&self) -> bool {
         !self.stage1.is_empty()
+    }
+
+    /// Whether it was read in herd's notation.
+    pub fn is_herd(&self) -> bool {
+        self.herd
     }
 
     /// How many CPUs it runs on.
@@ -130,7 +137,11 @@ impl Test {
 
     /// The profiles that it can be run under.
     pub fn profiles(&self) -> &'static [Profile] {
-        if self.x86 { &[Profile::X86] } else { &[Profile::Base, Profile::Ets2] }
+        match self.profile {
+            _ if self.x86 => &[Profile::X86],
+            Some(Profile::Ets2) => &[Profile::Ets2],
+            _ => &[Profile::Base, Profile::Ets2],
+        }
     }
 
     /// The verdict on outcome number `ask`, if the test gives one for this profile.
@@ -266,7 +277,7 @@ pub(crate) enum Value {
     Faulted(usize),
 }
 
-/// What is computed of two values.
+/// A value that is computed of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arithmetic {
     Xor,
@@ -435,7 +446,7 @@ impl Op {
         }
     }
 
-    /// The same, of another register, if it has one.
+    /// Reads to another register, if it reads to one.
     pub fn renumbered(mut self, to: usize) -> Self {
         match &mut self {
             Self::Load { register, .. } => *register = to,
@@ -516,6 +527,23 @@ pub(crate) enum Term {
     Computed(usize, Value),
 }
 
+/// A part of what is reported of an end.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub name: String,
+    pub thread: usize,
+    pub what: Observed,
+}
+
+/// A kind of thing to report.
+#[derive(Clone, Debug)]
+pub(crate) enum Observed {
+    /// A value, and the labels that it may be.
+    Value(Term, Vec<String>),
+    /// Whether one of these instructions has taken a fault.
+    Fault(Vec<usize>, FaultKind),
+}
+
 /// Of which stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -568,7 +596,7 @@ pub(crate) const VALID: u64 = 1;
 
 /// The numbers of stores leave room for so many instructions in a thread.
 pub(crate) const PLACES: usize = 31;
-/// Where the code of a test would be: labels have the numbers from here.
+/// Labels have the numbers from here, as if the code of a test were there.
 pub(crate) const LABELS: u64 = 1 << 24;
 
 impl Arithmetic {

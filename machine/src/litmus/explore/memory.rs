@@ -121,17 +121,27 @@ impl Explorer<'_> {
         Some(())
     }
 
-    /// It reads, and what it writes becomes visible later: nobody else writes the word before. Loads
+    /// It reads, and its store becomes visible later: nobody else writes the word before. Loads
     /// behind it may read that, but for those that acquire.
     pub(super) fn change_later(&self, next: &mut State, thread: usize, at: usize) -> Option<()> {
         let (pa, old, new) = self.exchange(next, thread, at)?;
+        // A comparison that fails stores nothing, and need not make the page dirty.
+        let compares = matches!(
+            self.test.code[thread].code[at].op,
+            Op::Atomic { change: Change::CompareSwap(_), .. }
+        );
+        if compares && new == old {
+            let late = next.late.iter().position(|late| late.cpu == thread && late.at == at)?;
+            next.late.remove(late);
+            return Some(());
+        }
         let late = Late { cpu: thread, at, pa, set: new & !old, clear: old & !new, stored: true };
         next.late.push(late);
         next.late.sort_unstable();
         Some(())
     }
 
-    /// What an atomic access does but for its write: the place, what it has read, what it writes.
+    /// Does an atomic access but for its write; gives the place, and what was and is to be there.
     fn exchange(&self, next: &mut State, thread: usize, at: usize) -> Option<(u64, u64, u64)> {
         let Op::Atomic { change, register, value, .. } = &self.test.code[thread].code[at].op else {
             return None;

@@ -41,7 +41,7 @@ impl Explorer<'_> {
         steps
     }
 
-    /// Where a walk may find a flag clear, it may also set it later.
+    /// Lets walks that may find a flag clear set it later.
     fn add_late(&self, state: &State, steps: &mut Vec<Step>) {
         let is_in = |flag: Flag, word| flag.is_in(self.test, word);
         let clean = |word| self.test.hardware_dirty && !is_in(Flag::Dirty, word);
@@ -380,7 +380,8 @@ impl Explorer<'_> {
             if !atomic || before.fenced_drained {
                 steps.push(step(Way::Perform));
             }
-            if atomic && (self.may_write_later(thread, at) || !before.fenced_drained) {
+            let flagged = state.late.iter().any(|late| late.cpu == thread && late.at == at);
+            if atomic && (self.may_write_later(thread, at) || !before.fenced_drained || flagged) {
                 steps.push(Step::DoLate(thread, at, Way::Perform));
             }
         }

@@ -91,7 +91,7 @@ pub(super) enum Step {
     Fill(usize, usize, Route),
     /// An instruction does what it does, in this way.
     Do(usize, usize, Way),
-    /// The same, and the flag that its walk sets is written later.
+    /// An instruction does that, and the flag that its walk sets is written later.
     DoLate(usize, usize, Way),
     /// A write that is late becomes visible.
     Flag(usize),

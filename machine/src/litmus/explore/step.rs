@@ -91,8 +91,11 @@ impl Explorer<'_> {
 
     /// Takes back the flags that a walk has written, for it to write them later. `None`: there are
     /// none.
+    ///
+    /// A walk that ends in a fault need not write them at all (DDI 0487 D8.5.1).
     fn postpone(&self, state: &State, next: &mut State, cpu: usize, at: usize) -> Option<()> {
-        let before = next.late.len();
+        let mut some = false;
+        let faults = matches!(next.phases[cpu][at], Phase::Faulty(..));
         for (&pa, &was) in self.layout.words.iter().zip(&state.words) {
             let is = self.hardware.memory.read(pa);
             if is != was {
@@ -101,11 +104,14 @@ impl Explorer<'_> {
                 }
                 self.hardware.memory.write(pa, was);
                 let (set, clear) = (is & !was, was & !is);
-                next.late.push(Late { cpu, at, pa, set, clear, stored: false });
+                some = true;
+                if !faults {
+                    next.late.push(Late { cpu, at, pa, set, clear, stored: false });
+                }
             }
         }
         next.late.sort_unstable();
-        (next.late.len() > before).then_some(())
+        some.then_some(())
     }
 
     /// Takes the state of the hardware into `next`.
@@ -514,8 +520,12 @@ impl Explorer<'_> {
                 };
                 // What comes after has not begun, or it would be thrown away; barriers that do not
                 // wait for this are.
-                let after = code[at + 1..].iter().zip(&state.phases[thread][at + 1..]);
-                if after.into_iter().any(|(i, phase)| *phase != Phase::Idle && !is_barrier(&i.op)) {
+                let has_begun = |after: usize| {
+                    state.phases[thread][after] != Phase::Idle
+                        && !is_barrier(&code[after].op)
+                        && self.is_on_path(state, thread, after) != Some(false)
+                };
+                if (at + 1..code.len()).any(has_begun) {
                     return None;
                 }
                 self.flush(next, thread, at + 1);

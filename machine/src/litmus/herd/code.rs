@@ -2,30 +2,8 @@
 
 use super::super::parse::one_line;
 use super::super::program::*;
-use super::first::{First, register};
+use super::first::{First, Symbol, register};
 use super::text::{Line, Parsed, number};
-
-/// The content of a register.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Symbol {
-    Value(Value),
-    /// The address of a variable; the values that it is computed with, whose sum is 0.
-    Address {
-        of: usize,
-        after: Vec<Value>,
-    },
-    /// The address of its entry.
-    Entry {
-        of: usize,
-        after: Vec<Value>,
-    },
-    /// The number of its page, which a TLBI takes.
-    Page {
-        of: usize,
-        after: Vec<Value>,
-    },
-    Label(String),
-}
 
 /// How a thread goes on behind a fault for which it has no handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +25,13 @@ type Way = (Option<Value>, Registers);
 pub(super) struct Thread<'f> {
     /// The labels, and what is translated, are still to be found.
     pub draft: bool,
+    /// It is an application, but for its handler.
+    pub user: bool,
     first: &'f First,
     translated: &'f [bool],
     faults: Faults,
     registers: Registers,
-    /// What was compared last.
+    /// The values that were compared last.
     flags: Option<(Value, Value)>,
     /// The condition on which this place is reached; `None`: always.
     path: Option<Value>,
@@ -59,8 +39,8 @@ pub(super) struct Thread<'f> {
     ahead: Vec<(String, Way)>,
     /// Ways to the end.
     ends: Vec<Way>,
-    /// The label that a handler returns to, while one is executed.
-    handling: Option<Option<String>>,
+    /// The place that a handler returns to, while one is executed.
+    handling: Option<Symbol>,
     pub code: Vec<Instruction>,
     /// The instructions behind each label.
     pub labels: Vec<(String, Vec<usize>)>,
@@ -97,6 +77,7 @@ impl<'f> Thread<'f> {
         }
         Self {
             draft: false,
+            user: false,
             first,
             translated,
             faults,
@@ -114,15 +95,9 @@ impl<'f> Thread<'f> {
         }
     }
 
-    /// What a register holds in the end.
+    /// The content of a register in the end.
     pub fn last(&self, register: u8) -> Value {
-        let of = |registers: &Registers| match &registers[usize::from(register)] {
-            Symbol::Value(value) => value.clone(),
-            Symbol::Address { of, .. } => Value::Number(super::first::address(*of)),
-            Symbol::Label(label) => Value::Number(self.label(label)),
-            Symbol::Entry { of, .. } => Value::Number(super::first::entry_address(*of)),
-            Symbol::Page { .. } => Value::Number(0),
-        };
+        let of = |registers: &Registers| self.plain(&registers[usize::from(register)]);
         let mut ways = self.ends.iter().rev();
         let last = ways.next().map_or(Value::Number(0), |(_, registers)| of(registers));
         ways.fold(last, |other, (condition, registers)| match condition {
@@ -144,6 +119,17 @@ impl<'f> Thread<'f> {
                 self.labels.push(((*label).to_owned(), Vec::new()));
             }
         }
+        self.block(lines, handler)?;
+        if let Some((label, _)) = self.ahead.first() {
+            let line = lines.last().map_or(1, |line| line.number);
+            return Err((line, format!("there is no label '{}' further on", one_line(label))));
+        }
+        self.ends.push((self.path.clone(), self.registers.clone()));
+        Ok(())
+    }
+
+    /// Executes the lines of a thread, or of its handler.
+    fn block(&mut self, lines: &[Line<'_>], handler: Option<&[Line<'_>]>) -> Parsed<()> {
         for (place, line) in lines.iter().enumerate() {
             for label in &line.labels {
                 self.arrive(label);
@@ -156,11 +142,6 @@ impl<'f> Thread<'f> {
                 }
             }
         }
-        if let Some((label, _)) = self.ahead.first() {
-            let line = lines.last().map_or(1, |line| line.number);
-            return Err((line, format!("there is no label '{}' further on", one_line(label))));
-        }
-        self.ends.push((self.path.clone(), self.registers.clone()));
         Ok(())
     }
 
@@ -172,39 +153,36 @@ impl<'f> Thread<'f> {
                 self.ahead.push((to, (condition, registers)));
                 continue;
             }
-            let Some(condition) = condition else { continue };
-            for (mine, other) in self.registers.iter_mut().zip(registers) {
-                if *mine == other {
-                    continue;
-                }
-                *mine = match (&mine, other) {
-                    (Symbol::Value(mine), Symbol::Value(other)) => {
-                        Symbol::Value(Value::Choose(Box::new([
-                            condition.clone(),
-                            other,
-                            mine.clone(),
-                        ])))
-                    }
-                    // An address on one way and something else on the other: as a value.
-                    (mine, other) => {
-                        let plain = |symbol: &Symbol| match symbol {
-                            Symbol::Value(value) => value.clone(),
-                            Symbol::Address { of, .. } => Value::Number(super::first::address(*of)),
-                            Symbol::Label(label) => {
-                                let at = self.labels.iter().position(|(known, _)| known == label);
-                                Value::Number(LABELS + at.unwrap_or(0) as u64 * 4)
-                            }
-                            Symbol::Entry { of, .. } => {
-                                Value::Number(super::first::entry_address(*of))
-                            }
-                            Symbol::Page { .. } => Value::Number(0),
-                        };
-                        let parts = [condition.clone(), plain(&other), plain(mine)];
-                        Symbol::Value(Value::Choose(Box::new(parts)))
-                    }
-                };
+            self.merge((condition, registers));
+        }
+    }
+
+    /// Another way comes to this place.
+    fn merge(&mut self, (condition, registers): Way) {
+        let Some(condition) = condition else { return };
+        let mine = std::mem::take(&mut self.registers);
+        for (mine, other) in mine.into_iter().zip(registers) {
+            let symbol = if mine == other {
+                mine
+            } else {
+                let parts = [condition.clone(), self.plain(&other), self.plain(&mine)];
+                Symbol::Value(Value::Choose(Box::new(parts)))
+            };
+            self.registers.push(symbol);
+        }
+        self.path = self.path.take().map(|path| of(Arithmetic::Either, path, condition));
+    }
+
+    /// The content of a register, as a number.
+    fn plain(&self, symbol: &Symbol) -> Value {
+        match symbol {
+            Symbol::Value(value) => value.clone(),
+            Symbol::Address { of, .. } => Value::Number(super::first::address(*of)),
+            Symbol::Entry { of, .. } => Value::Number(super::first::entry_address(*of)),
+            Symbol::Label(label) | Symbol::Fault(0, Some(label)) => {
+                Value::Number(self.label(label))
             }
-            self.path = self.path.take().map(|path| of(Arithmetic::Either, path, condition));
+            Symbol::Page { .. } | Symbol::Fault(..) => Value::Number(0),
         }
     }
 
@@ -284,9 +262,15 @@ impl<'f> Thread<'f> {
             ("MSR", [to, from]) if to.eq_ignore_ascii_case("ELR_EL1") => {
                 let symbol = self.operand(line, from)?;
                 match (&mut self.handling, symbol) {
-                    (Some(to), Symbol::Label(label)) => *to = Some(label),
+                    (Some(to), symbol @ (Symbol::Label(_) | Symbol::Fault(..))) => *to = symbol,
                     _ => return error("ELR_EL1 takes a label, in a handler".to_owned()),
                 }
+            }
+            ("MRS", [to, from]) if from.eq_ignore_ascii_case("ELR_EL1") => {
+                let Some(symbol) = self.handling.clone() else {
+                    return error("ELR_EL1 is read in a handler".to_owned());
+                };
+                self.set(line, to, symbol)?;
             }
             ("ERET", []) => {
                 if self.handling.is_none() {
@@ -392,7 +376,7 @@ impl<'f> Thread<'f> {
         self.path = both(&self.path, not(taken));
     }
 
-    /// What follows depends on these values as on a branch.
+    /// Makes all that follows depend on these values, as on a branch.
     fn decide(&mut self, line: &Line<'_>, value: &Value) {
         let mut read = Vec::new();
         value.registers(&mut read);
@@ -404,7 +388,8 @@ impl<'f> Thread<'f> {
     fn push(&mut self, line: &Line<'_>, op: Op) {
         let text = line.text.to_owned();
         let when = self.path.clone();
-        self.code.push(Instruction { op, user: false, label: None, text, when });
+        let user = self.user && self.handling.is_none();
+        self.code.push(Instruction { op, user, label: None, text, when });
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -449,59 +434,57 @@ impl<'f> Thread<'f> {
             return Ok(());
         }
         let faulted = Value::Faulted(at);
-        let path = both(&before.0, faulted.clone());
-        let goes_on = both(&before.0, not(faulted.clone()));
-        match (handler, &self.handling) {
-            // A fault in a handler, or a second one of the same instruction: no execution that
-            // is looked at.
-            (_, Some(_)) => self.assumptions.push(not(faulted)),
-            (Some(handler), None) => {
-                let after = std::mem::replace(&mut self.registers, before.1);
-                self.path = path;
-                self.handling = Some(None);
-                for (place, line) in handler.iter().enumerate() {
-                    self.instruction(line, &handler[place..], None)?;
-                }
+        let (path, registers) = before;
+        let goes_on = both(&path, not(faulted.clone()));
+        // In a handler: no execution that is looked at.
+        if self.handling.is_some() {
+            self.assumptions.push(not(faulted));
+            return Ok(());
+        }
+        let after = std::mem::replace(&mut self.registers, registers);
+        self.path = both(&path, faulted);
+        let to_go = match handler {
+            Some(handler) => {
+                let label = rest.first().and_then(|line| line.labels.first());
+                self.handling = Some(Symbol::Fault(0, label.map(|label| (*label).to_owned())));
+                self.block(handler, None)?;
+                let to_go = self.handling.take();
                 let returns = handler.iter().any(|line| line.text.eq_ignore_ascii_case("ERET"));
-                let way = (self.path.take(), self.registers.clone());
-                match (returns, self.handling.take().flatten()) {
-                    (false, _) => self.ends.push(way),
-                    (true, Some(label))
-                        if rest
-                            .iter()
-                            .skip(1)
-                            .any(|line| line.labels.contains(&label.as_str())) =>
-                    {
-                        self.ahead.push((label, way))
-                    }
-                    (true, _) if self.draft => {}
-                    (true, _) => {
-                        let what = "a handler returns to a label behind the instruction";
-                        return Err((line.number, what.to_owned()));
-                    }
-                }
-                self.registers = after;
-                self.path = goes_on;
+                to_go.filter(|_| returns)
             }
-            (None, None) => match self.faults {
-                Faults::End => {
-                    self.ends.push((path, before.1));
-                    self.path = goes_on;
-                }
-                Faults::Next => {}
-                Faults::Again => {
-                    let again = self.code.len();
-                    let op = op.renumbered(again);
-                    self.path = path;
-                    self.push(line, op);
-                    self.path = before.0;
-                    self.assumptions.push(not(Value::Faulted(again)));
-                    if let Some(to) = to {
-                        let parts = [faulted, Value::Register(again), Value::Register(at)];
-                        self.set(line, to, Symbol::Value(Value::Choose(Box::new(parts))))?;
-                    }
-                }
+            None => match self.faults {
+                Faults::End => None,
+                Faults::Again => Some(Symbol::Fault(0, None)),
+                Faults::Next => Some(Symbol::Fault(1, None)),
             },
+        };
+        let here = |label: &String| line.labels.contains(&label.as_str());
+        let to_go = match to_go {
+            Some(Symbol::Label(label)) if here(&label) => Some(Symbol::Fault(0, None)),
+            to_go => to_go,
+        };
+        // Executed once more, it does not fault in an execution that is looked at.
+        if matches!(to_go, Some(Symbol::Fault(0, _))) {
+            let again = self.code.len();
+            self.push(line, op.renumbered(again));
+            self.assumptions.push(not(Value::Faulted(again)));
+            if let Some(to) = to {
+                self.set(line, to, Symbol::Value(Value::Register(again)))?;
+            }
+        }
+        let way = (self.path.take(), std::mem::replace(&mut self.registers, after));
+        self.path = goes_on;
+        let further =
+            |label: &String| rest.iter().skip(1).any(|l| l.labels.contains(&label.as_str()));
+        match to_go {
+            None => self.ends.push(way),
+            Some(Symbol::Fault(0 | 1, _)) => self.merge(way),
+            Some(Symbol::Label(label)) if further(&label) => self.ahead.push((label, way)),
+            _ if self.draft => {}
+            _ => {
+                let what = "a handler returns to a label behind the instruction";
+                return Err((line.number, what.to_owned()));
+            }
         }
         Ok(())
     }
@@ -586,6 +569,9 @@ impl<'f> Thread<'f> {
             | ("ADD", Symbol::Value(offset), Symbol::Entry { of, after }) => {
                 let after = self.offset(line, after, offset)?;
                 Ok(Symbol::Entry { of, after })
+            }
+            ("ADD", Symbol::Fault(on, label), Symbol::Value(Value::Number(bytes))) => {
+                Ok(Symbol::Fault(on.saturating_add(bytes / 4), label))
             }
             _ => refused(),
         }

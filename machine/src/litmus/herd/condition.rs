@@ -1,9 +1,8 @@
-//! What is asked of the ends of a test, and what is reported of them.
+//! The condition of a test, and the parts of its ends that are reported.
 
 use super::super::program::*;
-use super::code::{Symbol, Thread};
-use super::first::{First, register};
-use super::show::Seen;
+use super::code::Thread;
+use super::first::{First, Symbol, register};
 use super::text::{Parsed, Words, number};
 
 /// A statement, before the threads are known.
@@ -22,7 +21,7 @@ pub(super) struct Condition {
     pub text: String,
     line: usize,
     statement: Statement,
-    /// What `locations` adds to what is reported.
+    /// Reported besides, by `locations`.
     also: Vec<Statement>,
 }
 
@@ -51,7 +50,7 @@ impl Condition {
             return words.error("a test asks 'exists', '~exists' or 'forall'");
         }
         let statement = any(&mut words, first, 0)?;
-        if !words.is_done() {
+        if !words.accept(";") && !words.is_done() {
             return words.error("the condition goes on with what is not read");
         }
         let text = part.1.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -76,15 +75,15 @@ impl Condition {
         found
     }
 
-    /// The same of the code of the threads: what is reported, and the outcome.
+    /// Finds the parts that are reported, and the outcome, in the code of the threads.
     pub fn on(&self, first: &First, threads: &[Thread<'_>]) -> Parsed<(Vec<Seen>, Outcome)> {
         let mut seen = Vec::new();
         for statement in &self.also {
             self.resolve(statement, first, threads, &mut seen)?;
         }
         let outcome = self.resolve(&self.statement, first, threads, &mut seen)?;
-        seen.sort();
-        seen.dedup();
+        seen.sort_by(|a, b| a.name.cmp(&b.name));
+        seen.dedup_by(|a, b| a.name == b.name);
         Ok((seen, outcome))
     }
 
@@ -97,6 +96,9 @@ impl Condition {
     ) -> Parsed<Outcome> {
         let plain = |thread: usize, of: usize, symbol: &Symbol| -> Parsed<Value> {
             Ok(match symbol {
+                Symbol::Value(Value::Leaf { page: usize::MAX, .. }) if of == usize::MAX => {
+                    return Err((self.line, "an entry in a register needs oa:PA(x)".to_owned()));
+                }
                 Symbol::Value(Value::Leaf { page: usize::MAX, bits, block }) => {
                     Value::Leaf { page: of, bits: *bits, block: *block }
                 }
@@ -104,7 +106,7 @@ impl Condition {
                 Symbol::Address { of, .. } => Value::Number(super::first::address(*of)),
                 Symbol::Label(label) => Value::Number(threads[thread].label(label)),
                 Symbol::Entry { of, .. } => Value::Number(super::first::entry_address(*of)),
-                Symbol::Page { .. } => {
+                Symbol::Page { .. } | Symbol::Fault(..) => {
                     return Err((self.line, "this is compared with nothing".to_owned()));
                 }
             })
@@ -135,7 +137,8 @@ impl Condition {
                 let named = thread_of(*thread)?.labels.iter();
                 let labels = named.map(|(label, _)| format!("P{thread}:{label}")).collect();
                 let name = format!("{thread}:X{register}");
-                seen.push(Seen::value(name, *thread, term.clone(), labels));
+                let what = Observed::Value(term.clone(), labels);
+                seen.push(Seen { name, thread: *thread, what });
                 Outcome::Equal(term, plain(*thread, usize::MAX, symbol)?)
             }
             Statement::Place(variable, is_entry, symbol) => {
@@ -148,7 +151,8 @@ impl Condition {
                     false => (Location::Data(*variable), format!("[{name}]")),
                 };
                 let term = Term::Memory(location);
-                seen.push(Seen::value(name, 0, term.clone(), Vec::new()));
+                let what = Observed::Value(term.clone(), Vec::new());
+                seen.push(Seen { name, thread: 0, what });
                 Outcome::Equal(term, plain(0, *variable, symbol)?)
             }
             Statement::Fault(thread, label, variable, kind) => {
@@ -173,7 +177,8 @@ impl Condition {
                 if let Some(variable) = variable {
                     name += &format!(",{}", first.variables[*variable]);
                 }
-                seen.push(Seen::fault(name, *thread, places.clone(), *kind));
+                let what = Observed::Fault(places.clone(), *kind);
+                seen.push(Seen { name, thread: *thread, what });
                 Outcome::FaultOf(*thread, places, *kind)
             }
         })

@@ -1,8 +1,31 @@
-//! What holds at first: registers, memory and entries.
+//! The initial state: registers, memory and entries.
 
 use super::super::program::*;
-use super::code::Symbol;
 use super::text::{Line, Parsed, Words, is_name, number};
+
+/// The content of a register.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Symbol {
+    Value(Value),
+    /// The address of a variable; the values that it is computed with, whose sum is 0.
+    Address {
+        of: usize,
+        after: Vec<Value>,
+    },
+    /// The address of its entry.
+    Entry {
+        of: usize,
+        after: Vec<Value>,
+    },
+    /// The number of its page, which a TLBI takes.
+    Page {
+        of: usize,
+        after: Vec<Value>,
+    },
+    Label(String),
+    /// The place of the instruction that has faulted, with its label, and so many further on.
+    Fault(u64, Option<String>),
+}
 
 /// The initial state of a test.
 pub(super) struct First {
@@ -95,7 +118,7 @@ impl First {
         while let (Some(word), Some(next)) = (words.peek(), words.peek_at(1)) {
             let typed = is_name(word)
                 && !["PTE", "TTD", "PA"].contains(&word)
-                && (is_name(next) || next == "*" || next == "[" || number(next).is_some());
+                && (is_name(next) || next == "*" || number(next).is_some());
             if !typed || register(word).is_some() {
                 break;
             }
@@ -114,6 +137,9 @@ impl First {
             }
             words.expect("=")?;
             let symbol = self.symbol(words)?;
+            if matches!(symbol, Symbol::Value(Value::Leaf { page: usize::MAX, .. })) {
+                return words.error("an entry in a register needs oa:PA(x)");
+            }
             let Some(registers) = self.registers.get_mut(thread as usize) else {
                 return words.error("there is no such thread");
             };

@@ -19,10 +19,16 @@ use code::{Faults, Thread as Source};
 use first::First;
 use text::{Line, Parsed, Sections};
 
-pub(crate) use show::Seen;
+pub use show::outcomes as herd_outcomes;
+pub(crate) use show::{canonical, show};
 
 /// Whether a text is in herd's notation.
-pub(super) fn is_herd(text: &str) -> bool {
+///
+/// ```
+/// use tablewright_machine::litmus::is_herd;
+/// assert!(is_herd("AArch64 MP\n{}\n P0;\n") && !is_herd("test MP\n"));
+/// ```
+pub fn is_herd(text: &str) -> bool {
     text.trim_start().strip_prefix("AArch64").is_some_and(|rest| rest.starts_with([' ', '\t']))
 }
 
@@ -50,6 +56,7 @@ fn read(file: &str, text: &str) -> Parsed<Test> {
             let handler = handlers.iter().find(|(of, _)| *of == number);
             let mut source = Source::new(number, &first, &translated, header.faults);
             source.draft = pass == 0;
+            source.user = header.user.contains(&number);
             source.run(lines, handler.map(|(_, lines)| lines.as_slice()))?;
             sources.push(source);
         }
@@ -84,6 +91,8 @@ fn finish(
             test.maps.push(Map { space: 0, address: number, value });
         }
     }
+    test.herd = true;
+    test.profile = header.profile;
     test.hardware_access = header.access.contains(&true);
     test.hardware_dirty = header.dirty.contains(&true);
     let (seen, outcome) = condition.on(first, &sources)?;
@@ -94,26 +103,21 @@ fn finish(
     for (thread, source) in sources.into_iter().enumerate() {
         test.assumptions.extend(source.assumptions.into_iter().map(|value| (thread, value)));
         let user = header.user.contains(&thread);
+        let of_entry =
+            |i: &Instruction| matches!(i.op.place(), Some(Place::Physical(Location::Entry { .. })));
+        if user && source.code.iter().any(of_entry) {
+            return Err((1, format!("P{thread} is an application, and accesses an entry")));
+        }
         let leaves = (!header.access[thread], !header.dirty[thread]);
         test.code.push(Thread { space: 0, user, leaves, code: source.code });
         if test.code[thread].code.len() >= MOST_INSTRUCTIONS {
             return Err((1, format!("P{thread} has more than {MOST_INSTRUCTIONS} instructions")));
         }
     }
-    if user_of(test) {
-        for thread in &mut test.code {
-            let user = thread.user;
-            thread.code.iter_mut().for_each(|instruction| instruction.user = user);
-        }
-    }
     Ok(())
 }
 
-fn user_of(test: &Test) -> bool {
-    test.code.iter().any(|thread| thread.user)
-}
-
-/// As many as the numbers of stores leave room for.
+/// The numbers of stores leave room for no more.
 const MOST_INSTRUCTIONS: usize = PLACES;
 
 /// The lines of each thread, and those of handlers with the threads that they are of.
@@ -168,9 +172,11 @@ fn columns<'t>(rows: &[(usize, &'t str)]) -> Parsed<Columns<'t>> {
     Ok((threads, handlers))
 }
 
-/// What the header says.
+/// The header of a test.
 struct Header {
     faults: Faults,
+    /// The rules that it is for, if not for all.
+    profile: Option<Profile>,
     /// Threads that run as applications do.
     user: Vec<usize>,
     /// By thread: walkers set the access flag, and the dirty state.
@@ -182,6 +188,7 @@ impl Header {
     fn of(lines: &[(usize, &str)], threads: usize) -> Parsed<Self> {
         let mut header = Self {
             faults: Faults::End,
+            profile: None,
             user: Vec::new(),
             access: vec![false; threads],
             dirty: vec![false; threads],
@@ -203,6 +210,10 @@ impl Header {
                             "imprecise" | "handled" => Faults::Again,
                             "faulttonext" | "skip" => Faults::Next,
                             "vmsa" | "kvm" => continue,
+                            "ets2" => {
+                                header.profile = Some(Profile::Ets2);
+                                continue;
+                            }
                             _ => {
                                 let what = format!("variant '{}' is not read", one_line(word));
                                 return Err((line, what));

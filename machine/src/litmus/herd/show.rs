@@ -1,88 +1,45 @@
 //! An end, as herd prints it.
 
+use std::collections::BTreeSet;
+
 use super::super::layout::Layout;
 use super::super::program::*;
 use super::first::entry_address;
 use crate::hardware::{Cause, Fault};
 
-/// A part of what is reported.
-#[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    name: String,
-    thread: usize,
-    what: What,
-}
-
-#[derive(Clone, Debug)]
-enum What {
-    /// A value, and the labels that it may be.
-    Value(Term, Vec<String>),
-    Fault(Vec<usize>, FaultKind),
-}
-
-impl PartialEq for Seen {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-impl Eq for Seen {}
-impl PartialOrd for Seen {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Seen {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
 /// A word of memory where an entry may stand is above this.
 const MEMORY: u64 = 1 << 30;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
-impl Seen {
-    pub(super) fn value(name: String, thread: usize, term: Term, labels: Vec<String>) -> Self {
-        Self { name, thread, what: What::Value(term, labels) }
-    }
-    pub(super) fn fault(name: String, thread: usize, of: Vec<usize>, kind: FaultKind) -> Self {
-        Self { name, thread, what: What::Fault(of, kind) }
-    }
-    fn key(&self) -> (bool, &str) {
-        (matches!(self.what, What::Fault(..)), &self.name)
-    }
-
-    /// What it is at an end.
-    pub fn show(
-        &self,
-        test: &Test,
-        layout: &Layout,
-        value: &dyn Fn(&Term) -> u64,
-        fault: &dyn Fn(usize, usize) -> Option<Fault>,
-    ) -> String {
-        let name = &self.name;
-        match &self.what {
-            What::Value(term, labels) => {
-                format!("{name}={};", number(test, layout, labels, value(term)))
-            }
-            What::Fault(instructions, asked) => {
-                let taken =
-                    instructions.iter().filter_map(|&at| Some((at, fault(self.thread, at)?)));
-                let taken = taken.map(|(at, fault)| (at, kind(fault)));
-                let asked_for = |kind: &str| word(*asked).is_none_or(|word| word == kind);
-                match (taken.into_iter().find(|(_, kind)| asked_for(kind)), word(*asked)) {
-                    (Some((at, kind)), _) => {
-                        let variable = match test.code[self.thread].code[at].op.place() {
-                            Some(Place::Virtual(of)) => &test.addresses[*of].name,
-                            _ => "",
-                        };
-                        let known = name.ends_with(&format!(",{variable}"));
-                        let of = if known { String::new() } else { format!(",{variable}") };
-                        format!("Fault({name}{of},MMU:{kind});")
-                    }
-                    (None, Some(kind)) => format!("~Fault({name},MMU:{kind});"),
-                    (None, None) => format!("~Fault({name});"),
+/// A part of what is reported, at an end.
+pub(crate) fn show(
+    seen: &Seen,
+    test: &Test,
+    layout: &Layout,
+    value: &dyn Fn(&Term) -> u64,
+    fault: &dyn Fn(usize, usize) -> Option<Fault>,
+) -> String {
+    let Seen { name, thread, what } = seen;
+    match what {
+        Observed::Value(term, labels) => {
+            format!("{name}={};", number(test, layout, labels, value(term)))
+        }
+        Observed::Fault(instructions, asked) => {
+            let taken = instructions.iter().filter_map(|&at| Some((at, fault(*thread, at)?)));
+            let taken = taken.map(|(at, fault)| (at, kind(fault)));
+            let asked_for = |kind: &str| word(*asked).is_none_or(|word| word == kind);
+            match (taken.into_iter().find(|(_, kind)| asked_for(kind)), word(*asked)) {
+                (Some((at, kind)), _) => {
+                    let variable = match test.code[*thread].code[at].op.place() {
+                        Some(Place::Virtual(of)) => &test.addresses[*of].name,
+                        _ => "",
+                    };
+                    let known = name.ends_with(&format!(",{variable}"));
+                    let of = if known { String::new() } else { format!(",{variable}") };
+                    format!("Fault({name}{of},MMU:{kind});")
                 }
+                (None, Some(kind)) => format!("~Fault({name},MMU:{kind});"),
+                (None, None) => format!("~Fault({name});"),
             }
         }
     }
@@ -147,4 +104,29 @@ fn number(test: &Test, layout: &Layout, labels: &[String], value: u64) -> String
         }
     }
     text + ")"
+}
+
+/// One end in one way of writing it: parts in order, no spaces.
+pub(crate) fn canonical(line: &str) -> String {
+    let parts = line.split(';').map(|part| part.split_whitespace().collect::<String>());
+    let mut parts: Vec<String> =
+        parts.filter(|part| !part.is_empty()).map(|part| part.replace("D-MMU", "MMU")).collect();
+    parts.sort_unstable();
+    parts.join("; ")
+}
+
+/// The ends that herd7 has printed, as [`Explored`](super::super::Explored) has them; `None` if it
+/// has printed none.
+///
+/// ```
+/// use tablewright_machine::litmus::herd_outcomes;
+/// let printed = "Test T Allowed\nStates 2\n1:X0=0;  ~Fault(P1:L0,x);\n1:X0=1;\nOk\n";
+/// let ends = herd_outcomes(printed).unwrap();
+/// assert!(ends.contains("1:X0=0; ~Fault(P1:L0,x)") && ends.contains("1:X0=1"));
+/// ```
+pub fn outcomes(printed: &str) -> Option<BTreeSet<String>> {
+    let mut lines = printed.lines().skip_while(|line| !line.starts_with("States "));
+    let count: usize = lines.next()?.strip_prefix("States ")?.trim().parse().ok()?;
+    let ends: BTreeSet<String> = lines.take(count).map(canonical).collect();
+    (ends.len() == count).then_some(ends)
 }
