@@ -26,7 +26,8 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use arm_sysregs::el2::accessors::read_vttbr_el2;
+use arm_sysregs::el2::accessors::{read_vttbr_el2, write_vttbr_el2};
+use arm_sysregs::el2::registers::VttbrEl2;
 use spin::once::Once;
 use tablewright::arch::arm64::{Cpu, Ids, load_vttbr_el2, ttbr};
 use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
@@ -122,6 +123,10 @@ pub fn of(root: Pa) -> Option<&'static Identity> {
 /// 1. As for [`load_vttbr_el2`].
 unsafe fn load(vttbr: u64) {
     report(Report::Root, vttbr);
+    if is_planted(Plant::NoIsb) {
+        // SAFETY: passed on (1.).
+        return unsafe { write_vttbr_el2(VttbrEl2::from_bits_retain(vttbr)) };
+    }
     // SAFETY: passed on (1.).
     unsafe { load_vttbr_el2(vttbr) };
 }

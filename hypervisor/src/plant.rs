@@ -39,6 +39,8 @@ plants! {
     WrongVmid = "wrong-vmid",
     /// A guest that is not loaded is flushed with its own root loaded.
     RootOfFlush = "root-of-flush",
+    /// No ISB follows a write of `VTTBR_EL2`.
+    NoIsb = "no-isb",
     /// No bug: before they are set, registers of EL2 hold what they may hold after a reset, which
     /// is anything.
     UnknownRegisters = "unknown-registers",

@@ -142,6 +142,10 @@ const RUNS: &[Run] = &[
         .guests(9)
         .evict(90)
         .plant("root-of-flush", &[Rule::IdentifierReused]),
+    Run::new("no-isb", CPU_MAX, Leaves::Pages)
+        .guests(9)
+        .evict(90)
+        .plant("no-isb", &[Rule::Invalidation]),
     Run::new("combined-first", CPU_MAX, Leaves::Pages)
         .evict(20)
         .plant("combined-first", &[Rule::Invalidation]),

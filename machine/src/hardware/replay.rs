@@ -22,6 +22,8 @@
 //!   everywhere.
 //! * *The guest goes on* ([`returned`](Replay::returned)). A CPU that goes back to the guest owes
 //!   nothing.
+//! * *A root is loaded* ([`load_root`](Replay::load_root)). Until the CPU synchronises its context,
+//!   the one before may be in use, and a TLBI may take its identifier (DDI 0487 D1.6.4).
 
 use tablewright_walker::Descriptor;
 
@@ -149,8 +151,9 @@ pub struct Replay {
     /// Of each CPU, and each announcement that it has looked at, up to which change no walk is
     /// left.
     passed: Vec<Vec<u64>>,
-    /// VTTBR_EL2 of each CPU.
+    /// VTTBR_EL2 of each CPU, and what was in it since the context was synchronised.
     vttbr: Vec<Option<u64>>,
+    before: Vec<Vec<u64>>,
     /// The last invalidation of each CPU, if nothing has come behind it that it is not about.
     last: Vec<Option<Tlbi>>,
     /// The root of each space that was loaded, and its identifier; [`NONE`] since another has that.
@@ -195,6 +198,7 @@ impl Replay {
             announced: vec![0; cpus],
             passed: vec![vec![0; cpus]; cpus],
             vttbr: vec![None; cpus],
+            before: vec![Vec::new(); cpus],
             last: vec![None; cpus],
             spaces: Vec::new(),
             held: Vec::new(),
@@ -348,6 +352,7 @@ impl Replay {
                     match op.tlbi(operand, vmid) {
                         Some(tlbi) => {
                             this.replayed.invalidations += 1;
+                            this.is_synchronised(cpu, &tlbi);
                             let tlbi = match this.last[cpu] {
                                 Some(last) => together(&last, &tlbi),
                                 None => tlbi,
@@ -358,9 +363,23 @@ impl Replay {
                         None => this.unsaid(cpu, instruction),
                     }
                 }
+                Decoded::Isb => this.before[cpu].clear(),
                 Decoded::Other => {}
             };
         });
+    }
+
+    /// Whether an invalidation is of the identifier that was loaded last.
+    fn is_synchronised(&mut self, cpu: usize, tlbi: &Tlbi) {
+        let other = self.before[cpu].iter().map(|&vttbr| parts(vttbr).1);
+        let Some(id) = tlbi.id else { return };
+        if let Some(other) = other.into_iter().find(|&other| other != id) {
+            let what = format!(
+                "an invalidation of identifier {id} may be of {other}, which was in VTTBR_EL2 \
+                 before: there has been no ISB since"
+            );
+            self.find(Rule::Invalidation, cpu, what);
+        }
     }
 
     /// A CPU executes an instruction whose operand matters, and is not known.
@@ -426,7 +445,9 @@ impl Replay {
         self.happen(cpu, |this| {
             this.replayed.roots += 1;
             let (root, id) = parts(vttbr);
-            this.vttbr[cpu] = Some(vttbr);
+            if let Some(before) = this.vttbr[cpu].replace(vttbr) {
+                this.before[cpu].push(before);
+            }
             if this.empty.contains(&root) {
                 return this.hardware.unload(cpu);
             }
@@ -504,7 +525,8 @@ impl Replay {
     }
 
     fn is_loaded(&self, held: &Held) -> bool {
-        self.vttbr[held.cpu].map(parts) == Some((held.root, held.id))
+        let mut in_use = self.vttbr[held.cpu].iter().chain(&self.before[held.cpu]);
+        in_use.any(|&vttbr| parts(vttbr) == (held.root, held.id))
     }
 
     /// Forgets the whole identifiers that a CPU has told others to forget, but for what is loaded.
@@ -563,6 +585,7 @@ impl Replay {
     pub fn returned(&mut self, cpu: usize) {
         self.happen(cpu, |this| {
             this.replayed.returns += 1;
+            this.before[cpu].clear();
             let obligations = this.hardware.obligations.borrow();
             let own = |o: &&Obligation| usize::from(o.writer) == cpu && !o.harmless;
             let owed = obligations.iter().find(own).cloned();
@@ -668,6 +691,7 @@ enum Decoded {
         loads: bool,
     },
     Tlbi(Op),
+    Isb,
     Other,
 }
 
@@ -688,6 +712,9 @@ fn decode(instruction: u32) -> Decoded {
             1 => Decoded::Other,
             _ => Decoded::Dsb { reaches_all: domain != 1, loads: about != 2 },
         };
+    }
+    if instruction == 0xd503_3fdf {
+        return Decoded::Isb;
     }
     // SYS with op0 1 and CRn 8, or 9 for those that do not wait for some devices.
     match instruction & 0xfff8_e000 {

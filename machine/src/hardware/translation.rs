@@ -218,7 +218,7 @@ impl Hardware {
         let (table, index) = (walk.table(), walk.index());
         let depth = self.depth(walk.level());
         let at = table + index as u64 * 8;
-        let descriptor = self.memory.read(at);
+        let descriptor = self.read_entry(cpu, at, walking.request);
         self.trace(cpu, || Event::Walk { va, pa: at, value: descriptor });
         let good = self.memory.frame_at(table).is_some_and(|frame| {
             matches!(self.memory.meta(frame).state.get(), State::Live | State::Detached)
@@ -286,6 +286,20 @@ impl Hardware {
                 self.level(depth)
             ),
         );
+    }
+
+    /// Returns what a walker finds in an entry. On x86 it finds what its own CPU has stored and
+    /// others do not see yet, but where it has to set a flag, which it does in memory.
+    #[inline(always)]
+    fn read_entry(&self, cpu: usize, at: u64, request: Request) -> u64 {
+        let seen = self.memory.read(at);
+        if !self.buffering.get() || !self.architecture.is_x86() {
+            return seen;
+        }
+        let own = self.visible_to(cpu, at);
+        let dirty = if request.want == Want::Write { self.bits.dirty } else { 0 };
+        let flags = self.bits.accessed | dirty;
+        if own & flags == flags { own } else { seen }
     }
 
     /// The walk has come to a leaf.

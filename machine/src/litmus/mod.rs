@@ -43,7 +43,7 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 17] = [
+pub const FILES: [(&str, &str); 18] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
     ("shootdown.litmus", include_str!("../../litmus/shootdown.litmus")),
@@ -61,6 +61,7 @@ pub const FILES: [(&str, &str); 17] = [
     ("tlbi.litmus", include_str!("../../litmus/tlbi.litmus")),
     ("two-stages.litmus", include_str!("../../litmus/two-stages.litmus")),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
+    ("x86-model.litmus", include_str!("../../litmus/x86-model.litmus")),
 ];
 
 /// The tests in the crate.

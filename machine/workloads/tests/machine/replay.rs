@@ -24,6 +24,14 @@ const VMALLE1IS: u32 = 0xd508_831f;
 const VMALLE1: u32 = 0xd508_871f;
 const VMALLS12E1IS: u32 = 0xd50c_83df;
 
+const ISB: u32 = 0xd503_3fdf;
+
+/// A root is loaded, and the context synchronised.
+fn load(replay: &mut Replay, cpu: usize, vttbr: u64) {
+    replay.load_root(cpu, vttbr);
+    replay.executed(cpu, ISB, None);
+}
+
 fn page(number: u64) -> u64 {
     // Accessed, inner shareable, readable and writable, write-back.
     (PAGES + number * 0x1000) | 1 << 10 | 3 << 8 | 3 << 6 | 0xf << 2 | 3
@@ -50,7 +58,7 @@ fn guest() -> Replay {
     }
     replay.executed(0, DSB_ISHST, None);
     for cpu in 0..2 {
-        replay.load_root(cpu, VTTBR);
+        load(&mut replay, cpu, VTTBR);
     }
     replay.store(0, ROOT, MIDDLE | 3, Made::Release);
     replay.store(0, MIDDLE, LAST | 3, Made::Release);
@@ -81,7 +89,7 @@ fn run(steps: &[Step]) -> Vec<Finding> {
         match step {
             Store(at, value) => replay.store(0, at, value, Made::Plain),
             Do(instruction, operand) => replay.executed(0, instruction, Some(operand)),
-            Load(cpu, vttbr) => replay.load_root(cpu, vttbr),
+            Load(cpu, vttbr) => load(&mut replay, cpu, vttbr),
             Look(of) => replay.looked(0, of, 0),
             Touch(page) => replay.touched(0, page),
             Give(frame) => replay.given(0, frame),
@@ -178,27 +186,27 @@ fn an_identifier_is_given_again_when_it_is_forgotten() {
     };
     // Another has it loaded; and it is not, but was.
     let mut replay = two();
-    replay.load_root(0, under(1, OTHER));
+    load(&mut replay, 0, under(1, OTHER));
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
     let mut replay = two();
     for cpu in 0..2 {
-        replay.load_root(cpu, under(2, OTHER));
+        load(&mut replay, cpu, under(2, OTHER));
     }
     assert_eq!(first(&replay), None);
-    replay.load_root(0, under(1, OTHER + 0x1000));
+    load(&mut replay, 0, under(1, OTHER + 0x1000));
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
     // It has forgotten all, and the other CPU not yet.
     let mut replay = two();
     for cpu in 0..2 {
-        replay.load_root(cpu, under(2, OTHER));
+        load(&mut replay, cpu, under(2, OTHER));
     }
     replay.executed(0, ALLE1, None);
     replay.executed(0, DSB_NSH, None);
-    replay.load_root(0, under(1, OTHER));
+    load(&mut replay, 0, under(1, OTHER));
     assert_eq!(first(&replay), Some(Rule::IdentifierReused), "CPU 1 has it as 2");
     let mut replay = two();
     for cpu in 0..2 {
-        replay.load_root(cpu, under(2, OTHER));
+        load(&mut replay, cpu, under(2, OTHER));
         replay.executed(cpu, ALLE1, None);
         replay.executed(cpu, DSB_NSH, None);
     }
@@ -206,12 +214,12 @@ fn an_identifier_is_given_again_when_it_is_forgotten() {
     replay.store(0, LAST, 0, Made::Plain);
     replay.touched(0, PAGES);
     replay.returned(0);
-    replay.load_root(0, under(1, ROOT));
+    load(&mut replay, 0, under(1, ROOT));
     assert_eq!(replay.findings(), []);
     // Without a barrier nothing is forgotten.
     let mut replay = two();
     for cpu in 0..2 {
-        replay.load_root(cpu, under(2, OTHER));
+        load(&mut replay, cpu, under(2, OTHER));
         replay.executed(cpu, ALLE1, None);
     }
     replay.store(0, LAST, 0, Made::Plain);
@@ -229,8 +237,8 @@ fn two_guests() -> Replay {
     }
     replay.executed(0, DSB_ISHST, None);
     replay.empty(0, EMPTY);
-    replay.load_root(0, EMPTY);
-    replay.load_root(0, under(2, OTHER));
+    load(&mut replay, 0, EMPTY);
+    load(&mut replay, 0, under(2, OTHER));
     assert_eq!(replay.findings(), []);
     replay
 }
@@ -251,11 +259,11 @@ fn first(replay: &Replay) -> Option<Rule> {
 fn evict_under(replay: &mut Replay, vttbr: u64) {
     replay.store(0, LAST + 8, 0, Made::Plain);
     replay.executed(0, DSB_ISHST, None);
-    replay.load_root(0, vttbr);
+    load(replay, 0, vttbr);
     replay.executed(0, IPAS2LE1IS, Some(1));
     replay.executed(0, DSB_ISH, None);
     replay.executed(0, VMALLE1IS, None);
-    replay.load_root(0, under(2, OTHER));
+    load(replay, 0, under(2, OTHER));
     replay.executed(0, DSB_ISH, None);
     replay.touched(0, PAGES + 0x1000);
     replay.returned(0);
@@ -282,11 +290,52 @@ fn a_guest_that_is_not_loaded_is_flushed_under_its_identifier() {
 }
 
 #[test]
+fn a_root_is_in_use_until_the_context_is_synchronised() {
+    // The first guest is not loaded here, and flushed under its identifier.
+    let flush = |synchronised: bool| {
+        let mut replay = two_guests();
+        replay.store(0, LAST + 8, 0, Made::Plain);
+        replay.executed(0, DSB_ISHST, None);
+        replay.load_root(0, under(1, EMPTY));
+        if synchronised {
+            replay.executed(0, ISB, None);
+        }
+        replay.executed(0, VMALLS12E1IS, None);
+        replay.executed(0, DSB_ISH, None);
+        first(&replay)
+    };
+    assert_eq!(flush(true), None);
+    assert_eq!(flush(false), Some(Rule::Invalidation));
+    // Another CPU has left the first guest, all forget it, and its identifier is given again: it may
+    // still be in use there without an ISB. The return to a guest is as good.
+    let give = |after: fn(&mut Replay)| {
+        let mut replay = two_guests();
+        replay.load_root(1, EMPTY);
+        after(&mut replay);
+        for cpu in 0..2 {
+            replay.executed(cpu, ALLE1, None);
+            replay.executed(cpu, DSB_NSH, None);
+        }
+        load(&mut replay, 0, EMPTY);
+        load(&mut replay, 0, under(1, OTHER));
+        first(&replay)
+    };
+    assert_eq!(give(|replay| replay.executed(1, ISB, None)), None);
+    assert_eq!(give(|replay| replay.returned(1)), None);
+    assert_eq!(give(|_| ()), Some(Rule::IdentifierReused));
+    // The root that was loaded before under the same identifier is no matter.
+    let mut replay = guest();
+    replay.load_root(0, VTTBR);
+    replay.executed(0, VMALLS12E1IS, None);
+    assert_eq!(replay.findings(), []);
+}
+
+#[test]
 fn a_root_that_is_empty_stays_so() {
     let mut replay = two_guests();
-    replay.load_root(0, under(1, EMPTY));
-    replay.load_root(0, under(2, EMPTY));
-    replay.load_root(0, under(2, OTHER));
+    load(&mut replay, 0, under(1, EMPTY));
+    load(&mut replay, 0, under(2, EMPTY));
+    load(&mut replay, 0, under(2, OTHER));
     assert_eq!(replay.findings(), []);
     replay.store(0, EMPTY + 0x1008, MIDDLE | 3, Made::Release);
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
@@ -295,7 +344,7 @@ fn a_root_that_is_empty_stays_so() {
     assert_eq!(first(&replay), Some(Rule::IdentifierReused), "it is a guest's");
     // What is not known to be empty is a guest's root like any other.
     let mut replay = guest();
-    replay.load_root(0, under(1, EMPTY));
+    load(&mut replay, 0, under(1, EMPTY));
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
 }
 
@@ -305,11 +354,11 @@ fn an_identifier_of_before_is_behind_a_flush() {
     // the second.
     let rolled_over = || {
         let mut replay = two_guests();
-        replay.load_root(0, EMPTY);
-        replay.load_root(1, EMPTY);
+        load(&mut replay, 0, EMPTY);
+        load(&mut replay, 1, EMPTY);
         replay.executed(0, ALLE1, None);
         replay.executed(0, DSB_NSH, None);
-        replay.load_root(0, under(1, OTHER));
+        load(&mut replay, 0, under(1, OTHER));
         // The first guest is changed. CPU 1 may remember it under 1 still, and does not use that:
         // nothing has to be told.
         replay.store(0, LAST, 0, Made::Plain);
@@ -321,22 +370,22 @@ fn an_identifier_of_before_is_behind_a_flush() {
     };
     // It gets another identifier, and has the first again behind another flush.
     let mut replay = rolled_over();
-    replay.load_root(1, under(3, ROOT));
-    replay.load_root(1, EMPTY);
-    replay.load_root(0, EMPTY);
+    load(&mut replay, 1, under(3, ROOT));
+    load(&mut replay, 1, EMPTY);
+    load(&mut replay, 0, EMPTY);
     replay.executed(1, ALLE1, None);
     replay.executed(1, DSB_NSH, None);
-    replay.load_root(1, under(1, ROOT));
+    load(&mut replay, 1, under(1, ROOT));
     assert_eq!(replay.findings(), []);
     // Without it CPU 1 finds what was changed since.
     let mut replay = rolled_over();
-    replay.load_root(0, EMPTY);
-    replay.load_root(1, under(1, ROOT));
+    load(&mut replay, 0, EMPTY);
+    load(&mut replay, 1, under(1, ROOT));
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
     // Neither does it have to be another's meanwhile.
     let mut replay = two_guests();
-    replay.load_root(1, under(3, ROOT));
-    replay.load_root(1, under(1, ROOT));
+    load(&mut replay, 1, under(3, ROOT));
+    load(&mut replay, 1, under(1, ROOT));
     assert_eq!(first(&replay), Some(Rule::IdentifierReused));
     // What is not published is owed, whatever it is called.
     let mut replay = rolled_over();
