@@ -306,8 +306,8 @@ fn a_root_is_in_use_until_the_context_is_synchronised() {
     };
     assert_eq!(flush(true), None);
     assert_eq!(flush(false), Some(Rule::Invalidation));
-    // Another CPU has left the first guest, all forget it, and its identifier is given again: it may
-    // still be in use there without an ISB. The return to a guest is as good.
+    // Another CPU has left the first guest, all forget it, its identifier is given again. Without
+    // an ISB it may still be in use there. The return to a guest is as good.
     let give = |after: fn(&mut Replay)| {
         let mut replay = two_guests();
         replay.load_root(1, EMPTY);
