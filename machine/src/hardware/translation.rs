@@ -289,11 +289,12 @@ impl Hardware {
     }
 
     /// Returns what a walker finds in an entry. On x86 it finds what its own CPU has stored and
-    /// others do not see yet, but where it has to set a flag, which it does in memory.
+    /// others do not see yet, but where it has to set a flag, which it does in memory. A program
+    /// that is judged runs without: rules compare what is used with what memory says.
     #[inline(always)]
     fn read_entry(&self, cpu: usize, at: u64, request: Request) -> u64 {
         let seen = self.memory.read(at);
-        if !self.buffering.get() || !self.architecture.is_x86() {
+        if !self.buffering.get() || self.judging.get() || !self.architecture.is_x86() {
             return seen;
         }
         let own = self.visible_to(cpu, at);

@@ -391,13 +391,13 @@ pub(crate) enum Op {
         register: usize,
         at: Place,
         acquire: bool,
-        address: Vec<usize>,
+        address: Vec<Value>,
     },
     Store {
         value: Value,
         at: Place,
         release: bool,
-        address: Vec<usize>,
+        address: Vec<Value>,
         data: Option<usize>,
     },
     Atomic {
@@ -407,7 +407,7 @@ pub(crate) enum Op {
         at: Place,
         acquire: bool,
         release: bool,
-        address: Vec<usize>,
+        address: Vec<Value>,
     },
     /// DMB, MFENCE.
     Fence(Kind),
@@ -464,8 +464,8 @@ impl Op {
         }
     }
 
-    /// The registers that the address depends on.
-    pub fn address(&self) -> &[usize] {
+    /// The values that the address depends on.
+    pub fn address(&self) -> &[Value] {
         match self {
             Self::Load { address, .. }
             | Self::Store { address, .. }
@@ -679,24 +679,33 @@ impl Value {
 
     /// Adds the registers that it is made of.
     pub fn registers(&self, to: &mut Vec<usize>) {
-        let mut chooses = Vec::new();
-        self.dependencies(to, &mut chooses);
-        to.extend(chooses);
-        to.sort_unstable();
-        to.dedup();
+        match self {
+            Self::Register(register) if !to.contains(register) => to.push(*register),
+            Self::Of(_, parts) => parts.iter().for_each(|part| part.registers(to)),
+            Self::Choose(parts) => parts.iter().for_each(|part| part.registers(to)),
+            _ => {}
+        }
     }
 
-    /// Adds the registers that its bits come from, and those that choose which.
-    pub fn dependencies(&self, to: &mut Vec<usize>, chooses: &mut Vec<usize>) {
+    /// Adds the registers that choose among others.
+    pub fn choosers(&self, to: &mut Vec<usize>) {
         match self {
-            Self::Register(register) => to.push(*register),
-            Self::Of(_, parts) => parts.iter().for_each(|part| part.dependencies(to, chooses)),
+            Self::Of(_, parts) => parts.iter().for_each(|part| part.choosers(to)),
             Self::Choose(parts) => {
-                parts[0].registers(chooses);
-                parts[1].dependencies(to, chooses);
-                parts[2].dependencies(to, chooses);
+                parts[0].registers(to);
+                parts[1..].iter().for_each(|part| part.choosers(to));
             }
             _ => {}
+        }
+    }
+
+    /// Whether it can be known, or guessed by which of others it is, when these registers are.
+    pub fn is_available(&self, known: &dyn Fn(usize) -> bool) -> bool {
+        match self {
+            Self::Register(register) => known(*register),
+            Self::Of(_, parts) => parts.iter().all(|part| part.is_available(known)),
+            Self::Choose(parts) => parts[1..].iter().any(|part| part.is_available(known)),
+            _ => true,
         }
     }
 

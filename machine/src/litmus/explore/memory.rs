@@ -2,6 +2,7 @@
 
 use super::super::program::*;
 use super::Explorer;
+use super::order::Before;
 use super::state::*;
 
 impl Explorer<'_> {
@@ -30,9 +31,10 @@ impl Explorer<'_> {
                 // In memory, or in the buffer, where the hardware finds it.
                 Phase::Done(_) | Phase::Buffered(_) => break,
                 _ => {
-                    let (Op::Store { value, .. }, true) =
-                        (&code[i].op, self.has_data(next, thread, &code[i].op))
-                    else {
+                    let before = Before::default();
+                    let known = self.has_data(next, thread, &code[i].op)
+                        && before.address_known(self, next, thread, &code[i].op);
+                    let (Op::Store { value, .. }, true) = (&code[i].op, known) else {
                         return None;
                     };
                     forwarded = Some((self.evaluate(next, thread, value), store_number(thread, i)));

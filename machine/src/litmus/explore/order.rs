@@ -112,7 +112,8 @@ impl Before {
         thread: usize,
         op: &Op,
     ) -> bool {
-        op.address().iter().all(|&register| explorer.is_known(state, thread, register))
+        let known = |register: usize| explorer.is_known(state, thread, register);
+        op.address().iter().all(|value| value.is_available(&known))
     }
 
     /// One more instruction comes before.

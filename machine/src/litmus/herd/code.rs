@@ -120,10 +120,6 @@ impl<'f> Thread<'f> {
             }
         }
         self.block(lines, handler)?;
-        if let Some((label, _)) = self.ahead.first() {
-            let line = lines.last().map_or(1, |line| line.number);
-            return Err((line, format!("there is no label '{}' further on", one_line(label))));
-        }
         self.ends.push((self.path.clone(), self.registers.clone()));
         Ok(())
     }
@@ -187,13 +183,17 @@ impl<'f> Thread<'f> {
     }
 
     /// A way to a label; one back is taken by no execution that is looked at.
-    fn go(&mut self, label: &str, rest: &[Line<'_>], condition: Option<Value>) {
+    fn go(&mut self, label: &str, rest: &[Line<'_>], condition: Option<Value>) -> Parsed<()> {
         let later = rest.iter().skip(1).any(|line| line.labels.contains(&label));
         if later {
             self.ahead.push((label.to_owned(), (condition, self.registers.clone())));
-        } else if let Some(condition) = condition {
-            self.assumptions.push(not(condition));
+        } else if self.labels.iter().any(|(known, _)| known == label) {
+            self.assumptions.extend(condition.map(not));
+        } else {
+            let line = rest.first().map_or(1, |line| line.number);
+            return Err((line, format!("there is no label '{}'", one_line(label))));
         }
+        Ok(())
     }
 
     fn instruction(
@@ -247,17 +247,17 @@ impl<'f> Thread<'f> {
             }
             ("B", [label]) => {
                 let path = self.path.clone();
-                self.go(label, rest, Some(path.unwrap_or(Value::Number(1))));
+                self.go(label, rest, Some(path.unwrap_or(Value::Number(1))))?;
                 self.path = Some(Value::Number(0));
             }
             ("CBZ" | "CBNZ", [register, label]) => {
                 let value = self.value(line, register)?;
                 let taken = if mnemonic == "CBZ" { not(value) } else { not(not(value)) };
-                self.branch(line, taken, label, rest);
+                self.branch(line, taken, label, rest)?;
             }
             (branch, [label]) if branch.starts_with("B.") => {
                 let taken = self.condition(line, &branch[2..])?;
-                self.branch(line, taken, label, rest);
+                self.branch(line, taken, label, rest)?;
             }
             ("MSR", [to, from]) if to.eq_ignore_ascii_case("ELR_EL1") => {
                 let symbol = self.operand(line, from)?;
@@ -369,11 +369,18 @@ impl<'f> Thread<'f> {
         Ok(Op::Invalidate { scope, broadcast })
     }
 
-    fn branch(&mut self, line: &Line<'_>, taken: Value, label: &str, rest: &[Line<'_>]) {
+    fn branch(
+        &mut self,
+        line: &Line<'_>,
+        taken: Value,
+        label: &str,
+        rest: &[Line<'_>],
+    ) -> Parsed<()> {
         self.decide(line, &taken);
         let way = both(&self.path, taken.clone());
-        self.go(label, rest, way);
+        self.go(label, rest, way)?;
         self.path = both(&self.path, not(taken));
+        Ok(())
     }
 
     /// Makes all that follows depend on these values, as on a branch.
@@ -409,6 +416,8 @@ impl<'f> Thread<'f> {
         let base = ["SWP", "CAS", "LDSET", "LDCLR", "LDADD", "STSET", "STCLR", "STADD"];
         let suffix = base.iter().find_map(|base| mnemonic.strip_prefix(base)).unwrap_or("");
         let (acquire, release) = (suffix.contains('A'), suffix.contains('L'));
+        // One that returns nothing is no load to barriers for loads (DDI 0487 B2.3.7).
+        let to = to.filter(|to| !is_zero_register(to));
         let register = to.map(|_| self.code.len());
         let op = Op::Atomic { change, register, value, at, acquire, release, address };
         self.access(line, op, to, rest, handler)
@@ -588,9 +597,9 @@ impl<'f> Thread<'f> {
         Ok(after)
     }
 
-    /// Reads `[X1]`, `[X1,W2,SXTW]`, and finds the registers that the address waits for. Those that
-    /// choose it are as branches.
-    fn place(&mut self, line: &Line<'_>, at: &str) -> Parsed<(Place, Vec<usize>)> {
+    /// Reads `[X1]`, `[X1,W2,SXTW]`, and finds the values that the address waits for. Those that
+    /// choose among them are as branches.
+    fn place(&mut self, line: &Line<'_>, at: &str) -> Parsed<(Place, Vec<Value>)> {
         let inner = at.strip_prefix('[').and_then(|at| at.strip_suffix(']'));
         let Some(inner) = inner else {
             return Err((line.number, format!("'{}' is no address", one_line(at))));
@@ -621,15 +630,10 @@ impl<'f> Thread<'f> {
             }
             _ => return Err((line.number, format!("{base} holds no address"))),
         };
-        let mut waits = Vec::new();
-        for value in &after {
-            let mut chooses = Vec::new();
-            value.dependencies(&mut waits, &mut chooses);
-            for register in chooses {
-                self.push(line, Op::Branch(register));
-            }
-        }
-        Ok((place, waits))
+        let mut choosers = Vec::new();
+        after.iter().for_each(|value| value.choosers(&mut choosers));
+        choosers.into_iter().for_each(|register| self.push(line, Op::Branch(register)));
+        Ok((place, after))
     }
 }
 

@@ -104,7 +104,7 @@ pub(super) fn used(op: &Op) -> Vec<usize> {
         Op::Branch(register) => vec![Some(*register)],
         _ => Vec::new(),
     };
-    all.extend(op.address().iter().map(|&register| Some(register)));
+    all.extend(op.address().iter().map(of));
     all.into_iter().flatten().collect()
 }
 

@@ -211,7 +211,7 @@ impl<'l> Tokens<'l> {
         Ok(place)
     }
     /// `addr(r0)` and `data(r0)`.
-    pub fn dependencies(&mut self) -> Parsed<(Vec<usize>, Option<usize>)> {
+    pub fn dependencies(&mut self) -> Parsed<(Vec<Value>, Option<usize>)> {
         let (mut address, mut data) = (None, None);
         loop {
             let slot = if self.accept_word("addr") {
@@ -219,7 +219,7 @@ impl<'l> Tokens<'l> {
             } else if self.accept_word("data") {
                 &mut data
             } else {
-                return Ok((address.into_iter().collect(), data));
+                return Ok((address.into_iter().map(Value::Register).collect(), data));
             };
             self.symbol("(")?;
             *slot = Some(self.register()?);
