@@ -31,7 +31,7 @@ Start with:
   tablewright doctor                  the published problems, measured on this computer: a minute
   tablewright reproduce               published figures beside those of the software machine
 
-Figures of this computer are medians of several rounds, and --json has every sample; those of the \
+Figures of this computer are medians of several rounds, and --json and --csv have every sample; those of the \
 software machine are in virtual time, and the same on every run. The exit status is 0 if all went \
 well, 2 if the command line or a file is wrong, and 1 otherwise."
 )]
@@ -86,7 +86,18 @@ enum Command {
 
 /// Parses the arguments, the program's name first, and does what they say.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
-    let parsed = command().try_get_matches_from(arguments);
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut parsed = command().try_get_matches_from(&arguments);
+    // Rows are those of JSON, written otherwise.
+    if parsed.as_ref().is_ok_and(wants_csv) {
+        report::write_csv();
+        for argument in &mut arguments {
+            if argument == "--csv" {
+                *argument = "--json".into();
+            }
+        }
+        parsed = command().try_get_matches_from(arguments);
+    }
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return help_or_error(&error),
@@ -129,8 +140,29 @@ fn command() -> clap::Command {
     let names: Vec<String> =
         Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
     names.iter().fold(Cli::command(), |cli, name| {
-        cli.mut_subcommand(name, |command| command.mut_args(takes))
+        cli.mut_subcommand(name, |command| with_csv(command.mut_args(takes)))
     })
+}
+
+/// Gives a command that prints JSON, and those below it, the option to print CSV.
+fn with_csv(mut command: clap::Command) -> clap::Command {
+    let below: Vec<String> =
+        command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    for name in below {
+        command = command.mut_subcommand(name, with_csv);
+    }
+    let prints_json = command.get_arguments().any(|argument| argument.get_id() == "json");
+    if !prints_json {
+        return command;
+    }
+    let csv = clap::Arg::new("csv").long("csv").conflicts_with("json");
+    let help = "Print the rows of that as CSV";
+    command.arg(csv.action(clap::ArgAction::SetTrue).help(help))
+}
+
+fn wants_csv(matches: &clap::ArgMatches) -> bool {
+    let here = matches.try_get_one::<bool>("csv").ok().flatten();
+    here == Some(&true) || matches.subcommand().is_some_and(|(_, below)| wants_csv(below))
 }
 
 /// Help and version are answers; the rest is an error, which must fit on one line.
@@ -215,6 +247,22 @@ mod tests {
         );
         assert_eq!(one_line("error: bad 'a\n\nb': no\n\nFor more information"), "bad 'a b': no");
         assert_eq!(one_line(""), "");
+    }
+
+    #[test]
+    fn whoever_prints_json_prints_csv() {
+        fn check(command: &clap::Command) -> usize {
+            let has = |name: &str| command.get_arguments().any(|it| it.get_id() == name);
+            assert_eq!(has("json"), has("csv"), "{}", command.get_name());
+            usize::from(has("csv")) + command.get_subcommands().map(check).sum::<usize>()
+        }
+        let command = command();
+        command.clone().debug_assert();
+        assert!(check(&command) > 12);
+        let of = |line: &str| command.clone().try_get_matches_from(line.split(' '));
+        assert!(wants_csv(&of("tablewright ask --csv").unwrap()));
+        assert!(!wants_csv(&of("tablewright ask --json").unwrap()));
+        assert!(of("tablewright ask --csv --json").is_err());
     }
 
     proptest! {

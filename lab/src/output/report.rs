@@ -3,9 +3,11 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::error::Error;
 
@@ -34,8 +36,68 @@ impl<P: Serialize, R: Serialize> Report<P, R> {
     }
 }
 
-/// Writes a result as JSON.
+/// The user asks for CSV.
+static CSV: AtomicBool = AtomicBool::new(false);
+
+/// Has the rows of results written as CSV from here on, where JSON would be.
+pub fn write_csv() {
+    CSV.store(true, Ordering::Relaxed);
+}
+
+/// The rows of a result as CSV. A column is a key, in the order in which keys come; of what is
+/// nested, keys are joined by a dot, and a list is JSON.
+fn csv_of(result: &Value) -> Result<String, Error> {
+    let rows = match result {
+        Value::Array(rows) => rows,
+        result => result.get("rows").and_then(Value::as_array).ok_or_else(|| {
+            Error::Usage("--csv prints rows, and this has none: --json prints it".to_owned())
+        })?,
+    };
+    let rows: Vec<Vec<(String, String)>> =
+        rows.iter().map(|row| flat(String::new(), row)).collect();
+    let mut columns: Vec<&str> = Vec::new();
+    for (column, _) in rows.iter().flatten() {
+        if !columns.contains(&column.as_str()) {
+            columns.push(column);
+        }
+    }
+    if columns.is_empty() {
+        return Ok(String::new());
+    }
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let written = |error: csv::Error| Error::Write(error.into());
+    writer.write_record(&columns).map_err(written)?;
+    for row in &rows {
+        let cell = |column: &&str| row.iter().find(|(of, _)| of == column).map_or("", |(_, is)| is);
+        writer.write_record(columns.iter().map(cell)).map_err(written)?;
+    }
+    let bytes = writer.into_inner().map_err(|error| Error::Write(io::Error::other(error)))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The cells of a row.
+fn flat(name: String, value: &Value) -> Vec<(String, String)> {
+    let joined = |key: &String| match name.as_str() {
+        "" => key.clone(),
+        name => format!("{name}.{key}"),
+    };
+    match value {
+        Value::Object(parts) => {
+            parts.iter().flat_map(|(key, value)| flat(joined(key), value)).collect()
+        }
+        Value::Null => vec![(name, String::new())],
+        Value::Array(list) if list.iter().all(Value::is_null) => vec![(name, String::new())],
+        Value::String(text) => vec![(name, text.clone())],
+        other => vec![(name, other.to_string())],
+    }
+}
+
+/// Writes a result as JSON, or its rows as CSV.
 pub fn print_json(result: &impl Serialize) -> Result<(), Error> {
+    if CSV.load(Ordering::Relaxed) {
+        let value = serde_json::to_value(result).map_err(|error| Error::Write(error.into()))?;
+        return print(&csv_of(&value)?);
+    }
     let json = serde_json::to_string_pretty(result).map_err(|error| Error::Write(error.into()))?;
     print(&(json + "\n"))
 }
@@ -300,6 +362,20 @@ pub fn counted(number: u64, one: &str, many: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_csv() {
+        let rows = serde_json::json!({ "rows": [
+            { "a": 1, "b": { "c": "x, y", "d": null } },
+            { "a": 2.5, "e": [1, 2], "b": { "c": "\"" }, "f": [null] },
+        ]});
+        let text = "a,b.c,b.d,e,f\n1,\"x, y\",,,\n2.5,\"\"\"\",,\"[1,2]\",\n";
+        assert_eq!(csv_of(&rows).unwrap(), text);
+        assert_eq!(csv_of(&rows["rows"]).unwrap(), text);
+        let error = csv_of(&serde_json::json!({ "answer": 1 })).unwrap_err();
+        assert_eq!(error.to_string(), "--csv prints rows, and this has none: --json prints it");
+        assert_eq!(csv_of(&serde_json::json!({ "rows": [] })).unwrap(), "");
+    }
 
     #[test]
     fn counts_are_set_in_threes() {
