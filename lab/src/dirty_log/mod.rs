@@ -208,7 +208,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     report.print(arguments.json, |report| text(&head, scale, &report.rows))?;
     match plot {
-        Some(plot) => plot.fill(&picture(head, &report.rows).svg()?),
+        Some(plot) => plot.fill(&picture(&head, scale, &report.rows).svg()?),
         None => Ok(()),
     }
 }
@@ -473,14 +473,15 @@ fn zaps(rows: &[Row]) -> String {
 }
 
 /// How long disabling takes, and the longest stall, as bars: a group for each way.
-fn picture(subtitle: String, rows: &[Row]) -> Picture {
+fn picture(head: &str, scale: u64, rows: &[Row]) -> Picture {
     let group = |row: &Row| {
         let fitted = if row.fitted { " (fitted)" } else { "" };
         let stall = micros(row.longest) / 1e6;
         let published = row.published.map(|it| Bar::new("published", it, false));
+        let is_ours = row.job.how == How::Tablewright;
         let ours = [
-            Bar::new(&format!("disabling{fitted}"), row.ran.disable.as_secs_f64(), true),
-            Bar::new("longest stall", stall, true),
+            Bar::new(&format!("disabling{fitted}"), row.ran.disable.as_secs_f64(), is_ours),
+            Bar::new("longest stall", stall, is_ours),
         ];
         Group {
             name: row.job.how.name().to_owned(),
@@ -490,9 +491,12 @@ fn picture(subtitle: String, rows: &[Row]) -> Picture {
     };
     Picture {
         title: "Disabling a dirty log".to_owned(),
-        subtitle,
+        subtitle: format!("simulated on {head}"),
         unit: "s".to_owned(),
         groups: rows.iter().map(group).collect(),
-        notes: Vec::new(),
+        notes: (scale > 1)
+            .then(|| format!("with 1/{scale} of the pages, and figures multiplied"))
+            .into_iter()
+            .collect(),
     }
 }

@@ -489,7 +489,7 @@ fn picture(head: &str, rows: &[Row]) -> Picture {
     let cut = cut.then(|| format!("The first {MOST_ROUNDS} rounds of each."));
     Picture {
         title: "Thousands of pages to be sent, round by round".to_owned(),
-        subtitle: "Each round: its number, and when it began".to_owned(),
+        subtitle: "simulated; each round: its number, and when it began".to_owned(),
         unit: "1000 pages".to_owned(),
         groups: rows.iter().map(group).collect(),
         notes: head.lines().map(str::to_owned).chain(cut).collect(),

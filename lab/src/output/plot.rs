@@ -1,9 +1,9 @@
 //! Pictures: bars in groups, each group with its bare loop if it has one, or lines over a scale, as
 //! one SVG file.
 //!
-//! White behind everything, because a page may be dark; one colour for our own bars and one for the
-//! bare loop, which //! with colour blindness can tell apart. Text stays text: no fonts are read,
-//! and what shows the file brings its own.
+//! One colour for our own bars and one for the bare loop, which are told apart with colour blindness
+//! too. Where pages are dark the picture is: a rule of style exchanges its colours. Text stays text:
+//! no fonts are read, and what shows the file brings its own.
 
 use std::fmt::Display;
 use std::io;
@@ -76,6 +76,77 @@ const OURS: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 const OTHERS: RGBColor = RGBColor(0xaa, 0xb0, 0xb8);
 const BARE: RGBColor = RGBColor(0xc4, 0x4e, 0x00);
 
+/// Colours where pages are dark.
+const DARK: [(RGBColor, &str); 8] = [
+    (WHITE, "#0d1117"),
+    (INK, "#e6edf3"),
+    (FAINT, "#9198a1"),
+    (GRID, "#2a313c"),
+    (OURS, "#4da3d9"),
+    (OTHERS, "#6e7681"),
+    (BARE, "#e8833a"),
+    (RGBColor(0x55, 0x55, 0x55), "#b6bec7"),
+];
+
+/// Adds the rule of style, which goes before what an element says itself.
+fn in_the_dark(svg: String) -> String {
+    let rule = |(colour, dark): (RGBColor, &str)| {
+        let RGBColor(r, g, b) = colour;
+        let name = format!("#{r:02X}{g:02X}{b:02X}");
+        format!("[fill=\"{name}\"]{{fill:{dark}}}[stroke=\"{name}\"]{{stroke:{dark}}}")
+    };
+    let rules: String = DARK.into_iter().map(rule).collect();
+    let style = format!("<style>@media (prefers-color-scheme:dark){{{rules}}}</style>");
+    match svg.find('>') {
+        Some(end) => format!("{}\n{style}{}", &svg[..=end], &svg[end + 1..]),
+        None => svg,
+    }
+}
+
+/// The axis of bars.
+struct Axis {
+    /// The values at its ends; of a logarithmic one, their powers of ten.
+    ends: (f64, f64),
+    is_logarithmic: bool,
+    ticks: Vec<f64>,
+}
+
+/// The longest bar over the shortest, up to which both can be read on one scale.
+const READABLE: f64 = 50.0;
+
+impl Axis {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let (mut shortest, mut longest) = (f64::INFINITY, 0.0);
+        for value in values.filter(|value| *value > 0.0) {
+            shortest = f64::min(shortest, value);
+            longest = f64::max(longest, value);
+        }
+        if longest > shortest * READABLE {
+            let from = (shortest.log10() - 1e-9).floor();
+            let ends = (from, (longest.log10() - 1e-9).ceil());
+            let powers = ends.0 as i32..=ends.1 as i32;
+            // No more than can be written beside each other.
+            let each = (ends.1 - ends.0) as usize / 8 + 1;
+            let ticks = powers.step_by(each).map(|power| 10_f64.powi(power)).collect();
+            return Self { ends, is_logarithmic: true, ticks };
+        }
+        let step = step(longest);
+        let count = (longest / step).ceil().max(1.0);
+        let ticks = (0..=count as u32).map(|tick| f64::from(tick) * step).collect();
+        Self { ends: (0.0, count * step), is_logarithmic: false, ticks }
+    }
+
+    fn at(&self, value: f64) -> i32 {
+        let (from, to) = self.ends;
+        let value = match self.is_logarithmic {
+            true => value.max(f64::MIN_POSITIVE).log10(),
+            false => value,
+        };
+        let part = ((value - from) / (to - from)).max(0.0);
+        LEFT + (f64::from(RIGHT - LEFT) * part).round() as i32
+    }
+}
+
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 impl Picture {
@@ -86,7 +157,7 @@ impl Picture {
             SVGBackend::with_string(&mut text, (WIDTH as u32, self.height())).into_drawing_area();
         self.draw(&canvas).and_then(|()| canvas.present().map_err(refused))?;
         drop(canvas);
-        Ok(text)
+        Ok(in_the_dark(text))
     }
 
     fn bars(&self) -> impl Iterator<Item = &Bar> {
@@ -117,24 +188,28 @@ impl Picture {
         write(canvas, &self.subtitle, (MARGIN, y), left, &FAINT, 15)?;
         y += LINE;
 
-        let longest = self.bars().map(|bar| bar.value).fold(0.0, f64::max);
-        let step = step(longest);
-        let end = (longest / step).ceil().max(1.0) * step;
-        let at = |value: f64| LEFT + (f64::from(RIGHT - LEFT) * value / end).round() as i32;
+        let axis = Axis::of(self.bars().map(|bar| bar.value));
+        let at = |value: f64| axis.at(value);
         let top = y + ROW / 2;
         let rows = (self.bars().count() + self.groups.len()) as i32;
         let bottom = top + rows * ROW + self.groups.len() as i32 * ROW / 2;
         let below = Pos::new(HPos::Center, VPos::Center);
-        for tick in 0..=(end / step).round() as u32 {
-            let value = f64::from(tick) * step;
+        for &value in &axis.ticks {
             let x = at(value);
             line(canvas, (x, top), (x, bottom), &GRID, 1)?;
-            let number = format!("{}", (value * 1e6).round() / 1e6);
+            let number = match axis.is_logarithmic {
+                true => self.shown(value),
+                false => format!("{}", (value * 1e6).round() / 1e6),
+            };
             write(canvas, &number, (x, bottom + LINE / 2 + 2), below, &FAINT, 14)?;
         }
         let right = Pos::new(HPos::Right, VPos::Center);
         let unit = (LEFT - 12, bottom + LINE / 2 + 2);
-        write(canvas, &self.unit, unit, right, &FAINT, 14)?;
+        let name = match axis.is_logarithmic {
+            true => format!("{}, logarithmic", self.unit),
+            false => self.unit.clone(),
+        };
+        write(canvas, &name, unit, right, &FAINT, 14)?;
 
         y = top + ROW / 2;
         for group in &self.groups {
@@ -285,7 +360,7 @@ impl Chart {
             SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32)).into_drawing_area();
         self.draw(&canvas).and_then(|()| canvas.present().map_err(refused))?;
         drop(canvas);
-        Ok(text)
+        Ok(in_the_dark(text))
     }
 
     fn draw(&self, canvas: &Canvas<'_>) -> Result<(), Error> {
@@ -597,6 +672,37 @@ mod tests {
             }
             let has_names = svg.contains("mine");
             assert_eq!(has_names, values.iter().any(|value| *value > 0.0));
+        }
+    }
+
+    #[test]
+    fn an_axis_is_logarithmic_where_bars_could_not_be_compared() {
+        let ends = |values: &[f64]| {
+            let axis = Axis::of(values.iter().copied());
+            (axis.is_logarithmic, axis.ends, axis.ticks.len())
+        };
+        assert_eq!(ends(&[1.0, 50.0]), (false, (0.0, 50.0), 6));
+        assert_eq!(ends(&[1.0, 51.0]), (true, (-1.0, 2.0), 4));
+        assert_eq!(ends(&[2e-6, 3.0, 0.0]), (true, (-6.0, 1.0), 8));
+        assert_eq!(ends(&[]), (false, (0.0, step(0.0)), 2));
+        // The shortest has a length, and one of nothing has none.
+        let axis = Axis::of([2e-6, 3.0].into_iter());
+        assert!(axis.at(2e-6) > LEFT && axis.at(0.0) == LEFT && axis.at(10.0) == RIGHT);
+        let svg = picture(&[0.3, 1e6]).svg().unwrap();
+        assert!(svg.contains("ns, logarithmic"), "{svg}");
+    }
+
+    #[test]
+    fn every_colour_has_one_for_dark_pages() {
+        let svg = picture(&[1.0, 2.0]).svg().unwrap();
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let style = document.descendants().find(|node| node.has_tag_name("style")).unwrap();
+        let rules = style.text().unwrap();
+        for name in ["fill", "stroke"] {
+            for colour in document.descendants().filter_map(|node| node.attribute(name)) {
+                let known = colour == "none" || rules.contains(&format!("[{name}=\"{colour}\"]"));
+                assert!(known, "{name} {colour}");
+            }
         }
     }
 
