@@ -2,17 +2,18 @@
 //! loop.
 //!
 //! `loops
-//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|relocate|replace|around|mapped|
-//! exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
+//! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|relocate|native|replace|around|
+//! mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
 //! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
 //! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
 //! for each page. `far` looks up what is not near the page that was edited last, and `apart`
 //! protects pages of which none is near the one before. `around` looks each page up and maps it.
-//! `mapped` maps what is mapped, and is refused. `relocate` moves to addresses 8 GiB higher. The
-//! small ones are programs of 16 pages in four places, of which each is gone or forked; the sparse
-//! ones unmap or protect a GiB with four pages far apart, each with a gather of its own. `fault`
-//! maps a page, and `guest` looks a fault of a guest up and maps it, page by page always, in tables
+//! `mapped` maps what is mapped, and is refused. `relocate` moves to addresses 8 GiB higher.
+//! `native` sets a bit of the format's own. The small ones are programs of 16 pages in four places,
+//! of which each is gone or forked; the sparse ones unmap or protect a GiB with four pages far
+//! apart, each with a gather of its own. `fault` maps a page, and `guest` looks a fault of a guest
+//! up and maps it, page by page always, in tables
 //! of EPT; `walk` is what of it is not the engine's: the loop, and the platform's own at the
 //! beginning and the end of a walk.
 
@@ -40,6 +41,7 @@ enum Edit {
     Fork,
     Fault,
     Relocate,
+    Native,
     Replace,
     Around,
     Mapped,
@@ -52,7 +54,7 @@ enum Edit {
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 21] = [
+const EDITS: [(&str, Edit); 22] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
@@ -64,6 +66,7 @@ const EDITS: [(&str, Edit); 21] = [
     ("fork", Edit::Fork),
     ("fault", Edit::Fault),
     ("relocate", Edit::Relocate),
+    ("native", Edit::Native),
     ("replace", Edit::Replace),
     ("around", Edit::Around),
     ("mapped", Edit::Mapped),
@@ -112,8 +115,8 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|\
-         relocate|replace|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|\
-         walk|nothing][-each|-by-N] PAGES [arm64]"
+         relocate|native|replace|around|mapped|exit-small|fork-small|unmap-sparse|\
+         protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -418,6 +421,10 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
                 ControlFlow::Continue(())
             })
         })?,
+        Edit::Native => {
+            let bit = F::NATIVE & F::NATIVE.wrapping_neg();
+            parts(pages, by, |part| gather.protect(part, change.native(bit)))?
+        }
         Edit::Relocate => {
             parts(pages, by, |part| gather.relocate(part, Va::new(part.start().get() + (8 << 30))))?
         }

@@ -31,9 +31,9 @@ Start with:
   tablewright doctor                  the published problems, measured on this computer: a minute
   tablewright reproduce               published figures beside those of the software machine
 
-Figures of this computer are medians of several rounds, and --json and --csv have every sample; those of the \
-software machine are in virtual time, and the same on every run. The exit status is 0 if all went \
-well, 2 if the command line or a file is wrong, and 1 otherwise."
+Figures of this computer are medians of several rounds, and --json and --csv have every sample; \
+those of the software machine are in virtual time, and the same on every run. The exit status is 0 \
+if all went well, 2 if the command line or a file is wrong, and 1 otherwise."
 )]
 struct Cli {
     #[command(subcommand)]

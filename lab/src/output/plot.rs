@@ -1,9 +1,9 @@
 //! Pictures: bars in groups, each group with its bare loop if it has one, or lines over a scale, as
 //! one SVG file.
 //!
-//! One colour for our own bars and one for the bare loop, which are told apart with colour blindness
-//! too. Where pages are dark the picture is: a rule of style exchanges its colours. Text stays text:
-//! no fonts are read, and what shows the file brings its own.
+//! One colour for our own bars and one for the bare loop, told apart with colour blindness too.
+//! Where pages are dark the picture is: a rule of style exchanges its colours. Text stays text: no
+//! fonts are read, and what shows the file brings its own.
 
 use std::fmt::Display;
 use std::io;
