@@ -222,6 +222,7 @@ impl Explorer<'_> {
             words: words.iter().map(|&pa| self.hardware.memory.read(pa)).collect(),
             writers: vec![0; words.len()],
             late: Vec::new(),
+            early: Vec::new(),
         };
         self.normalise(&mut state);
         state

@@ -53,6 +53,8 @@ pub(super) struct Before {
     pub published: bool,
     /// Loads before DSBs that are about loads.
     pub loads_published: bool,
+    /// An atomic access has read, and its store is not visible.
+    pub has_late_store: bool,
     /// Barriers, invalidations, and writes to registers of the system.
     pub system_done: bool,
     /// A barrier holds accesses back.
@@ -75,6 +77,7 @@ impl Default for Before {
             synchronised: true,
             published: true,
             loads_published: true,
+            has_late_store: false,
             system_done: true,
             barred: false,
             stores_barred: false,
@@ -129,7 +132,9 @@ impl Before {
             Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {
                 let buffered = done || matches!(phase, Phase::Buffered(_));
                 let read = done;
-                let done = done && !is_late(state, thread, at);
+                let late = is_late(state, thread, at);
+                self.has_late_store |= late;
+                let done = done && !late;
                 let physical = matches!(op.place(), Some(Place::Physical(_)));
                 self.translated &= buffered
                     || matches!(phase, Phase::Translated(..))
@@ -161,7 +166,7 @@ impl Before {
             Op::Fence(Kind::All) => self.barred |= !(self.all_done && self.all_drained),
             Op::Fence(Kind::Loads) => self.barred |= !self.loads_done,
             Op::Fence(Kind::Stores) => {
-                self.stores_barred |= !done;
+                self.stores_barred |= !done || self.has_late_store;
                 self.fenced_drained &= self.stores_drained;
                 self.all_done &= done;
             }

@@ -258,7 +258,7 @@ impl Explorer<'_> {
                         && match kind {
                             Kind::All => before.all_done && !has_late(state, thread, at),
                             Kind::Loads => before.loads_done,
-                            Kind::Stores => before.stores_buffered,
+                            Kind::Stores => before.stores_buffered && !before.has_late_store,
                         };
                     if ready {
                         steps.push(perform);

@@ -52,6 +52,19 @@ pub(super) struct State {
     pub writers: Vec<u8>,
     /// Writes that are still to come.
     pub late: Vec<Late>,
+    /// Invalidations that have taken effect before they had to.
+    pub early: Vec<Early>,
+}
+
+/// An invalidation that has taken effect and is not complete: accesses that were translated before
+/// are waited for, later ones are not.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Early {
+    pub cpu: usize,
+    /// Its place among those of its CPU.
+    pub number: usize,
+    /// By CPU, a bit for each access that was translated by then.
+    pub translated: Vec<u32>,
 }
 
 /// The write of an access that reads and writes at one instant for all who write the word, and

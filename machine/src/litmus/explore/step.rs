@@ -34,7 +34,17 @@ impl Explorer<'_> {
                 let number = next.stores[cpu].remove(at);
                 self.drained(&mut next, cpu, number);
             }
-            Step::Effect(cpu, number) => hardware.take_effect_of(cpu, number),
+            Step::Effect(cpu, number) => {
+                hardware.take_effect_of(cpu, number);
+                let is_translated =
+                    |phase: &Phase| !matches!(phase, Phase::Idle | Phase::Walking(..));
+                let bits = |phases: &Vec<Phase>| {
+                    let set = |(at, phase)| u32::from(is_translated(phase)) << at;
+                    phases.iter().enumerate().map(set).sum()
+                };
+                let translated = state.phases.iter().map(bits).collect();
+                next.early.push(Early { cpu, number, translated });
+            }
             Step::Fill(cpu, address, route) => {
                 let mut request = Request::read(self.va(address)?);
                 // On arm64 it is for the handler as well, and what is remembered is the same.
@@ -156,6 +166,8 @@ impl Explorer<'_> {
 
     /// Leaves out of a state what does not matter any more.
     pub(super) fn normalise(&self, state: &mut State) {
+        let State { early, cores, .. } = state;
+        early.retain(|early| early.number < cores[early.cpu].pending().len());
         for cpu in 0..state.cores.len() {
             let mut core = std::mem::take(&mut state.cores[cpu]);
             let root = core.root();
@@ -335,13 +347,12 @@ impl Explorer<'_> {
             Op::Barrier { shared, .. } => {
                 hardware.publish(thread);
                 if shared {
-                    let pending: Vec<Tlbi> =
-                        next.cores[thread].pending().iter().map(|&(tlbi, _)| tlbi).collect();
-                    self.wait_for_others(next, thread, &pending)?;
+                    self.wait_for_others(next, thread)?;
                     hardware.complete(thread);
                 } else {
                     hardware.complete_here(thread);
                 }
+                next.early.retain(|early| early.cpu != thread);
             }
             Op::Synchronise | Op::Exception { .. } => hardware.synchronise(thread),
             Op::Invalidate { scope, broadcast } => {
@@ -376,12 +387,8 @@ impl Explorer<'_> {
     /// A load that was performed before an earlier one of the same address has been translated goes
     /// with that one: of one address no CPU reads something new and then something old (the
     /// catalogue's `coRR-pte9`).
-    pub(super) fn wait_for_others(
-        &self,
-        next: &mut State,
-        thread: usize,
-        pending: &[Tlbi],
-    ) -> Option<()> {
+    pub(super) fn wait_for_others(&self, next: &mut State, thread: usize) -> Option<()> {
+        let all: Vec<Tlbi> = next.cores[thread].pending().iter().map(|&(tlbi, _)| tlbi).collect();
         for cpu in (0..next.cores.len()).filter(|&cpu| cpu != thread) {
             let id = next.cores[cpu].id();
             let code = &self.test.code[cpu].code;
@@ -392,11 +399,22 @@ impl Explorer<'_> {
             let mut open = Vec::new();
             for at in 0..code.len() {
                 let late = is_late(next, cpu, at);
+                let place = code[at].op.place();
+                // What its entry says is the same before and after, or it was translated after the
+                // invalidation took effect.
+                let is_before = |number: usize| {
+                    let early = next.early.iter().find(|e| e.cpu == thread && e.number == number);
+                    early.is_none_or(|early| early.translated[cpu] >> at & 1 != 0)
+                };
+                let pending = all.iter().enumerate().filter(|(number, _)| is_before(*number));
+                let mut pending: Vec<&Tlbi> = pending.map(|(_, tlbi)| tlbi).collect();
+                if matches!(place, Some(&Place::Virtual(address)) if self.is_constant(address)) {
+                    pending.clear();
+                }
                 let phases = &mut next.phases[cpu];
                 let covers = |translated: &Translated| {
                     pending.iter().any(|tlbi| tlbi.broadcast && translated.is_covered(tlbi))
                 };
-                let place = code[at].op.place();
                 match &phases[at] {
                     Phase::Buffered(Some(translated)) if covers(translated) => return None,
                     Phase::Translated(translated, _) if covers(translated) => {
@@ -443,6 +461,19 @@ impl Explorer<'_> {
             }
         }
         Some(())
+    }
+
+    /// Whether no step changes the way to a page.
+    fn is_constant(&self, address: usize) -> bool {
+        let is_entry = |map: &&Map| map.address == address;
+        !self.layout.deep
+            && !self.layout.runs
+            && !self.test.guest
+            && self.test.maps.iter().filter(is_entry).all(|map| {
+                let entry = Location::Entry { space: map.space, address, depth: 0 };
+                let entry = self.layout.locate(self.test, &entry);
+                self.layout.changing.binary_search(&entry).is_err()
+            })
     }
 
     /// Whether an invalidation names the address of an access.
@@ -509,6 +540,9 @@ impl Explorer<'_> {
         hardware.remember_alone(!through);
         let held = hardware.save(thread);
         let before = Before::of(self, state, thread, at);
+        for early in &mut next.early {
+            early.translated[thread] &= !(1 << at);
+        }
         next.phases[thread][at] = match hardware.stride(thread, look, |at| self.changes(at)) {
             Look::Walking(walking) => Phase::Walking(walking, first),
             // It is found by the walk for its own address.
