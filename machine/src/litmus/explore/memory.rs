@@ -20,9 +20,6 @@ impl Explorer<'_> {
             let late =
                 next.late.iter().find(|late| late.stored && late.cpu == thread && late.at == i);
             if let Some(late) = late {
-                if code[at].op.acquires_releases().0 {
-                    return None;
-                }
                 let value = (self.hardware.memory.read(pa) | late.set) & !late.clear;
                 forwarded = Some((value, store_number(thread, i)));
                 break;
@@ -124,7 +121,7 @@ impl Explorer<'_> {
     }
 
     /// It reads, and its store becomes visible later: nobody else writes the word before. Loads
-    /// behind it may read that, but for those that acquire.
+    /// behind it may read that.
     pub(super) fn change_later(&self, next: &mut State, thread: usize, at: usize) -> Option<()> {
         let (pa, old, new) = self.exchange(next, thread, at)?;
         // A comparison that fails stores nothing, and need not make the page dirty.

@@ -61,10 +61,12 @@ impl Explorer<'_> {
         }
     }
 
-    /// Whether an atomic access may also write later than it reads: something comes behind it.
+    /// Whether an atomic access may also write later than it reads: something comes behind it, and
+    /// it is not ordered before that by acquiring and releasing.
     fn may_write_later(&self, thread: usize, at: usize) -> bool {
         let code = &self.test.code[thread].code;
         code[at + 1..].iter().any(|i| i.op.place().is_some())
+            && code[at].op.acquires_releases() != (true, true)
     }
 
     pub(super) fn fills(&self, state: &State, cpu: usize, steps: &mut Vec<Step>) {
