@@ -91,7 +91,7 @@ struct Parameters {
 }
 
 /// One outcome of one test in one profile.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Row {
     test: String,
     source: String,
@@ -139,6 +139,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     }
     if arguments.list {
         return list(&tests, arguments.json);
+    }
+    if let Some(command) = &arguments.herd {
+        check_herd(command, &tests)?;
     }
     let mut rows = try_all(&tests, arguments, MOST_STATES);
     rows.extend(refused.into_iter().map(refusal));
@@ -275,22 +278,28 @@ fn stem(file: &str) -> String {
 fn refusal(error: ParseError) -> Row {
     Row {
         test: stem(&error.file),
-        source: String::new(),
-        about: String::new(),
         file: error.file,
         line: error.line,
         profile: NONE.to_owned(),
         outcome: NONE.to_owned(),
-        expected: None,
-        reached: false,
-        always: false,
-        states: 0,
-        seed: None,
         verdict: REFUSED,
         note: Some(error.what),
-        witness: None,
-        ends: None,
-        herd: None,
+        ..Row::default()
+    }
+}
+
+/// Checks that herd can be asked, and of what.
+fn check_herd(command: &str, tests: &[Test]) -> Result<(), Error> {
+    let refused = |why: String| Err(Error::Usage(format!("--herd {command}: {why}")));
+    let Some(program) = command.split_whitespace().next() else {
+        return refused("the command that runs herd7 is needed".to_owned());
+    };
+    if !tests.iter().any(Test::is_herd) {
+        return refused("no test here is in herd's notation".to_owned());
+    }
+    match Command::new(program).arg("-version").stdin(Stdio::null()).output() {
+        Ok(_) => Ok(()),
+        Err(error) => refused(error.to_string()),
     }
 }
 
@@ -402,15 +411,8 @@ fn row(test: &Test, profile: Profile, ask: usize, outcome: &str) -> Row {
         profile: profile.to_string(),
         outcome: outcome.to_owned(),
         expected: expected.map(|verdict| verdict.to_string()),
-        reached: false,
-        always: false,
-        states: 0,
-        seed: None,
         verdict: NONE,
-        note: None,
-        witness: None,
-        ends: None,
-        herd: None,
+        ..Row::default()
     }
 }
 

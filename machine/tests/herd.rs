@@ -145,6 +145,24 @@ fn what_cannot_be_read_is_refused_with_its_line() {
     }
 }
 
+/// A few lines that each use what the line before has computed twice took all memory.
+#[test]
+fn what_is_computed_of_too_much_is_refused() {
+    let lines = |line: &dyn Fn(usize) -> String| (0..40).map(line).collect::<String>();
+    for (head, body) in [
+        ("LDR X0,[X1]", lines(&|_| " ADD X0,X0,X0 ;\n".to_owned())),
+        ("MOV X0,#0", lines(&|n| format!(" CBZ X0,L{n} ;\nL{n}: NOP ;\n"))),
+    ] {
+        let text = format!("AArch64 t\n{{\n0:X1=x;\n}}\n P0 ;\n {head} ;\n{body}exists 0:X0=1\n");
+        let error = parse("t.litmus", &text).unwrap_err();
+        assert_eq!(error.what, "a value is computed of more than 1000");
+    }
+    let stores = " STR X1,[X2] ;\n".repeat(31);
+    let text = format!("AArch64 t\n{{\n0:X2=x;\n}}\n P0 ;\n{stores}exists 0:X0=1\n");
+    let error = parse("t.litmus", &text).unwrap_err();
+    assert_eq!(error.what, "P0 has more than 30 instructions");
+}
+
 /// Cut, doubled and changed texts are refused, or tried: none ends the program.
 #[test]
 fn damaged_texts_end_nothing() {

@@ -56,21 +56,8 @@ impl Outcome {
                 let End::Fault(fault) = end(term) else {
                     return false;
                 };
-                let (of, depth) = match fault {
-                    Fault::Translation { depth } => (FaultKind::Translation, Some(depth)),
-                    Fault::AccessFlag { depth } => (FaultKind::AccessFlag, Some(depth)),
-                    Fault::Permission { depth } => (FaultKind::Permission, Some(depth)),
-                    Fault::Address => (FaultKind::Translation, None),
-                    // No test has such a log.
-                    Fault::LogFull => return false,
-                    Fault::Second { cause, depth, .. } => {
-                        let of = match cause {
-                            Cause::Translation => FaultKind::Translation,
-                            Cause::AccessFlag => FaultKind::AccessFlag,
-                            Cause::Permission => FaultKind::Permission,
-                        };
-                        (of, Some(depth))
-                    }
+                let Some((of, depth)) = FaultKind::of(fault) else {
+                    return false;
                 };
                 let by = match fault {
                     Fault::Second { .. } => Stage::Second,
@@ -81,5 +68,27 @@ impl Outcome {
                     && (at.is_none() || *at == depth)
             }
         }
+    }
+}
+
+impl FaultKind {
+    /// The kind of a fault, and the levels below the entry that it is about.
+    pub(super) fn of(fault: Fault) -> Option<(Self, Option<u8>)> {
+        Some(match fault {
+            Fault::Translation { depth } => (Self::Translation, Some(depth)),
+            Fault::AccessFlag { depth } => (Self::AccessFlag, Some(depth)),
+            Fault::Permission { depth } => (Self::Permission, Some(depth)),
+            Fault::Address => (Self::Translation, None),
+            // No test has such a log.
+            Fault::LogFull => return None,
+            Fault::Second { cause, depth, .. } => {
+                let of = match cause {
+                    Cause::Translation => Self::Translation,
+                    Cause::AccessFlag => Self::AccessFlag,
+                    Cause::Permission => Self::Permission,
+                };
+                (of, Some(depth))
+            }
+        })
     }
 }

@@ -15,6 +15,7 @@ use std::fmt;
 use super::program::*;
 use declarations::*;
 use instructions::instruction;
+pub(super) use instructions::{atomic_change, atomic_name, barrier_kind};
 use questions::implication;
 use tokens::Tokens;
 

@@ -594,7 +594,8 @@ pub(crate) const IN_RUN: u64 = (RUN << 12) - 1;
 pub(crate) const RUN_BITS: u8 = IN_RUN.trailing_ones() as u8;
 pub(crate) const VALID: u64 = 1;
 
-/// The numbers of stores leave room for so many instructions in a thread.
+/// Instructions of a thread, one more than there may be: a store's number is its thread times this,
+/// and its place.
 pub(crate) const PLACES: usize = 31;
 /// Labels have the numbers from here, as if the code of a test were there.
 pub(crate) const LABELS: u64 = 1 << 24;
@@ -674,6 +675,15 @@ impl Value {
             }
             Self::Choose(parts) => parts[1].is_zero(bound) && parts[2].is_zero(bound),
             value => value.constant() == Some(0),
+        }
+    }
+
+    /// How many values it is computed of.
+    pub fn parts(&self) -> usize {
+        match self {
+            Self::Of(_, parts) => parts.iter().map(Self::parts).sum(),
+            Self::Choose(parts) => parts.iter().map(Self::parts).sum(),
+            _ => 1,
         }
     }
 

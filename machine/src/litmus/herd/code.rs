@@ -1,6 +1,6 @@
 //! A thread, executed on symbols.
 
-use super::super::parse::one_line;
+use super::super::parse::{atomic_change, atomic_name, barrier_kind, one_line};
 use super::super::program::*;
 use super::first::{First, Symbol, register};
 use super::text::{Line, Parsed, number};
@@ -49,6 +49,9 @@ pub(super) struct Thread<'f> {
     pub invalidated: Vec<usize>,
     pub invalidates_all: bool,
 }
+
+/// Parts that a value is computed of, and a condition.
+const MOST_PARTS: usize = 1000;
 
 fn of(operation: Arithmetic, a: Value, b: Value) -> Value {
     Value::Of(operation, Box::new([a, b]))
@@ -132,6 +135,7 @@ impl<'f> Thread<'f> {
             }
             let from = self.code.len();
             self.instruction(line, &lines[place..], handler)?;
+            self.check_size(line)?;
             for (label, instructions) in &mut self.labels {
                 if line.labels.contains(&label.as_str()) {
                     *instructions = (from..self.code.len()).collect();
@@ -141,15 +145,26 @@ impl<'f> Thread<'f> {
         Ok(())
     }
 
+    /// Refuses what is computed of too much: what is used twice in each line doubles with each.
+    fn check_size(&self, line: &Line<'_>) -> Parsed<()> {
+        let values = self.registers.iter().filter_map(|symbol| match symbol {
+            Symbol::Value(value) => Some(value),
+            _ => None,
+        });
+        let largest = values.chain(&self.path).map(Value::parts).max();
+        match largest > Some(MOST_PARTS) {
+            true => Err((line.number, format!("a value is computed of more than {MOST_PARTS}"))),
+            false => Ok(()),
+        }
+    }
+
     /// The ways that lead to a label come together with the one that falls through to it.
     fn arrive(&mut self, label: &str) {
-        let ahead = std::mem::take(&mut self.ahead);
-        for (to, (condition, registers)) in ahead {
-            if to != label {
-                self.ahead.push((to, (condition, registers)));
-                continue;
+        for (to, way) in std::mem::take(&mut self.ahead) {
+            match to == label {
+                true => self.merge(way),
+                false => self.ahead.push((to, way)),
             }
-            self.merge((condition, registers));
         }
     }
 
@@ -214,6 +229,9 @@ impl<'f> Thread<'f> {
         let mnemonic = mnemonic.to_ascii_uppercase();
         let operands = split(operands);
         let operands: Vec<&str> = operands.iter().map(String::as_str).collect();
+        if let Some(name) = atomic_name(&mnemonic) {
+            return self.atomic(line, name, &operands, rest, handler);
+        }
         match (mnemonic.as_str(), operands.as_slice()) {
             ("NOP", []) => {}
             ("MOV", [to, from]) => {
@@ -294,35 +312,13 @@ impl<'f> Thread<'f> {
                 let op = Op::Store { value, at, release, address, data: None };
                 self.access(line, op, None, rest, handler)?;
             }
-            (name, [from, to, at]) if atomic(name).is_some_and(|(_, returns)| returns) => {
-                let (change, to) = match atomic(name) {
-                    Some((Change::CompareSwap(_), _)) => {
-                        (Change::CompareSwap(self.value(line, from)?), (*from, *to))
-                    }
-                    Some((change, _)) => (change, (*to, *from)),
-                    None => return error(String::new()),
-                };
-                let (to, operand) = to;
-                self.atomic(line, &mnemonic, change, Some(to), operand, at, rest, handler)?;
-            }
-            (name, [from, at]) if atomic(name).is_some_and(|(_, returns)| !returns) => {
-                let Some((change, _)) = atomic(name) else { return error(String::new()) };
-                self.atomic(line, &mnemonic, change, None, from, at, rest, handler)?;
-            }
             ("DMB" | "DSB", [kind]) => {
-                let kind = kind.to_ascii_uppercase();
-                let (shared, accesses) = match kind.as_str() {
-                    "SY" | "ISH" | "OSH" => (true, Kind::All),
-                    "LD" | "ISHLD" | "OSHLD" => (true, Kind::Loads),
-                    "ST" | "ISHST" | "OSHST" => (true, Kind::Stores),
-                    "NSH" => (false, Kind::All),
-                    "NSHLD" => (false, Kind::Loads),
-                    "NSHST" => (false, Kind::Stores),
-                    _ => return error(format!("'{}' is no barrier", one_line(text))),
+                let Some((kind, shared)) = barrier_kind(&kind.to_ascii_uppercase()) else {
+                    return error(format!("'{}' is no barrier", one_line(text)));
                 };
                 let op = match mnemonic.as_str() {
-                    "DMB" => Op::Fence(accesses),
-                    _ => Op::Barrier { kind: accesses, shared },
+                    "DMB" => Op::Fence(kind),
+                    _ => Op::Barrier { kind, shared },
                 };
                 self.push(line, op);
             }
@@ -399,23 +395,24 @@ impl<'f> Thread<'f> {
         self.code.push(Instruction { op, user, label: None, text, when });
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn atomic(
         &mut self,
         line: &Line<'_>,
-        mnemonic: &str,
-        change: Change,
-        to: Option<&str>,
-        operand: &str,
-        at: &str,
+        (base, acquire, release): (&str, bool, bool),
+        operands: &[&str],
         rest: &[Line<'_>],
         handler: Option<&[Line<'_>]>,
     ) -> Parsed<()> {
+        let (operand, expected, to, at) = match (base, operands) {
+            // What CAS expects is where it leaves what it has read.
+            ("CAS", &[to, operand, at]) => (operand, to, Some(to), at),
+            (_, &[operand, to, at]) if !base.starts_with("ST") => (operand, "WZR", Some(to), at),
+            (_, &[operand, at]) if base.starts_with("ST") => (operand, "WZR", None, at),
+            _ => return Err((line.number, format!("'{}' is not read", one_line(line.text)))),
+        };
+        let change = atomic_change(base, self.value(line, expected)?);
         let value = self.value(line, operand)?;
         let (at, address) = self.place(line, at)?;
-        let base = ["SWP", "CAS", "LDSET", "LDCLR", "LDADD", "STSET", "STCLR", "STADD"];
-        let suffix = base.iter().find_map(|base| mnemonic.strip_prefix(base)).unwrap_or("");
-        let (acquire, release) = (suffix.contains('A'), suffix.contains('L'));
         // One that returns nothing is no load to barriers for loads (DDI 0487 B2.3.7).
         let to = to.filter(|to| !is_zero_register(to));
         let register = to.map(|_| self.code.len());
@@ -435,7 +432,7 @@ impl<'f> Thread<'f> {
         let faults = matches!(op.place(), Some(Place::Virtual(_)));
         let at = self.code.len();
         self.push(line, op.clone());
-        let before = (self.path.clone(), self.registers.clone());
+        let (path, registers) = (self.path.clone(), self.registers.clone());
         if let Some(to) = to {
             self.set(line, to, Symbol::Value(Value::Register(at)))?;
         }
@@ -443,7 +440,6 @@ impl<'f> Thread<'f> {
             return Ok(());
         }
         let faulted = Value::Faulted(at);
-        let (path, registers) = before;
         let goes_on = both(&path, not(faulted.clone()));
         // In a handler: no execution that is looked at.
         if self.handling.is_some() {
@@ -614,7 +610,7 @@ impl<'f> Thread<'f> {
         if !extended || parts.next().is_some() {
             return Err((line.number, format!("'{}' is no address", one_line(at))));
         }
-        // What was read where an address stands, and nothing is stored.
+        // Follows a pointer: the word has held this address from the start.
         if let Symbol::Value(Value::Register(from)) = symbol
             && let Some(Place::Physical(Location::Data(page)) | Place::Virtual(page)) =
                 self.code.get(from).and_then(|i| i.op.place())
@@ -639,23 +635,6 @@ impl<'f> Thread<'f> {
 
 fn is_zero_register(word: &str) -> bool {
     ["WZR", "XZR"].iter().any(|zero| zero.eq_ignore_ascii_case(word))
-}
-
-/// The change that an instruction makes, and whether it gives what was there.
-fn atomic(name: &str) -> Option<(Change, bool)> {
-    let base = name.trim_end_matches(['A', 'L']);
-    let none = || Change::CompareSwap(Value::Number(0));
-    Some(match (base, name) {
-        ("SWP", _) => (Change::Swap, true),
-        ("CAS", _) => (none(), true),
-        ("LDSET", _) => (Change::Set, true),
-        ("LDCLR", _) => (Change::Clear, true),
-        ("LDADD", _) => (Change::Add, true),
-        ("STSET", _) => (Change::Set, false),
-        ("STCLR", _) => (Change::Clear, false),
-        ("STADD", _) => (Change::Add, false),
-        _ => return None,
-    })
 }
 
 /// Splits operands at commas that stand in no bracket.

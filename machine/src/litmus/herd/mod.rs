@@ -47,29 +47,27 @@ fn read(file: &str, text: &str) -> Parsed<Test> {
     let mut first = First::of(sections.initial, threads.len())?;
     let condition = condition::Condition::of(sections.condition, &mut first)?;
     first.bound(threads.iter().chain(handlers.iter().map(|(_, lines)| lines)).flatten());
-    // Which variables are translated at all: the others are as good as words of memory, and have
-    // far fewer states.
-    let mut translated: Vec<bool> = vec![true; first.variables.len()];
-    for pass in 0..2 {
-        let mut sources = Vec::new();
-        for (number, lines) in threads.iter().enumerate() {
-            let handler = handlers.iter().find(|(of, _)| *of == number);
-            let mut source = Source::new(number, &first, &translated, header.faults);
-            source.draft = pass == 0;
-            source.user = header.user.contains(&number);
-            source.run(lines, handler.map(|(_, lines)| lines.as_slice()))?;
-            sources.push(source);
-        }
-        if pass == 0 {
-            let all = sources.iter().any(|source| source.invalidates_all);
-            let named = sources.into_iter().flat_map(|source| source.invalidated);
-            let named: Vec<usize> = named.chain(condition.faulting()).collect();
-            translated = first.entries.iter().map(|&entry| entry || all).collect();
-            named.into_iter().for_each(|variable| translated[variable] = true);
-            continue;
-        }
-        finish(&mut test, &header, &first, &translated, sources, &condition)?;
-    }
+    let run = |number: usize, translated, draft| {
+        let handler = handlers.iter().find(|(of, _)| *of == number);
+        let mut source = Source::new(number, &first, translated, header.faults);
+        source.draft = draft;
+        source.user = header.user.contains(&number);
+        source.run(&threads[number], handler.map(|(_, lines)| lines.as_slice()))?;
+        Ok(source)
+    };
+    let run_all = |translated, draft| -> Parsed<Vec<Source<'_>>> {
+        (0..threads.len()).map(|number| run(number, translated, draft)).collect()
+    };
+    // A variable is translated if its entry or an invalidation names it. The others are as good as
+    // words of memory, and have far fewer states.
+    let every = vec![true; first.variables.len()];
+    let drafts = run_all(&every, true)?;
+    let all = drafts.iter().any(|draft| draft.invalidates_all);
+    let mut translated: Vec<bool> = first.entries.iter().map(|&entry| entry || all).collect();
+    let named = drafts.iter().flat_map(|draft| &draft.invalidated);
+    named.chain(&condition.faulting()).for_each(|&variable| translated[variable] = true);
+    let sources = run_all(&translated, false)?;
+    finish(&mut test, &header, &first, &translated, sources, &condition)?;
     Ok(test)
 }
 
@@ -110,15 +108,12 @@ fn finish(
         }
         let leaves = (!header.access[thread], !header.dirty[thread]);
         test.code.push(Thread { space: 0, user, leaves, code: source.code });
-        if test.code[thread].code.len() >= MOST_INSTRUCTIONS {
-            return Err((1, format!("P{thread} has more than {MOST_INSTRUCTIONS} instructions")));
+        if test.code[thread].code.len() >= PLACES {
+            return Err((1, format!("P{thread} has more than {} instructions", PLACES - 1)));
         }
     }
     Ok(())
 }
-
-/// The numbers of stores leave room for no more.
-const MOST_INSTRUCTIONS: usize = PLACES;
 
 /// The lines of each thread, and those of handlers with the threads that they are of.
 type Columns<'t> = (Vec<Vec<Line<'t>>>, Vec<(usize, Vec<Line<'t>>)>);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::layout::Layout;
 use super::super::program::*;
 use super::first::entry_address;
-use crate::hardware::{Cause, Fault};
+use crate::hardware::Fault;
 
 /// A word of memory where an entry may stand is above this.
 const MEMORY: u64 = 1 << 30;
@@ -25,10 +25,11 @@ pub(crate) fn show(
             format!("{name}={};", number(test, layout, labels, value(term)))
         }
         Observed::Fault(instructions, asked) => {
-            let taken = instructions.iter().filter_map(|&at| Some((at, fault(*thread, at)?)));
-            let taken = taken.map(|(at, fault)| (at, kind(fault)));
-            let asked_for = |kind: &str| word(*asked).is_none_or(|word| word == kind);
-            match (taken.into_iter().find(|(_, kind)| asked_for(kind)), word(*asked)) {
+            let taken = |&at: &usize| {
+                let (kind, _) = FaultKind::of(fault(*thread, at)?)?;
+                (*asked == FaultKind::Any || *asked == kind).then_some((at, word(kind)?))
+            };
+            match (instructions.iter().find_map(taken), word(*asked)) {
                 (Some((at, kind)), _) => {
                     let variable = match test.code[*thread].code[at].op.place() {
                         Some(Place::Virtual(of)) => &test.addresses[*of].name,
@@ -45,26 +46,13 @@ pub(crate) fn show(
     }
 }
 
-/// The kind that is asked for, if it is one.
+/// The name of a kind, if it is one.
 fn word(kind: FaultKind) -> Option<&'static str> {
     match kind {
         FaultKind::Any => None,
         FaultKind::Translation => Some("Translation"),
         FaultKind::AccessFlag => Some("AccessFlag"),
         FaultKind::Permission => Some("Permission"),
-    }
-}
-
-fn kind(fault: Fault) -> &'static str {
-    match fault {
-        Fault::Translation { .. } | Fault::Address | Fault::LogFull => "Translation",
-        Fault::AccessFlag { .. } => "AccessFlag",
-        Fault::Permission { .. } => "Permission",
-        Fault::Second { cause, .. } => match cause {
-            Cause::Translation => "Translation",
-            Cause::AccessFlag => "AccessFlag",
-            Cause::Permission => "Permission",
-        },
     }
 }
 

@@ -154,36 +154,48 @@ pub(super) fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
     }
 }
 
-/// SWP, CAS, and LDSET and its kin with A, L or both.
-pub(super) fn atomic(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Op> {
-    let unknown = || format!("'{}' is no instruction of arm64 here", one_line(name));
+/// Reads the name of an atomic instruction: without its suffix, and whether that acquires and
+/// releases.
+pub(in super::super) fn atomic_name(name: &str) -> Option<(&'static str, bool, bool)> {
     let names = ["SWP", "CAS", "LDSET", "LDCLR", "LDADD", "STSET", "STCLR", "STADD"];
-    let base = names.into_iter().find(|base| name.starts_with(base)).ok_or_else(unknown)?;
+    let base = names.into_iter().find(|base| name.starts_with(base))?;
     let (acquire, release) = match &name[base.len()..] {
         "" => (false, false),
         "A" => (true, false),
         "L" => (false, true),
         "AL" => (true, true),
-        _ => return Err(unknown()),
+        _ => return None,
     };
+    // What returns nothing acquires nothing.
+    (!(acquire && base.starts_with("ST"))).then_some((base, acquire, release))
+}
+
+/// Returns the change that an atomic instruction makes, given what CAS expects.
+pub(in super::super) fn atomic_change(base: &str, expected: Value) -> Change {
+    match &base[base.len() - 3..] {
+        "SWP" => Change::Swap,
+        "CAS" => Change::CompareSwap(expected),
+        "SET" => Change::Set,
+        "CLR" => Change::Clear,
+        _ => Change::Add,
+    }
+}
+
+/// SWP, CAS, and LDSET and its kin with A, L or both.
+pub(super) fn atomic(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Op> {
+    let unknown = || format!("'{}' is no instruction of arm64 here", one_line(name));
+    let (base, acquire, release) = atomic_name(name).ok_or_else(unknown)?;
     let mut register = None;
     if !base.starts_with("ST") {
         register = Some(tokens.register()?);
         tokens.symbol(",")?;
-    } else if acquire {
-        return Err(unknown());
     }
-    let change = match &base[base.len() - 3..] {
-        "SWP" => Change::Swap,
-        "CAS" => {
-            let expected = value(tokens, test)?;
-            tokens.symbol(",")?;
-            Change::CompareSwap(expected)
-        }
-        "SET" => Change::Set,
-        "CLR" => Change::Clear,
-        _ => Change::Add,
-    };
+    let mut expected = Value::Number(0);
+    if base == "CAS" {
+        expected = value(tokens, test)?;
+        tokens.symbol(",")?;
+    }
+    let change = atomic_change(base, expected);
     let operand = value(tokens, test)?;
     tokens.symbol(",")?;
     let at = tokens.place(test)?;
@@ -194,19 +206,25 @@ pub(super) fn atomic(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed
     Ok(Op::Atomic { change, register, value: operand, at, acquire, release, address })
 }
 
-pub(super) fn arm_kind(tokens: &mut Tokens<'_>) -> Parsed<(Kind, bool)> {
-    let word = tokens.name("SY, ISH, NSH, LD, ST, ISHLD, ISHST, NSHLD or NSHST?")?;
-    Ok(match word.to_ascii_uppercase().as_str() {
+/// Which accesses a barrier of this kind is about, and whether it is for the other CPUs too.
+pub(in super::super) fn barrier_kind(kind: &str) -> Option<(Kind, bool)> {
+    Some(match kind {
         "SY" | "ISH" | "OSH" => (Kind::All, true),
         "NSH" => (Kind::All, false),
         "LD" | "ISHLD" | "OSHLD" => (Kind::Loads, true),
         "NSHLD" => (Kind::Loads, false),
         "ST" | "ISHST" | "OSHST" => (Kind::Stores, true),
         "NSHST" => (Kind::Stores, false),
-        other if other.ends_with("NXS") => {
-            return Err("a DSB with nXS need not complete a TLBI without; 'DSB SY' does".to_owned());
-        }
-        _ => return Err(format!("'{word}' is no kind of barrier")),
+        _ => return None,
+    })
+}
+
+pub(super) fn arm_kind(tokens: &mut Tokens<'_>) -> Parsed<(Kind, bool)> {
+    let word = tokens.name("SY, ISH, NSH, LD, ST, ISHLD, ISHST, NSHLD or NSHST?")?;
+    let kind = word.to_ascii_uppercase();
+    barrier_kind(&kind).ok_or_else(|| match kind.ends_with("NXS") {
+        true => "a DSB with nXS need not complete a TLBI without; 'DSB SY' does".to_owned(),
+        false => format!("'{word}' is no kind of barrier"),
     })
 }
 
