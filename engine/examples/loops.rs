@@ -10,9 +10,9 @@
 //! for each page. `far` looks up what is not near the page that was edited last, and `apart`
 //! protects pages of which none is near the one before. `around` looks each page up and maps it.
 //! `mapped` maps what is mapped, and is refused. `relocate` moves to addresses 8 GiB higher.
-//! `native` sets a bit of the format's own. The small ones are programs of 16 pages in four places,
-//! of which each is gone or forked; the sparse ones unmap or protect a GiB with four pages far
-//! apart, each with a gather of its own. `fault` maps a page, and `guest` looks a fault of a guest
+//! `native` sets a bit of the format's own. `exit-small` and `fork-small` run on programs of 16
+//! pages in four places. The sparse ones unmap or protect a GiB with four pages far apart, each
+//! with a gather of its own. `fault` maps a page, and `guest` looks a fault of a guest
 //! up and maps it, page by page always, in tables
 //! of EPT; `walk` is what of it is not the engine's: the loop, and the platform's own at the
 //! beginning and the end of a walk.

@@ -2,8 +2,8 @@
 //! one SVG file.
 //!
 //! One colour for our own bars and one for the bare loop, told apart with colour blindness too.
-//! Where pages are dark the picture is: a rule of style exchanges its colours. Text stays text: no
-//! fonts are read, and what shows the file brings its own.
+//! A style rule exchanges the colours on dark pages. Text is not drawn as shapes: the viewer's
+//! fonts show it.
 
 use std::fmt::Display;
 use std::io;

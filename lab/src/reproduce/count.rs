@@ -27,8 +27,8 @@ pub struct Summary {
     /// And with the rows that a cost was fitted on before the change alone: after it they are a
     /// test.
     with_fitted_before: Tally,
-    /// Of the rows with a figure before the change and one after it, not both of which were fitted
-    /// on: the ratio of the two, which is what a change claims.
+    /// Ratios of the figures before and after a change, which is what a change claims. A row does
+    /// not count if both were fitted.
     ratios: Tally,
 }
 

@@ -13,8 +13,8 @@
 //!   holds it back; with FEAT_ETS2 a DSB does.
 //! * An access is performed after its translation, after what barriers and dependencies say, and so
 //!   that one physical location is read and written in the order of the program.
-//! * A walk that sets a flag may write it later than it uses it, up to the next DSB about all
-//!   accesses, and in one step with the read of the entry for whoever else writes that.
+//! * A walk that sets a flag may write it later than it reads the entry, up to the next DSB for all
+//!   accesses. No other CPU writes the entry between that read and that write.
 //! * A store is performed when it is certain to be executed: all before it is translated and all
 //!   branches are decided. The same holds for a translation that sets the dirty state.
 //! * A fault is taken when everything before it is done; what comes after it starts anew, barriers

@@ -594,8 +594,8 @@ pub(crate) const IN_RUN: u64 = (RUN << 12) - 1;
 pub(crate) const RUN_BITS: u8 = IN_RUN.trailing_ones() as u8;
 pub(crate) const VALID: u64 = 1;
 
-/// Instructions of a thread, one more than there may be: a store's number is its thread times this,
-/// and its place.
+/// A thread has fewer instructions than this: the number of a store is made of its thread and its
+/// place (`store_number`).
 pub(crate) const PLACES: usize = 31;
 /// Labels have the numbers from here, as if the code of a test were there.
 pub(crate) const LABELS: u64 = 1 << 24;

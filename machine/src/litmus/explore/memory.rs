@@ -120,8 +120,8 @@ impl Explorer<'_> {
         Some(())
     }
 
-    /// It reads, and its store becomes visible later: nobody else writes the word before. Loads
-    /// behind it may read that.
+    /// An atomic access reads now, and its store becomes visible later. No other CPU writes the
+    /// word in between. Later loads of this CPU may read what is stored.
     pub(super) fn change_later(&self, next: &mut State, thread: usize, at: usize) -> Option<()> {
         let (pa, old, new) = self.exchange(next, thread, at)?;
         // A comparison that fails stores nothing, and need not make the page dirty.

@@ -241,7 +241,7 @@ impl Explorer<'_> {
             if on_path == Some(false) {
                 continue;
             }
-            // What is no access is not executed before it is certain to be.
+            // Only accesses are executed before the branches in front of them are decided.
             let waiting = *phase == Phase::Idle && on_path.is_some();
             match op {
                 Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {

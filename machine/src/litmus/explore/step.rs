@@ -400,8 +400,8 @@ impl Explorer<'_> {
             for at in 0..code.len() {
                 let late = is_late(next, cpu, at);
                 let place = code[at].op.place();
-                // What its entry says is the same before and after, or it was translated after the
-                // invalidation took effect.
+                // An access is not waited for if it was translated after the invalidation took
+                // effect, or if its entry never changes.
                 let is_before = |number: usize| {
                     let early = next.early.iter().find(|e| e.cpu == thread && e.number == number);
                     early.is_none_or(|early| early.translated[cpu] >> at & 1 != 0)

@@ -23,7 +23,7 @@ pub(super) enum Symbol {
         after: Vec<Value>,
     },
     Label(String),
-    /// The place of the instruction that has faulted, with its label, and so many further on.
+    /// An instruction so many behind the one that has faulted, and the label of that.
     Fault(u64, Option<String>),
 }
 
