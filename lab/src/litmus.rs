@@ -147,7 +147,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     rows.extend(refused.into_iter().map(refusal));
     let failed = rows.iter().filter(|row| row.verdict == FAILS).count();
     let unknown = rows.iter().filter(|row| row.verdict == UNKNOWN).count();
-    let total = rows.len();
+    let total = rows.iter().filter(|row| row.verdict != REFUSED).count();
     let warnings = warnings(&rows);
     let report = Report {
         experiment: "litmus",
@@ -443,7 +443,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
             .iter()
             .map(|row| {
                 let reached = match (row.reached, row.always) {
-                    _ if row.verdict == UNKNOWN => NONE,
+                    _ if [UNKNOWN, REFUSED].contains(&row.verdict) => NONE,
                     (_, true) => "always",
                     (true, false) => "yes",
                     (false, false) => "no",
@@ -481,10 +481,13 @@ fn text(report: &Report<Parameters, Row>) -> String {
     explorations.dedup();
     let states: usize = explorations.iter().map(|exploration| exploration.2).sum();
     let failed = report.rows.iter().filter(|row| row.verdict == FAILS).count();
-    text + &format!(
-        "\n{} outcomes, {states} states, {failed} verdicts that do not hold\n",
-        report.rows.len()
-    )
+    let refused = report.rows.iter().filter(|row| row.verdict == REFUSED).count();
+    let outcomes = report.rows.len() - refused;
+    text += &format!("\n{outcomes} outcomes, {states} states, {failed} verdicts that do not hold");
+    if refused > 0 {
+        text += &format!(", {}", report::counted(refused as u64, "test refused", "tests refused"));
+    }
+    text + "\n"
 }
 
 fn short(text: &str, most: usize) -> String {

@@ -65,6 +65,8 @@ const LEFT: i32 = 220;
 const LONGEST: usize = 24;
 /// Right end of the axis; the value of a bar that goes so far is written behind it.
 const RIGHT: i32 = WIDTH - 60;
+/// Half of the widest figure below an axis, with some space.
+const WIDEST: i32 = 36;
 const ROW: i32 = 22;
 const BAR: i32 = 15;
 const LINE: i32 = 17;
@@ -204,12 +206,13 @@ impl Picture {
             write(canvas, &number, (x, bottom + LINE / 2 + 2), below, &FAINT, 14)?;
         }
         let right = Pos::new(HPos::Right, VPos::Center);
-        let unit = (LEFT - 12, bottom + LINE / 2 + 2);
-        let name = match axis.is_logarithmic {
-            true => format!("{}, logarithmic", self.unit),
-            false => self.unit.clone(),
+        // The first tick of a logarithmic axis is a figure with its unit, and as wide.
+        let (name, from) = match (axis.is_logarithmic, self.unit.as_str()) {
+            (true, "s") => ("logarithmic".to_owned(), LEFT - WIDEST),
+            (true, unit) => (format!("{unit}, logarithmic"), LEFT - WIDEST),
+            (false, unit) => (unit.to_owned(), LEFT - 12),
         };
-        write(canvas, &name, unit, right, &FAINT, 14)?;
+        write(canvas, &name, (from, bottom + LINE / 2 + 2), right, &FAINT, 14)?;
 
         y = top + ROW / 2;
         for group in &self.groups {

@@ -71,3 +71,40 @@ fn what_is_no_test_is_refused() {
     assert_refused("litmus --profile vax", "vax");
     assert_refused("litmus --list --witness", "cannot be used with");
 }
+
+/// Herd is asked of each test by its whole path, and a difference is one line. A path of more than
+/// 60 characters was cut.
+#[test]
+fn outcomes_are_compared_with_those_of_herd() {
+    let name = format!("tablewright-{}-{}", std::process::id(), "long-".repeat(12));
+    let directory = std::env::temp_dir().join(name);
+    fs::create_dir_all(directory.join("below")).unwrap();
+    let test = |code: &str| format!("AArch64 t\n{{\n0:X1=x;\n}}\n P0;\n {code};\nexists 0:X0=0\n");
+    fs::write(directory.join("below/a.litmus"), test("LDR W0,[X1]")).unwrap();
+    fs::write(directory.join("b.litmus"), test("UDF #0")).unwrap();
+    // Prints what it is told to, of a file that there is.
+    let herd = |ends: &str| {
+        let script = format!(
+            "for last; do :; done\ntest \"$1\" = -version || cat \"$last\" \\\n\
+            >/dev/null && printf 'States 1\\n{ends}\\nOk\\n'\n"
+        );
+        Scratch::new("herd.sh", script)
+    };
+    let run = |ends: &str| {
+        let herd = herd(ends);
+        let command = format!("sh {}", herd.path());
+        let output = tablewright(&["litmus", directory.to_str().unwrap(), "--herd", &command]);
+        (output.status.code(), stdout(&output).to_owned(), stderr(&output).to_owned())
+    };
+    let (status, text, said) = run("0:X0=0;");
+    assert_eq!(status, Some(0), "{said}");
+    let end = "2 outcomes, 4 states, 0 verdicts that do not hold, 1 test refused\n";
+    assert!(text.ends_with(end), "{text}");
+    assert!(said.ends_with("b.litmus:6: 'UDF #0' is not read\n"), "{said}");
+    let (status, _, said) = run("0:X0=1;");
+    assert_eq!(status, Some(1));
+    let line = "warning: t (base): not with herd: (0:X0=0) only with herd: (0:X0=1)\n";
+    assert!(said.contains(line), "{said}");
+    assert!(said.ends_with("error: 2 of 2 verdicts do not hold\n"), "{said}");
+    fs::remove_dir_all(&directory).unwrap();
+}

@@ -57,7 +57,7 @@ const DEEPEST: usize = 64;
 pub(super) fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
     let mut tests: Vec<Test> = Vec::new();
     let mut reader = Reader::default();
-    let error = |line, what| ParseError { file: one_line(name), line, what };
+    let error = |line, what| ParseError { file: visible(name), line, what };
     for (number, line) in text.lines().enumerate() {
         let number = number + 1;
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -79,7 +79,7 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
                 return Err(error(number, format!("there is a test '{}' already", one_line(rest))));
             }
             reader = Reader::default();
-            tests.push(Test::empty(rest, &one_line(name), number));
+            tests.push(Test::empty(rest, &visible(name), number));
             continue;
         }
         let Some(test) = tests.last_mut() else {
@@ -94,14 +94,18 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
     Ok(tests)
 }
 
+/// Returns a name without what would break a line. It is whole: a file is opened by it.
+pub(super) fn visible(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// Returns the user's words, fit for a message of one line.
 pub(super) fn one_line(text: &str) -> String {
-    let clean = text.chars().map(|c| if c.is_control() { '?' } else { c });
-    let mut short: String = clean.clone().take(60).collect();
-    if clean.count() > 60 {
-        short.push('…');
+    let clean = visible(text);
+    match clean.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &clean[..end]),
+        None => clean,
     }
-    short
 }
 
 impl Test {

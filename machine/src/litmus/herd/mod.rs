@@ -13,7 +13,7 @@ mod first;
 mod show;
 mod text;
 
-use super::parse::{ParseError, one_line};
+use super::parse::{ParseError, one_line, visible};
 use super::program::*;
 use code::{Faults, Thread as Source};
 use first::First;
@@ -34,13 +34,13 @@ pub fn is_herd(text: &str) -> bool {
 
 /// Reads one test; `name` is for messages.
 pub(super) fn parse(name: &str, text: &str) -> Result<Test, ParseError> {
-    read(name, text).map_err(|(line, what)| ParseError { file: one_line(name), line, what })
+    read(name, text).map_err(|(line, what)| ParseError { file: visible(name), line, what })
 }
 
 fn read(file: &str, text: &str) -> Parsed<Test> {
     let clean = text::without_comments(text);
     let sections = Sections::of(&clean)?;
-    let mut test = Test::empty(&sections.name, &one_line(file), 1);
+    let mut test = Test::empty(&sections.name, &visible(file), 1);
     test.spaces.push(Space { name: "main".to_owned(), id: 1 });
     let (threads, handlers) = columns(&sections.program)?;
     let header = Header::of(&sections.header, threads.len())?;
