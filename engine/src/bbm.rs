@@ -110,7 +110,7 @@ impl State {
 /// let leaf = |frame| State::Leaf { frame: Pa::new(frame), attrs: Attrs::USER_RODATA,
 ///     contiguous: false };
 /// let change = |contents| {
-///     transition(Rule::Arm, &leaf(0x1000), &leaf(0x2000), Level::PAGE, &Caps::CONSERVATIVE,
+///     transition(Rule::ARM, &leaf(0x1000), &leaf(0x2000), Level::PAGE, &Caps::CONSERVATIVE,
 ///         contents)
 /// };
 /// assert_eq!(change(Contents::Same), Transition::Invalidate);
@@ -158,8 +158,8 @@ pub enum Transition {
 ///     let caps = Caps { bbm, ..Caps::CONSERVATIVE };
 ///     transition(rule, &block, &table, Level::new(1), &caps, Contents::Same)
 /// };
-/// assert_eq!(split(Rule::Arm, 0), Transition::Break);
-/// assert_eq!(split(Rule::Arm, 2), Transition::Invalidate);
+/// assert_eq!(split(Rule::ARM, 0), Transition::Break);
+/// assert_eq!(split(Rule::ARM, 2), Transition::Invalidate);
 /// assert_eq!(split(Rule::X86, 0), Transition::Invalidate);
 /// ```
 pub fn transition(
@@ -170,9 +170,9 @@ pub fn transition(
     caps: &Caps,
     contents: Contents,
 ) -> Transition {
-    match rule {
-        Rule::Arm => arm(old, new, level, caps, contents),
-        Rule::X86 => x86(old, new, contents),
+    match rule.breaks {
+        true => with_breaks(old, new, level, caps, contents),
+        false => without_breaks(old, new, contents),
     }
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn recoding(
     }
     let turns_global = differences & now.word & GLOBAL;
     let of_run = PERMS | GLOBAL;
-    if !rule.breaks() {
+    if !rule.breaks {
         Transition::Invalidate
     } else if differences & TYPE | turns_global != 0
         || in_run && differences & of_run != 0 && caps.bbm < 1
@@ -210,13 +210,19 @@ pub(crate) fn recoding(
 /// that becomes or ceases to be a member of a run, where level `needed` of FEAT_BBM allows it.
 #[inline]
 pub(crate) fn resizing(rule: Rule, needed: u8, caps: &Caps) -> Transition {
-    match rule.breaks() && caps.bbm < needed {
+    match rule.breaks && caps.bbm < needed {
         true => Transition::Break,
         false => Transition::Invalidate,
     }
 }
 
-fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) -> Transition {
+fn with_breaks(
+    old: &State,
+    new: &State,
+    level: Level,
+    caps: &Caps,
+    contents: Contents,
+) -> Transition {
     use Transition::{Break, Invalidate, Store};
     let break_below = |needed: u8| {
         if caps.bbm < needed { Break } else { Invalidate }
@@ -277,7 +283,7 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
     }
 }
 
-fn x86(old: &State, new: &State, contents: Contents) -> Transition {
+fn without_breaks(old: &State, new: &State, contents: Contents) -> Transition {
     use Transition::{Break, Invalidate, Store};
     match (old, new) {
         _ if old == new => Store,

@@ -44,7 +44,7 @@ unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     const INPUT_BITS: u32 = 16;
     const OUTPUT_BITS: u32 = 48;
     const HALVES: bool = true;
-    const RULE: Rule = if ARM { Rule::Arm } else { Rule::X86 };
+    const RULE: Rule = if ARM { Rule::ARM } else { Rule::X86 };
     const NATIVE: u64 = 0;
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;

@@ -233,7 +233,7 @@ pub(super) fn fill<F: Format, P: Platform>(
             let left = ((linear - (frame.get() & linear)) >> shift) + 1;
             count = count.min(usize::try_from(left).unwrap_or(usize::MAX));
         }
-        let mut step = 1u64 << shift;
+        let mut step = F::put_address(Pa::new(1 << shift));
         if bits & F::address_mask(level) != 0 {
             // A parked leaf's address is inverted on x86.
             step = step.wrapping_neg();

@@ -248,10 +248,10 @@ impl Change {
     /// use tablewright::{Attrs, Caps, Change, bbm::Rule};
     /// let caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
     /// let writable = Change::new().perms(Attrs::USER_DATA.perms);
-    /// assert!(writable.apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
+    /// assert!(writable.apply_on(Attrs::USER_RODATA, Rule::ARM, &caps).dirty);
     /// assert!(!writable.apply_on(Attrs::USER_RODATA, Rule::X86, &caps).dirty);
-    /// assert!(!writable.dirty(false).apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
-    /// assert!(!writable.write_protect().apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
+    /// assert!(!writable.dirty(false).apply_on(Attrs::USER_RODATA, Rule::ARM, &caps).dirty);
+    /// assert!(!writable.write_protect().apply_on(Attrs::USER_RODATA, Rule::ARM, &caps).dirty);
     /// ```
     pub fn apply_on(&self, attrs: Attrs, rule: Rule, caps: &Caps) -> Attrs {
         self.apply_to_on(Packed::of(&attrs), rule, caps).attrs()
@@ -262,7 +262,7 @@ impl Change {
         let mut new = self.apply_to(attrs);
         let gives = self.has_perms() && self.set as u32 & Perms::ANY_WRITE.bits() as u32 != 0;
         let is_silent = self.mask() & DIRTY == 0;
-        if rule.writes_when_dirty() && !caps.hardware_dirty && gives && is_silent {
+        if rule.writes_when_dirty && !caps.hardware_dirty && gives && is_silent {
             new.word |= DIRTY;
         }
         new

@@ -34,7 +34,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub(super) fn may_refuse(&self, change: &Change) -> bool {
         let Conditions { live, may_break, caps } = self.conditions();
         let in_runs = self.debt.has_runs() && caps.bbm < 1;
-        F::RULE.breaks()
+        F::RULE.breaks
             && live
             && !may_break
             && (change.changes_type() || change.turns_global() || in_runs)
@@ -45,7 +45,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// The second half of a break-before-make, if the first half has broken anything in `slice`.
     #[inline]
     pub(super) fn finish_break(&mut self, slice: Slice, broken: Footprint) {
-        if F::RULE.breaks() && broken.slice().is_some() {
+        if F::RULE.breaks && broken.slice().is_some() {
             self.note(broken);
             self.resume(slice);
         }

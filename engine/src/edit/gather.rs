@@ -165,7 +165,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// unmapped to one that is mapped to other memory is a break-before-make.
     #[inline(always)]
     pub(super) fn complete_overlap(&mut self, first: u64, last: u64) {
-        if F::RULE.breaks() && self.space.debt.is_flush_pending() {
+        if F::RULE.breaks && self.space.debt.is_flush_pending() {
             self.complete_if_overlap(Slice { first, last });
         }
     }

@@ -266,7 +266,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 // One run of frames whose descriptors follow each other.
                 [run] if F::LINEAR_BITS >= 64 && runs == 0 && !F::is_parked(page) => {
                     let leaf = F::with_address(page, run.start());
-                    table.fill(range, leaf, 1 << F::PAGE_SHIFT);
+                    table.fill(range, leaf, F::put_address(Pa::new(1 << F::PAGE_SHIFT)));
                 }
                 _ => {
                     let bits = (page, runs);
@@ -352,7 +352,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        if F::RULE.breaks() && self.debt.is_flush_pending() {
+        if F::RULE.breaks && self.debt.is_flush_pending() {
             // A gather was forgotten that may have unmapped the page: see
             // `Gather::complete_overlap`.
             self.flush_everything();

@@ -223,7 +223,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let space = &*self.space;
         change.check_encoding::<F>(slice)?;
         space.check_global(!change.turns_local())?;
-        let refusable = F::RULE.breaks() && space.may_refuse(change);
+        let refusable = F::RULE.breaks && space.may_refuse(change);
         let perms = change.new_perms().filter(|_| space.may_deny());
         if refusable || perms.is_some() {
             let (mut recent, mut left) = (Recent::new(*change), Left::EMPTY);

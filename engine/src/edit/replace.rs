@@ -57,7 +57,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let new = F::with_address(template.page()?, frame);
         self.space.check_global(attrs.global)?;
         let conditions = self.space.conditions();
-        let no_break = F::RULE.breaks() && conditions.live && !conditions.may_break;
+        let no_break = F::RULE.breaks && conditions.live && !conditions.may_break;
         let serial = self.serial();
         let denied = self.space.denied(slice.first);
         // Twice, if there is something to split.
@@ -91,7 +91,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             true => conditions.replacement::<F>(entry, new),
             false => Transition::Store,
         };
-        let breaks = F::RULE.breaks() && how == Transition::Break;
+        let breaks = F::RULE.breaks && how == Transition::Break;
         if breaks && !conditions.may_break {
             return Err(EditError::NeedsBreak(page));
         }

@@ -101,7 +101,7 @@ impl Conditions {
             return self.replacement_of_same::<F>(old, new);
         }
         // What is mapped changes: that decides it whatever the attributes are.
-        let how = match F::RULE.breaks() {
+        let how = match F::RULE.breaks {
             true => Transition::Break,
             false => Transition::Invalidate,
         };

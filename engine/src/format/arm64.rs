@@ -396,7 +396,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const INPUT_BITS: u32 = INPUT_BITS;
     const OUTPUT_BITS: u32 = if WIDE { 52 } else { 48 };
     const HALVES: bool = true;
-    const RULE: Rule = Rule::Arm;
+    const RULE: Rule = Rule::ARM;
     const NATIVE: u64 = GUARDED | NON_SECURE | PBHA;
     const LINEAR_BITS: u32 = if Self::LPA2 {
         50

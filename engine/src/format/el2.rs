@@ -80,7 +80,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const OUTPUT_BITS: u32 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::OUTPUT_BITS;
     const HALVES: bool = false;
     const SIGNED: bool = false;
-    const RULE: Rule = Rule::Arm;
+    const RULE: Rule = Rule::ARM;
     const NATIVE: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::NATIVE;
     const PLAIN: Attrs = Attrs::KERNEL_RODATA;
     const LINEAR_BITS: u32 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::LINEAR_BITS;

@@ -16,11 +16,12 @@
 //!
 //! # Stage 2
 //!
-//! Three formats translate what a guest takes for physical: [`Stage2`] of arm64, [`Ept`] of Intel,
-//! [`Npt`] of AMD. In them the privileged are the guest's kernel and the user is the guest's user.
-//! Hardware lets both read and write the same memory, or neither, so [`Attrs`] have to say so of
-//! both ([`Perms::and_user`]); what each may execute differs where the hardware tells them apart. A
-//! translation belongs to one guest: none is [global](Attrs::global).
+//! Four formats translate what a guest takes for physical: [`Stage2`] of arm64, [`Ept`] of Intel,
+//! [`Npt`] of AMD, and [`Riscv64`] of an [`Ipa`](crate::Ipa). In them the privileged are the
+//! guest's kernel and the user is the guest's user. Hardware lets both read and write the same
+//! memory, or neither, so [`Attrs`] have to say so of both ([`Perms::and_user`]); what each may
+//! execute differs where the hardware tells them apart. A translation belongs to one guest: none is
+//! [global](Attrs::global).
 //!
 //! # Leaves without permissions
 //!
@@ -82,7 +83,7 @@ use crate::addr::{Address, Level, Pa};
 use crate::platform::Caps;
 use packed::{ACCESSED, DIRTY, Packed};
 
-/// The architecture whose rules hold. Algorithms ask for what follows from them.
+/// The rules of an architecture that algorithms ask for.
 ///
 /// ```
 /// use tablewright::{
@@ -90,44 +91,40 @@ use packed::{ACCESSED, DIRTY, Packed};
 ///     bbm::Rule,
 ///     format::{Arm64K4, X86_64},
 /// };
-/// assert_eq!((Arm64K4::RULE, X86_64::<4>::RULE), (Rule::Arm, Rule::X86));
+/// assert_eq!((Arm64K4::RULE, X86_64::<4>::RULE), (Rule::ARM, Rule::X86));
+/// assert!(Rule::ARM.breaks && !Rule::X86.breaks);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// arm64.
-    Arm,
-    /// x86.
-    X86,
+pub struct Rule {
+    /// A leaf in use may have to be invalid, and forgotten, before another takes its place.
+    pub breaks: bool,
+    /// An invalidation that names a level spares leaves of others; otherwise it has whatever
+    /// translates its addresses forgotten.
+    pub spares_other_levels: bool,
+    /// Hardware ignores all of an invalid entry, so that it can say whose it is.
+    pub tags_invalid_entries: bool,
+    /// A leaf can be written only while it is marked as written, by software where hardware does
+    /// not do it.
+    pub writes_when_dirty: bool,
 }
 
 impl Rule {
-    /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place
-    /// (DDI 0487 D8.17.1).
-    #[inline(always)]
-    pub(crate) const fn breaks(self) -> bool {
-        matches!(self, Self::Arm)
-    }
+    /// arm64: breaks (DDI 0487 D8.17.1), levels in invalidations (D8.17, TTL), invalid entries
+    /// (D8.3), dirty state (D8.5.2).
+    pub const ARM: Self = Self {
+        breaks: true,
+        spares_other_levels: true,
+        tags_invalid_entries: true,
+        writes_when_dirty: true,
+    };
 
-    /// Whether an invalidation that names a level spares leaves of others (DDI 0487 D8.17, TTL);
-    /// otherwise it has whatever translates its addresses forgotten.
-    #[inline(always)]
-    pub(crate) const fn spares_other_levels(self) -> bool {
-        matches!(self, Self::Arm)
-    }
-
-    /// Whether hardware ignores all of an invalid entry, so that it can say whose it is (DDI 0487
-    /// D8.3). On x86 an address in it may be read through.
-    #[inline(always)]
-    pub(crate) const fn tags_invalid_entries(self) -> bool {
-        matches!(self, Self::Arm)
-    }
-
-    /// Whether a leaf can be written only while it is marked as written, by software where hardware
-    /// does not do it (DDI 0487 D8.5.2).
-    #[inline(always)]
-    pub(crate) const fn writes_when_dirty(self) -> bool {
-        matches!(self, Self::Arm)
-    }
+    /// x86. An address in an entry that is not present may be read through.
+    pub const X86: Self = Self {
+        breaks: false,
+        spares_other_levels: false,
+        tags_invalid_entries: false,
+        writes_when_dirty: false,
+    };
 }
 
 bitflags::bitflags! {
@@ -251,7 +248,7 @@ pub struct Attrs {
     /// The page has been written. On arm64 a writable page that is not dirty is write-protected by
     /// the hardware until hardware or a fault handler makes it dirty.
     pub dirty: bool,
-    /// Three bits for the embedder's own use; the hardware ignores them.
+    /// Three bits for the embedder's own use, of RISC-V two; the hardware ignores them.
     pub software: u8,
     /// Bits of the format's own, as they stand in the descriptor; only those in [`Format::NATIVE`].
     pub native: u64,
@@ -446,8 +443,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Memory that is read, in attributes that the format can hold: a change is tried on it before
     /// it is made. EL2 alone has no user.
     const PLAIN: Attrs = Attrs::USER_RODATA;
-    /// Descriptors of consecutive frames differ by the size of the frame inside an aligned range of
-    /// this many bits; beyond it the address continues in other bits.
+    /// Descriptors of consecutive frames differ by the [size](Format::put_address) of the frame as
+    /// it stands in one, inside an aligned range of this many bits; beyond it the address continues
+    /// in other bits.
     const LINEAR_BITS: u32;
 
     /// The largest leaf that every processor has that has the format; what there is beyond is for
@@ -674,7 +672,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// invalid entry. Elsewhere, where none has to be told, there is one kind.
     #[inline(always)]
     fn frozen(tag: u64) -> u64 {
-        match Self::RULE.tags_invalid_entries() {
+        match Self::RULE.tags_invalid_entries {
             true => Self::FROZEN | (tag & ((1 << 44) - 1)) << 12,
             false => Self::FROZEN,
         }

@@ -149,7 +149,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const INPUT_BITS: u32 = INPUT_BITS;
     const OUTPUT_BITS: u32 = if WIDE { 52 } else { 48 };
     const HALVES: bool = false;
-    const RULE: Rule = Rule::Arm;
+    const RULE: Rule = Rule::ARM;
     const NATIVE: u64 = NO_XS | PBHA;
     const LINEAR_BITS: u32 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::LINEAR_BITS;
     const CONTIGUOUS: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::CONTIGUOUS;

@@ -403,7 +403,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             ranges.run::<F, P>(space.platform(), space.target(true));
         };
         let done = if in_place {
-            let now = F::RULE.spares_other_levels() && !collapses;
+            let now = F::RULE.spares_other_levels && !collapses;
             if !now {
                 self.count.begin();
             }

@@ -45,7 +45,7 @@ const TAKEN: u64 = 1 << 43;
 #[inline]
 pub(super) fn is_taken<F: Format>(invalid: u64) -> bool {
     let taken = F::frozen(TAKEN);
-    F::RULE.tags_invalid_entries() && invalid & taken == taken
+    F::RULE.tags_invalid_entries && invalid & taken == taken
 }
 
 /// One processor's edits of a [`SharedSpace`], which it borrows; each processor that edits has its
@@ -231,7 +231,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     #[inline]
     pub(super) fn mark(&mut self) -> u64 {
         let serial = self.serial();
-        if F::RULE.tags_invalid_entries() {
+        if F::RULE.tags_invalid_entries {
             // Of the space's own numbers, so that a tree does not say what others there are.
             self.mark = F::frozen(serial.wrapping_sub(self.space.base) | TAKEN);
         }

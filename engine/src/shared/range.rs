@@ -264,16 +264,16 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             let unfinished = self.is_unfinished(slice, 1);
             let level = (!unfinished).then_some(at);
             ranges.add(slice, level, unfinished);
-            let breaks = how == Transition::Break || unfinished && F::RULE.breaks();
+            let breaks = how == Transition::Break || unfinished && F::RULE.breaks;
             let swapped = if breaks {
                 space.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(space.platform(), space.target(true));
                 })
             } else {
-                if !F::RULE.spares_other_levels() {
+                if !F::RULE.spares_other_levels {
                     self.count.begin();
                 }
-                let now = F::RULE.spares_other_levels();
+                let now = F::RULE.spares_other_levels;
                 found.replace(entry, link).inspect(|()| match now {
                     // An invalidation of a part, at whatever level, has the old leaf forgotten
                     // there.
@@ -355,7 +355,7 @@ const KEPT: u64 = 1;
 /// Whether an entry is such a claim.
 #[inline]
 fn is_kept<F: Format>(entry: u64) -> bool {
-    F::RULE.tags_invalid_entries() && entry == F::frozen(KEPT)
+    F::RULE.tags_invalid_entries && entry == F::frozen(KEPT)
 }
 
 /// The result of a [`protect`](Gather::protect).

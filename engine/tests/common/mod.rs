@@ -41,8 +41,8 @@ pub trait Decoded: Format {
     const REGIME: Regime;
     /// The value of `MAIR_EL1` or `IA32_PAT`.
     const TYPES: u64 = match Self::RULE {
-        Rule::Arm => MAIR,
-        Rule::X86 => PAT,
+        Rule::ARM => MAIR,
+        _ => PAT,
     };
 }
 
@@ -119,7 +119,7 @@ const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back:
 
 /// Whether the format is one of Arm, whose levels count downwards.
 pub fn is_arm<F: Format>() -> bool {
-    F::RULE == Rule::Arm
+    F::RULE == Rule::ARM
 }
 
 /// Whether the format is one of stage 2.

@@ -31,7 +31,7 @@ pub fn leaf_bytes(leaf: Level) -> u64 {
 
 /// Whether a format is arm64's, whose rules ask for break-before-make.
 pub const fn is_arm64<F: Format>() -> bool {
-    matches!(F::RULE, Rule::Arm)
+    matches!(F::RULE, Rule::ARM)
 }
 
 /// The format of the tables.

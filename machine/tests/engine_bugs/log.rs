@@ -115,7 +115,7 @@ pub const BUGS: &[Bug] = &[
         name: "a collapse in place does not count as an edit",
         file: FAULT,
         find: "if «!now» {\n                self.count.begin();",
-        with: "!F::RULE.spares_other_levels()",
+        with: "!F::RULE.spares_other_levels",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     // Rings.

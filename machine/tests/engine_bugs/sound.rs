@@ -114,7 +114,7 @@ pub const BUGS: &[Bug] = &[
         name: "a collapse in place on x86 does not count any more when it returns",
         file: FAULT,
         find: "«space.platform().barrier(Barrier::Publish);\n        Ok(Mapped::Collapsed)»",
-        with: "if !F::RULE.spares_other_levels() { self.count.end(); } Ok(Mapped::Collapsed)",
+        with: "if !F::RULE.spares_other_levels { self.count.end(); } Ok(Mapped::Collapsed)",
         rules: FORGOTTEN,
     },
     Bug {
@@ -376,7 +376,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page is mapped where a forgotten gather has unmapped",
         file: "edit/map.rs",
-        find: "if F::RULE.breaks() && «self.debt.is_flush_pending()» {",
+        find: "if F::RULE.breaks && «self.debt.is_flush_pending()» {",
         with: "false",
         rules: FORGOTTEN,
     },
