@@ -13,21 +13,21 @@ pub struct Leaf {
     /// The bytes that this descriptor translates.
     pub size: u64,
     /// The level of the table that holds it, by the architecture's own number: arm64 0 to 3 (3
-    /// holds pages), otherwise 3 to 1 (1 holds 4 KiB pages).
+    /// holds pages), x86 3 to 1 (1 holds 4 KiB pages), RISC-V 4 to 0.
     pub level: i8,
-    /// The arm64 Contiguous bit; false elsewhere.
+    /// The arm64 Contiguous bit, N of RISC-V; false elsewhere.
     pub contiguous: bool,
     /// The bytes that one TLB entry may cover: those of the whole run with the Contiguous bit, else
     /// [`size`](Self::size).
     pub run_size: u64,
     /// The access that is allowed here, with the restrictions of all tables on the way applied.
     pub access: Access,
-    /// The translation belongs to every address space: arm64 nG clear, x86-64 G set; never in
-    /// stage 2.
+    /// The translation belongs to every address space: arm64 nG clear, x86-64 G set, RISC-V G set
+    /// at any level; never in stage 2.
     pub global: bool,
     /// The index of the memory type: arm64 AttrIndx, into MAIR_EL1; x86-64 and nested paging PAT,
     /// PCD and PWT, into IA32_PAT. 0 to 7. Or the type itself: MemAttr of arm64 stage 2, 0 to 15;
-    /// bits 5:3 of EPT.
+    /// bits 5:3 of EPT; PBMT of RISC-V, 0 to 2.
     pub memory: u8,
     /// The arm64 SH field: 0 non-shareable, 2 outer, 3 inner shareable. `None` where the descriptor
     /// has no such field, with LPA2 and off arm64.
@@ -37,7 +37,7 @@ pub struct Leaf {
     /// The bits that record writes.
     pub dirty: DirtyState,
     /// The bits left to software, moved together: arm64 bits 58:55 as 3:0; x86-64 and nested paging
-    /// bits 11:9 as 2:0 and 58:52 as 9:3; EPT bit 11 as 0 and 56:52 as 5:1.
+    /// bits 11:9 as 2:0 and 58:52 as 9:3; EPT bit 11 as 0 and 56:52 as 5:1; RISC-V bits 9:8.
     pub software: u16,
     /// Bits 62:59 as they stand: the x86-64 protection key, the arm64 page-based hardware
     /// attributes, supervisor shadow stacks and sub-page permissions of EPT. 0 to 15.
@@ -106,6 +106,11 @@ pub enum DirtyState {
     /// x86-64 and nested paging (SDM vol. 3A 5.8), EPT (SDM vol. 3C 29.3.5).
     X86_64 {
         /// The dirty bit: bit 6, of EPT bit 9.
+        dirty: bool,
+    },
+    /// RISC-V (PRIV 10.3.1). A write through a leaf that is clean sets the bit (Svadu) or faults.
+    Riscv {
+        /// The dirty bit, bit 7.
         dirty: bool,
     },
 }

@@ -27,6 +27,8 @@
 //! | arm64 stage 2, 64 KiB, 32 to 46, 52 bits | 2, 1: up to 131072 | as stage 1 |
 //! | EPT, 4 or 5 levels | 4 or 5: 512 | 4 KiB, 2 MiB, 1 GiB |
 //! | nested paging, 4 or 5 levels | 4 or 5: 512 | 4 KiB, 2 MiB, 1 GiB |
+//! | RISC-V Sv39, Sv48, Sv57 | 2, 3, 4: 512 | 4 KiB to 1 GiB, 512 GiB, 256 TiB |
+//! | RISC-V Sv39x4, Sv48x4, Sv57x4 | 2, 3, 4: 2048 | the same |
 //!
 //! # What it reports
 //!
@@ -46,9 +48,9 @@
 //! that wrote it.
 //!
 //! Which bit means what, and where the manuals say so, stands at the head of the decoders,
-//! `arm64.rs`, `stage2.rs`, `x86_64.rs`, `ept.rs` and `npt.rs`. "DDI 0487" is the Arm Architecture
-//! Reference Manual for A-profile (section numbers of issue K), "SDM" the Intel 64 and IA-32
-//! Architectures Software Developer's Manual (numbers since December 2023, when paging became
+//! `arm64.rs`, `stage2.rs`, `x86_64.rs`, `ept.rs`, `npt.rs` and `riscv.rs`. "DDI 0487" is the Arm
+//! Architecture Reference Manual for A-profile (section numbers of issue K), "SDM" the Intel 64 and
+//! IA-32 Architectures Software Developer's Manual (numbers since December 2023, when paging became
 //! chapter 5 of volume 3A), "APM" the AMD64 Architecture Programmer's Manual.
 //!
 //! # The machine that is assumed
@@ -65,6 +67,7 @@
 //! * EPT: execute-only memory is supported, guest-paging verification and sub-page permissions are
 //!   off.
 //! * Nested paging: as x86-64, no guest-mode execute trap.
+//! * RISC-V: Svnapot and Svpbmt, `sstatus.SUM` set and `MXR` clear, no shadow stacks (Zicfiss).
 //!
 //! # Example
 //!
@@ -124,6 +127,10 @@ macro_rules! with_format {
                 let $format = $crate::npt::Nested::new(levels);
                 $body
             }
+            $crate::Regime::Riscv { levels, guest } => {
+                let $format = $crate::riscv::Sv::new(levels, guest);
+                $body
+            }
         }
     };
 }
@@ -133,6 +140,7 @@ mod ept;
 mod leaf;
 mod npt;
 mod regime;
+mod riscv;
 mod stage2;
 mod step;
 mod walk;
@@ -173,7 +181,7 @@ impl<F: FnMut(u64, usize) -> u64> ReadTable for F {
 ///
 /// # Panics
 ///
-/// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
+/// When there is no such regime: a number of levels, or an input size that is none.
 pub fn translate(
     regime: Regime,
     root: u64,
@@ -219,7 +227,7 @@ pub fn translate(
 ///
 /// # Panics
 ///
-/// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
+/// When there is no such regime: a number of levels, or an input size that is none.
 pub fn leaves(
     regime: Regime,
     root: u64,
@@ -243,7 +251,7 @@ pub fn leaves(
 ///
 /// # Panics
 ///
-/// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
+/// When there is no such regime: a number of levels, or an input size that is none.
 pub fn tables(
     regime: Regime,
     root: u64,

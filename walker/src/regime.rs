@@ -106,6 +106,13 @@ pub enum Regime {
         /// 4 or 5, as the host has.
         levels: u8,
     },
+    /// RISC-V: Sv39, Sv48, Sv57, or the G-stage of a guest, Sv39x4, Sv48x4, Sv57x4.
+    Riscv {
+        /// 3, 4 or 5.
+        levels: u8,
+        /// The G-stage: from what a guest takes for physical to physical addresses.
+        guest: bool,
+    },
 }
 
 impl Regime {
@@ -124,7 +131,7 @@ impl Regime {
         self.shape().input_bits
     }
 
-    /// The level of the root: arm64 -1 to 3; x86-64, EPT and nested paging 4 or 5.
+    /// The level of the root: arm64 -1 to 3; x86-64, EPT and nested paging 4 or 5; RISC-V 2 to 4.
     pub const fn start_level(self) -> i8 {
         let shape = self.shape();
         shape.level(shape.top)
@@ -163,8 +170,8 @@ impl Regime {
         1 << shape.shift(shape.depth(level))
     }
 
-    /// The number of adjacent descriptors of `level` that the Contiguous bit ties together; 1 where
-    /// there is no such bit.
+    /// The number of adjacent descriptors of `level` that the Contiguous bit, or N, ties together;
+    /// 1 where there is no such bit.
     ///
     /// # Panics
     ///
@@ -178,7 +185,9 @@ impl Regime {
             | Self::Arm64Stage2 { granule, .. } => {
                 crate::arm64::run_in(granule, depth, self.shape())
             }
-            Self::X86_64 { .. } | Self::Ept { .. } | Self::Npt { .. } => 1,
+            // Svnapot.
+            Self::Riscv { .. } if depth == 0 => RISCV_RUN,
+            Self::Riscv { .. } | Self::X86_64 { .. } | Self::Ept { .. } | Self::Npt { .. } => 1,
         }
     }
 
@@ -195,9 +204,13 @@ impl Regime {
             Self::X86_64 { levels } | Self::Ept { levels, .. } | Self::Npt { levels } => {
                 Shape::x86_64(levels)
             }
+            Self::Riscv { levels, guest } => Shape::riscv(levels, guest),
         }
     }
 }
+
+/// Pages of a Svnapot run (PRIV 11).
+pub(crate) const RISCV_RUN: usize = 16;
 
 /// The numbers that a walk needs to split an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,6 +290,19 @@ impl Shape {
             input_bits: if levels == 4 { 48 } else { 57 },
             top: levels as u32 - 1,
             last_level: 1,
+            step: 1,
+        }
+    }
+
+    /// PRIV 10.4 to 10.6: 39, 48, 57 bits. 18.5.1: of a guest two more, in a first table of four
+    /// pages.
+    pub(crate) const fn riscv(levels: u8, guest: bool) -> Self {
+        assert!(levels >= 3 && levels <= 5, "tables of RISC-V have 3 to 5 levels");
+        Self {
+            page_shift: 12,
+            input_bits: 12 + 9 * levels as u32 + if guest { 2 } else { 0 },
+            top: levels as u32 - 1,
+            last_level: 0,
             step: 1,
         }
     }

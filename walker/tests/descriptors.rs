@@ -4,8 +4,8 @@ mod table;
 
 use std::fmt::Write;
 use table::{
-    A4, A4W, A16, A16W, A64, A64W, E4, E5, H4, H16W, H64, Means, N4, N5, REGIMES, S4, S4F, S4W,
-    S16, S16W, S64, S64W, UNDER, WRITTEN, X4, X5,
+    A4, A4W, A16, A16W, A64, A64W, E4, E5, G39, G48, G57, H4, H16W, H64, Means, N4, N5, REGIMES,
+    S4, S4F, S4W, S16, S16W, S64, S64W, UNDER, V39, V48, V57, WRITTEN, X4, X5,
 };
 use tablewright_walker::{
     Access, Denied, Descriptor, Leaf, Permissions, Regime, decode, with_access_flag, with_dirty,
@@ -45,6 +45,7 @@ fn taken(regime: Regime, denied: Denied) -> Access {
         Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => (&[0x403, 0x443], 3),
         Regime::Arm64El2 { .. } => (&[0x443], 3),
         Regime::Arm64Stage2 { .. } => (&[0x4c3], 3),
+        Regime::Riscv { .. } => (&[0x1f], 0),
         // Bit 10 lets the user execute, with EPT; elsewhere it is ignored.
         _ => (&[0x407], 1),
     };
@@ -72,7 +73,7 @@ fn taken(regime: Regime, denied: Denied) -> Access {
 fn a_leaf_permits_what_the_tables_above_it_leave() {
     for row in UNDER {
         let &(regime, tables, level, raw, expected) = row;
-        let up = if regime.last_level() == 1 { 1 } else { -1 };
+        let up = (regime.start_level() - regime.last_level()).signum();
         let mut denied = Denied::NONE;
         for (above, &table) in tables.iter().rev().enumerate() {
             let level = level + up * (above as i8 + 1);
@@ -130,6 +131,12 @@ fn the_table_has_every_form_of_every_regime() {
         forms(E5, &[1, 2, 3], &[2, 3, 4, 5]),
         forms(N4, &[1, 2, 3], &[2, 3, 4]),
         forms(N5, &[1, 2, 3], &[2, 3, 4, 5]),
+        forms(V39, &[0, 1, 2], &[1, 2]),
+        forms(V48, &[0, 1, 2, 3], &[3]),
+        forms(V57, &[0, 1, 3, 4], &[4]),
+        forms(G39, &[0, 1, 2], &[2]),
+        forms(G48, &[0, 1, 2, 3], &[3]),
+        forms(G57, &[0, 1, 3, 4], &[4]),
     ] {
         let has = |wanted: &dyn Fn(i8, u64, Means) -> bool| {
             table::rows()
@@ -153,7 +160,7 @@ fn the_table_has_every_form_of_every_regime() {
             Regime::Arm64El2 { .. } => &[(60, 1), (62, 1)],
             Regime::X86_64 { .. } | Regime::Npt { .. } => &[(1, 0), (2, 0), (63, 1)],
             Regime::Ept { .. } => &[(0, 0), (1, 0), (2, 0)],
-            Regime::Arm64Stage2 { .. } => &[],
+            Regime::Arm64Stage2 { .. } | Regime::Riscv { .. } => &[],
         };
         for &(bit, value) in restricting {
             let table = has(&|_, raw, means| {

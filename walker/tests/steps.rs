@@ -32,6 +32,7 @@ fn memory(regime: Regime, seed: u64) -> impl Fn(u64, usize) -> u64 {
             (2..=12, Regime::X86_64 { .. } | Regime::Npt { .. }) => {
                 random & 0xfff0_0000_0000_0f7e | pa | 0x1
             }
+            (2..=12, Regime::Riscv { .. }) => random & 0x320 | pa >> 2 | 0x1,
             // In stage 2 what a table descriptor must not have is a memory type of a leaf, so that
             // some are nonsense.
             (2..=12, Regime::Arm64Stage2 { .. }) => random & 0x07e8_0000_0000_0cd4 | pa | 0x3,
@@ -46,6 +47,9 @@ fn memory(regime: Regime, seed: u64) -> impl Fn(u64, usize) -> u64 {
             }
             (_, Regime::Arm64Stage2 { .. }) => random & 0xffe8_0000_0000_0cdc & !(1 << 52) | pa | 1,
             (_, Regime::Ept { .. }) => random & 0xfff0_0000_0000_0f7e | pa | 0x81,
+            (_, Regime::Riscv { guest, .. }) => {
+                random & 0x6000_0000_0000_03ce | pa >> 2 | 0x3 | u64::from(guest) << 4
+            }
         }
     }
 }
@@ -56,7 +60,9 @@ fn address(regime: Regime, random: u64) -> u64 {
         Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => {
             (random as i64 >> (64 - regime.input_bits() - 1)) as u64
         }
-        Regime::X86_64 { .. } => (random as i64 >> (64 - regime.input_bits())) as u64,
+        Regime::X86_64 { .. } | Regime::Riscv { guest: false, .. } => {
+            (random as i64 >> (64 - regime.input_bits())) as u64
+        }
         _ => random >> (64 - regime.input_bits()),
     }
 }

@@ -6,7 +6,8 @@ mod table;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use table::{
-    A4, A4W, A16, A16W, A64, A64W, E4, E5, N4, N5, S4, S4F, S4W, S16, S16W, S64, S64W, X4, X5,
+    A4, A4W, A16, A16W, A64, A64W, E4, E5, G39, G48, G57, N4, N5, S4, S4F, S4W, S16, S16W, S64,
+    S64W, V39, V48, V57, X4, X5,
 };
 use tablewright_walker::{Fault, Granule, Half, Leaf, Regime, Table, leaves, tables, translate};
 
@@ -49,7 +50,7 @@ fn each_tree_has_the_shape_of_the_manual() {
     // From the root down.
     type Shape = &'static [Level];
     #[rustfmt::skip]
-    let shapes: [(Regime, u32, u32, Shape); 8] = [
+    let shapes: [(Regime, u32, u32, Shape); 11] = [
         (A4, 12, 48, &[(0, 512, 39, 1), (1, 512, 30, 16), (2, 512, 21, 16), (3, 512, 12, 16)]),
         (A4W, 12, 52, &[(-1, 16, 48, 1), (0, 512, 39, 1), (1, 512, 30, 16), (2, 512, 21, 16),
             (3, 512, 12, 16)]),
@@ -60,6 +61,10 @@ fn each_tree_has_the_shape_of_the_manual() {
         (X4, 12, 48, &[(4, 512, 39, 1), (3, 512, 30, 1), (2, 512, 21, 1), (1, 512, 12, 1)]),
         (X5, 12, 57, &[(5, 512, 48, 1), (4, 512, 39, 1), (3, 512, 30, 1), (2, 512, 21, 1),
             (1, 512, 12, 1)]),
+        (V39, 12, 39, &[(2, 512, 30, 1), (1, 512, 21, 1), (0, 512, 12, 16)]),
+        (V57, 12, 57, &[(4, 512, 48, 1), (3, 512, 39, 1), (2, 512, 30, 1), (1, 512, 21, 1),
+            (0, 512, 12, 16)]),
+        (G48, 12, 50, &[(3, 2048, 39, 1), (2, 512, 30, 1), (1, 512, 21, 1), (0, 512, 12, 16)]),
     ];
     for (regime, page_shift, input_bits, levels) in shapes {
         assert_eq!(regime.page_shift(), page_shift, "{regime:?}");
@@ -246,11 +251,42 @@ fn x86_64_has_no_three_levels() {
 }
 
 #[test]
+fn the_members_of_a_run_of_16_pages_are_translated_by_their_addresses() {
+    const MEMBER: u64 = 0x8000_0000_1400_2003;
+    let table = || {
+        let memory = Memory::default().with(ROOT, 0, 0x20_0000 >> 2 | 1);
+        let memory = memory.with(0x20_0000, 0, 0x30_0000 >> 2 | 1);
+        (16..32).fold(memory, |memory, index| memory.with(0x30_0000, index, MEMBER))
+    };
+    let memory = table();
+    for index in 16..32 {
+        let leaf = memory.translate(V39, index << 12).unwrap();
+        assert_eq!((leaf.pa, leaf.size), (0x5000_0000 + ((index - 16) << 12), 4096));
+        assert_eq!((leaf.run_size, leaf.contiguous), (16 << 12, true));
+    }
+    assert_eq!(memory.leaves(V39, Half::Lower).unwrap().len(), 16);
+    // A flag may differ, and nothing else may.
+    let flagged = table().with(0x30_0000, 20, MEMBER | 0x40);
+    assert_eq!(flagged.leaves(V39, Half::Lower).unwrap().len(), 16);
+    for other in [0, MEMBER | 4, 0x1400_0003] {
+        let broken = table().with(0x30_0000, 20, other).leaves(V39, Half::Lower);
+        assert!(matches!(broken, Err(Fault::BrokenRun(_))), "{other:#x}: {broken:?}");
+    }
+}
+
+#[test]
+fn a_table_makes_what_is_below_it_global() {
+    let memory = Memory::default().with(ROOT, 0, 0x20_0000 >> 2 | 0x21);
+    let memory = memory.with(0x20_0000, 0, 0x2000_0003);
+    assert!(memory.translate(V39, 0).unwrap().global);
+}
+
+#[test]
 fn an_address_selects_its_indices() {
     // The address, the indices on its path worked out by hand, the leaf at the end, the physical
     // address.
     #[rustfmt::skip]
-    let paths: [(Regime, u64, &[usize], u64, u64); 23] = [
+    let paths: [(Regime, u64, &[usize], u64, u64); 30] = [
         (A4, 0x0000_8040_2010_1234, &[256, 256, 256, 257], 0x5000_0403, 0x5000_0234),
         (A4, 0xffff_8040_2010_1234, &[256, 256, 256, 257], 0x5000_0403, 0x5000_0234),
         (A4, 0xffff_ffff_ffff_ffff, &[511, 511, 511, 511], 0x5000_0403, 0x5000_0fff),
@@ -276,13 +312,25 @@ fn an_address_selects_its_indices() {
         (E4, 0x0000_8080_4020_1234, &[257, 1, 1, 1], 0x5000_0007, 0x5000_0234),
         (E5, 0x0101_0080_4020_1234, &[257, 1, 1, 1, 1], 0x5000_0007, 0x5000_0234),
         (N4, 0x0000_ffff_ffff_ffff, &[511, 511, 511, 511], 0x5000_0007, 0x5000_0fff),
+        (V39, 0x0000_0000_4020_1234, &[1, 1, 1], 0x1400_00cf, 0x5000_0234),
+        (V39, 0xffff_ffff_c040_0042, &[511, 2], 0x2000_0003, 0x8000_0042),
+        (V48, 0xffff_8080_4020_1234, &[257, 1, 1, 1], 0x1400_00cf, 0x5000_0234),
+        (V57, 0xff01_0080_4020_1234, &[257, 1, 1, 1, 1], 0x1400_00cf, 0x5000_0234),
+        // The G-stage: entries behind the first 512 stand in the tables beside the first.
+        (G39, 0x0000_01ff_c020_1234, &[2047, 1, 1], 0x1400_00df, 0x5000_0234),
+        (G48, 0x0002_0080_4020_1234, &[1025, 1, 1, 1], 0x1400_00df, 0x5000_0234),
+        (G57, 0x0401_0000_0030_0042, &[1025, 0, 0, 1], 0x2000_00df, 0x8010_0042),
     ];
     for (regime, va, path, leaf, pa) in paths {
         let table = |step: usize| ROOT + step as u64 * 0x10_0000;
         let mut memory = Memory::default();
         for (step, &index) in path.iter().enumerate() {
             let last = step + 1 == path.len();
-            let descriptor = if last { leaf } else { table(step + 1) | 0x3 };
+            let descriptor = match regime {
+                _ if last => leaf,
+                Regime::Riscv { .. } => table(step + 1) >> 2 | 1,
+                _ => table(step + 1) | 3,
+            };
             memory = memory.with(table(step), index, descriptor);
         }
         let leaf = memory.translate(regime, va).unwrap();
@@ -327,6 +375,9 @@ fn addresses_between_the_halves_are_not_canonical() {
         (A64W, 0x000f_ffff_ffff_ffff, 0xfff0_0000_0000_0000),
         (X4, 0x0000_7fff_ffff_ffff, 0xffff_8000_0000_0000),
         (X5, 0x00ff_ffff_ffff_ffff, 0xff00_0000_0000_0000_u64),
+        (V39, 0x0000_003f_ffff_ffff, 0xffff_ffc0_0000_0000_u64),
+        (V48, 0x0000_7fff_ffff_ffff, 0xffff_8000_0000_0000),
+        (V57, 0x00ff_ffff_ffff_ffff, 0xff00_0000_0000_0000_u64),
     ];
     let empty = Memory::default();
     for (regime, lower, upper) in bounds {

@@ -58,6 +58,7 @@ mod el2;
 mod ept;
 mod npt;
 pub(crate) mod packed;
+mod riscv64;
 mod stage2;
 mod x86_64;
 
@@ -71,6 +72,7 @@ pub use el2::{
 };
 pub use ept::Ept;
 pub use npt::Npt;
+pub use riscv64::{Riscv64, Sv39, Sv39x4, Sv48, Sv48x4, Sv57, Sv57x4};
 pub use stage2::{
     FORCED_WRITE_BACK, Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64,
     Stage2K64Wide,

@@ -97,6 +97,13 @@ judged! {
     Ept<5, true> => Regime::Ept { levels: 5, mode_based: true };
     Npt<4> => Regime::Npt { levels: 4 };
     Npt<5> => Regime::Npt { levels: 5 };
+    Sv39 => Regime::Riscv { levels: 3, guest: false };
+    Sv39<false> => Regime::Riscv { levels: 3, guest: false }, 0;
+    Sv48 => Regime::Riscv { levels: 4, guest: false };
+    Sv57 => Regime::Riscv { levels: 5, guest: false };
+    Sv39x4 => Regime::Riscv { levels: 3, guest: true };
+    Sv48x4 => Regime::Riscv { levels: 4, guest: true };
+    Sv57x4 => Regime::Riscv { levels: 5, guest: true };
 }
 
 /// From index 0: a device without early acknowledgement, a device, non-cacheable, normal, and
@@ -181,6 +188,7 @@ macro_rules! for_each_format_of_other_types {
             x86_64_other_pat => tablewright::format::X86_64<4, { $crate::common::RESET_PAT }>;
             x86_64_shared => tablewright::format::X86_64<4, { tablewright::format::PAT },
                 { tablewright::format::shared(47) }>;
+            sv39_untyped => tablewright::format::Sv39<false>;
             npt_other_pat => tablewright::format::Npt<4, { $crate::common::RESET_PAT }>;
         );
     };
@@ -195,6 +203,7 @@ macro_rules! for_each_format {
                 arm64_16k_wide Arm64K16Wide,
             arm64_64k Arm64K64, arm64_64k_wide Arm64K64Wide);
         $crate::for_each_format!(@@ [$($test),*] x86_64_4level 4, x86_64_5level 5);
+        $crate::for_each_format!(@ [$($test),*] sv39 Sv39, sv48 Sv48, sv57 Sv57);
     };
     (@ $tests:tt $($module:ident $format:ident),*) => {
         $($crate::for_each_format!(@@@ $tests $module tablewright::format::$format);)*
@@ -228,6 +237,9 @@ macro_rules! for_each_guest_format {
             ept_5level_mode_based => tablewright::format::Ept<5, true>;
             npt_4level => tablewright::format::Npt<4>;
             npt_5level => tablewright::format::Npt<5>;
+            sv39x4 => tablewright::format::Sv39x4;
+            sv48x4 => tablewright::format::Sv48x4;
+            sv57x4 => tablewright::format::Sv57x4;
         );
     };
     (@ $tests:tt $($module:ident => $format:ty;)*) => {
@@ -419,6 +431,7 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
             let has = matches!(regime, Regime::X86_64 { .. } | Regime::Npt { .. });
             (kernel.write, dirty || has && leaf.software & 1 << 4 != 0)
         }
+        DirtyState::Riscv { dirty } => (kernel.write, dirty),
     };
     perms.set(Perms::WRITE, write);
     // In stage 2 both write alike, and what they may read does not come into it.
@@ -440,6 +453,13 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
             of_x86((F::TYPES >> (8 * leaf.memory)) & 0xff)
         }
         Regime::Ept { .. } => of_x86(u64::from(leaf.memory)),
+        // PBMT.
+        Regime::Riscv { .. } => match leaf.memory {
+            0 => Memory::Normal,
+            1 => Memory::NonCacheable,
+            2 => Memory::Device,
+            other => panic!("memory type {other:#x}"),
+        },
         // MemAttr: outer and inner alike, or a device; with forced write-back a type by itself.
         Regime::Arm64Stage2 { forced_write_back, .. } => match (leaf.memory, forced_write_back) {
             (0b1111, false) | (0b0110, true) => Memory::Normal,
@@ -461,6 +481,7 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
         | Regime::Arm64El2 { .. }
         | Regime::Arm64Stage2 { .. } => leaf.software >> 1,
         Regime::X86_64 { .. } | Regime::Npt { .. } => leaf.software & 7,
+        Regime::Riscv { .. } => leaf.software,
         // Bits 54:52, of which the walker knows five, above bit 11.
         Regime::Ept { .. } => leaf.software >> 1 & 7,
     };

@@ -112,7 +112,7 @@ const ATTRS: [Attrs; 8] = [
     Attrs::USER_DATA,
     Attrs::USER_TEXT,
     Attrs::KERNEL_DEVICE,
-    Attrs { accessed: false, dirty: false, software: 5, ..Attrs::USER_DATA },
+    Attrs { accessed: false, dirty: false, software: 1, ..Attrs::USER_DATA },
     Attrs { memory: Memory::WriteThrough, software: 2, ..Attrs::KERNEL_RODATA },
     Attrs { software: 3, ..Attrs::USER_DATA.with_perms(Perms::empty()) },
 ];
@@ -124,7 +124,7 @@ const GUEST_ATTRS: [Attrs; 8] = [
     Attrs::USER_RODATA,
     Attrs::GUEST_MEMORY.with_perms(Perms::READ.union(Perms::EXEC).and_user()),
     Attrs::GUEST_DEVICE,
-    Attrs { accessed: false, dirty: false, software: 5, ..Attrs::GUEST_MEMORY },
+    Attrs { accessed: false, dirty: false, software: 1, ..Attrs::GUEST_MEMORY },
     Attrs { memory: Memory::NonCacheable, software: 2, ..Attrs::USER_RODATA },
     Attrs::GUEST_MEMORY.with_perms(Perms::empty()),
 ];
@@ -136,7 +136,7 @@ const EL2_ATTRS: [Attrs; 8] = [
     Attrs::KERNEL_RODATA,
     Attrs::KERNEL_DEVICE,
     Attrs::KERNEL_DATA.with_perms(Perms::READ.union(Perms::WRITE).union(Perms::EXEC)),
-    Attrs { accessed: false, dirty: false, software: 5, ..Attrs::KERNEL_DATA },
+    Attrs { accessed: false, dirty: false, software: 1, ..Attrs::KERNEL_DATA },
     Attrs { memory: Memory::WriteThrough, software: 2, ..Attrs::KERNEL_RODATA },
     Attrs::KERNEL_DATA.with_perms(Perms::empty()),
 ];
@@ -320,7 +320,10 @@ impl<'h, F: Decoded> World<'h, F> {
                     false if is_guest::<F>() => GUEST_ATTRS,
                     false => ATTRS,
                 };
-                let attrs = choices[usize::from(*attrs) % choices.len()];
+                let mut attrs = choices[usize::from(*attrs) % choices.len()];
+                if F::encode(&attrs, Level::PAGE).is_err() {
+                    attrs.memory = Memory::NonCacheable;
+                }
                 let mut mapping = Mapping::new(attrs);
                 // Pages alone only where they are not too many for a test.
                 if leaves & 1 != 0 && span.size() >> F::PAGE_SHIFT <= 3000 {

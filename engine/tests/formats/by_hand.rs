@@ -32,6 +32,11 @@ pub fn memory<F: Decoded>(index: u8) -> Option<Memory> {
                 _ => None,
             };
         }
+        walker::Regime::Riscv { .. } => {
+            return [Some(Normal), Some(NonCacheable), Some(Device)]
+                .get(usize::from(index))
+                .copied()?;
+        }
         walker::Regime::Ept { .. } => {
             return match index {
                 0 => Some(Device),
@@ -111,6 +116,10 @@ pub fn every_row_by_hand_means_what_the_manual_says<F: Decoded>() {
                 };
                 assert_eq!(F::denied(raw), takes, "{row:x?}");
             }
+            table::Means::Leaf { leaf, .. } if leaf.contiguous && is_riscv::<F>() => {
+                assert_eq!(F::kind(raw, level), Kind::Invalid, "{row:x?}");
+                assert_eq!(F::absence(raw), Absence::Frozen, "not to be touched: {row:x?}");
+            }
             table::Means::Leaf { leaf, others } => {
                 assert_eq!(F::kind(raw, level), Kind::Leaf, "{row:x?}");
                 assert_eq!(F::address(raw, level), Pa::new(leaf.pa), "{row:x?}");
@@ -153,7 +162,8 @@ pub fn a_leaf_by_hand_permits_what_the_tables_above_it_leave<F: Decoded>() {
         let &(_, tables, level, raw, permitted) = row;
         let denied = tables.iter().fold(Perms::empty(), |denied, &table| denied | F::denied(table));
         let mut expected = perms(table::access(permitted));
-        if !F::HALVES && !is_guest::<F>() && expected.contains(Perms::USER_READ) {
+        if !F::HALVES && !is_guest::<F>() && !is_riscv::<F>() && expected.contains(Perms::USER_READ)
+        {
             // SMEP, which the table does not assume.
             expected -= Perms::EXEC;
         }

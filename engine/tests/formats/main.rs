@@ -76,7 +76,17 @@ fn leaf_levels<F: Decoded>() -> impl Iterator<Item = Level> {
     levels::<F>().filter(|&level| F::is_leaf_level(level))
 }
 
-/// The walker's number of a level: arm64 counts up to 3, x86-64 down to 1.
+/// Whether the format is one of RISC-V.
+fn is_riscv<F: Decoded>() -> bool {
+    matches!(F::REGIME, walker::Regime::Riscv { .. })
+}
+
+/// The most that the software bits hold.
+fn most_software<F: Decoded>() -> u8 {
+    if is_riscv::<F>() { 3 } else { 7 }
+}
+
+/// The walker's number of a level: arm64 counts up to 3, x86-64 down to 1, RISC-V to 0.
 fn number<F: Decoded>(level: Level) -> i8 {
     let height = level.height() as i8;
     match is_arm::<F>() {
@@ -93,7 +103,11 @@ fn level_of<F: Decoded>(number: i8) -> Level {
 /// A descriptor of the table at `pa` that takes nothing away: bit 10 is execution by the user with
 /// EPT, and ignored elsewhere.
 fn pointer<F: Decoded>(pa: u64) -> u64 {
-    pa | if is_arm::<F>() { 0x3 } else { 0x407 }
+    match (is_arm::<F>(), is_riscv::<F>()) {
+        (true, _) => pa | 0x3,
+        (_, true) => pa >> 2 | 0x1,
+        _ => pa | 0x407,
+    }
 }
 
 /// Walks to a descriptor that stands at `level` and translates address 0, through tables that deny
@@ -108,8 +122,12 @@ fn walk<F: Decoded>(descriptor: u64, level: Level) -> Result<walker::Leaf, Fault
 }
 
 /// Whether the register that memory types refer to has none of this type: the byte of each, by the
-/// manuals (DDI 0487 D24.2 MAIR_EL1, SDM vol. 3A 13.12.2).
+/// manuals (DDI 0487 D24.2 MAIR_EL1, SDM vol. 3A 13.12.2). RISC-V has the types of Svpbmt.
 fn is_missing<F: Decoded>(memory: Memory) -> bool {
+    if is_riscv::<F>() {
+        let typed = matches!(memory, Memory::NonCacheable | Memory::Device);
+        return memory != Memory::Normal && !(typed && F::TYPES != 0);
+    }
     let byte = match (is_arm::<F>(), memory) {
         (true, Memory::Normal) => 0xff,
         (true, Memory::WriteThrough) => 0xbb,
@@ -128,14 +146,14 @@ fn is_missing<F: Decoded>(memory: Memory) -> bool {
     !in_descriptor && !F::TYPES.to_le_bytes().contains(&byte)
 }
 
-/// Attributes that the two architectures cannot hold, from the documentation of the formats.
+/// Attributes that the architectures cannot hold, from the documentation of the formats.
 fn refused<F: Decoded>(attrs: &Attrs) -> bool {
     let has = |perms: Perms| attrs.perms.contains(perms);
     // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what it
     // writes; both write, or neither. With no permission at all the leaf is parked.
     let unreadable = !has(Perms::READ) && !attrs.perms.is_empty();
     let user_writes_only = has(Perms::USER_WRITE) && !has(Perms::USER_READ);
-    let software = attrs.software > 7;
+    let software = attrs.software > most_software::<F>();
     let native = attrs.native & !F::NATIVE != 0 || is_missing::<F>(attrs.memory);
     if is_el2::<F>() {
         let lpa2 = F::OUTPUT_BITS == 52 && F::PAGE_SHIFT < 16;
@@ -159,6 +177,9 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
                 attrs.memory == Memory::Tagged
                     || forced_write_back && attrs.memory == Memory::WriteThrough
                     || wide && granule != walker::Granule::K64 && shared
+            }
+            walker::Regime::Riscv { .. } => {
+                has(Perms::WRITE) && !has(Perms::READ) || !executes_alike || shared
             }
             walker::Regime::Ept { mode_based, .. } => {
                 unreadable || !mode_based && !executes_alike || x86_memory || shared
@@ -191,6 +212,18 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
         let executes_foreign = user && has(Perms::EXEC);
         let memory = matches!(attrs.memory, Memory::DeviceStrict | Memory::Tagged);
         let shared = attrs.shareability != Shareability::Inner;
+        if is_riscv::<F>() {
+            // What can be executed need not be readable, what can be written must be.
+            let reads_apart = user && has(Perms::READ) != has(Perms::USER_READ);
+            let writes_blind = has(Perms::WRITE) && !has(Perms::READ) || user_writes_only;
+            return reads_apart
+                || writes_blind
+                || one_writes
+                || executes_foreign
+                || shared
+                || software
+                || native;
+        }
         unreadable
             || blind
             || one_writes
@@ -207,7 +240,7 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
     for level in leaf_levels::<F>() {
         let (mut held, mut seen) = (0, std::collections::HashSet::new());
         let frame = Pa::new(1 << F::shift(level));
-        each_attrs(&[0, 1, 2, 4, 7, 8], |attrs| {
+        each_attrs(&[0, 1, 2, 3, 4, 7, 8], |attrs| {
             let encoded = F::encode(&attrs, level);
             let name = F::NAME;
             match (&encoded, refused::<F>(&attrs)) {
@@ -234,7 +267,10 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
                 assert_ne!(leaf & 0b100_0011, 0b100_0001, "a shadow stack: {}", what());
             }
             if level == Level::PAGE {
-                let is_single = !F::is_parked(leaf);
+                // A page of RISC-V that is executed alone is looked at by itself.
+                let executed_alone =
+                    is_riscv::<F>() && !attrs.perms.intersects(Perms::READ | Perms::USER_READ);
+                let is_single = !F::is_parked(leaf) && !executed_alone;
                 assert_eq!(F::is_single_page(leaf), is_single, "{}", what());
                 let in_run = F::CONTIGUOUS != 0 && F::is_single_page(leaf | F::CONTIGUOUS);
                 assert!(!in_run, "in a run: {}", what());
@@ -272,7 +308,7 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
             bit => 0xf << 59 | 1 << bit,
         },
         walker::Regime::Ept { .. } => 1 << 6 | 1 << 60 | 1 << 63,
-        walker::Regime::Npt { .. } => 0,
+        walker::Regime::Npt { .. } | walker::Regime::Riscv { .. } => 0,
     };
     assert_eq!(F::NATIVE, by_hand, "{}", F::NAME);
     for level in leaf_levels::<F>() {
@@ -296,7 +332,7 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
             assert!(F::encode(&attrs, level).is_err(), "{}: {bit:#x}", F::NAME);
         }
         // No attribute uses a bit that is the embedder's.
-        each_attrs(&[7], |attrs| {
+        each_attrs(&[most_software::<F>()], |attrs| {
             if let Ok(bits) = F::encode(&attrs, level) {
                 assert_eq!(bits & F::NATIVE, 0);
             }
@@ -315,6 +351,7 @@ fn no_leaf_is_encoded_where_the_walker_knows_none<F: Decoded>() {
         );
         // What a leaf would look like there: arm64 a block, or a page; x86 PS, or a page.
         let leaf = match (is_arm::<F>(), level == Level::PAGE) {
+            _ if is_riscv::<F>() => 0xd7,
             (true, true) => 0x703,
             (true, false) => 0x701,
             (false, true) => 0x63,
@@ -355,7 +392,8 @@ fn the_shape_is_that_of_the_walker<F: Decoded>() {
         assert_eq!(F::entries(level), F::REGIME.table_entries(number), "{}", F::NAME);
         let size = 1u64 << F::shift(level);
         assert_eq!(size, F::REGIME.entry_size(number), "{name} at {level:?}");
-        let run = F::REGIME.run_entries(number);
+        // Runs of Svnapot are left alone.
+        let run = if is_riscv::<F>() { 1 } else { F::REGIME.run_entries(number) };
         assert_eq!(1usize << F::contiguous(level), run, "{} at {level:?}", F::NAME);
         if run > 1 {
             assert!(F::is_leaf_level(level));
@@ -364,7 +402,7 @@ fn the_shape_is_that_of_the_walker<F: Decoded>() {
     let root = F::REGIME.table_entries(F::REGIME.start_level()) as u64 * 8;
     let tables = root.div_ceil(1 << F::PAGE_SHIFT);
     assert_eq!(F::root_tables() as u64, tables, "{}", F::NAME);
-    assert!(tables == 1 || is_guest::<F>() && is_arm::<F>());
+    assert!(tables == 1 || is_guest::<F>() && (is_arm::<F>() || is_riscv::<F>()));
 }
 
 fn an_address_goes_to_the_entry_that_the_walker_reads<F: Decoded>() {
@@ -422,7 +460,7 @@ fn frames(low: u32, high: u32) -> Vec<Pa> {
 fn every_bit_of_an_address_has_its_place<F: Decoded>() {
     for level in levels::<F>() {
         // Leaves with everything set and with nothing set beside the address.
-        let full = Attrs { native: F::NATIVE, software: 7, ..data::<F>() };
+        let full = Attrs { native: F::NATIVE, software: most_software::<F>(), ..data::<F>() };
         let plain = Attrs {
             accessed: false,
             dirty: false,
@@ -524,13 +562,15 @@ fn every_bit_of_an_address_has_its_place<F: Decoded>() {
 fn descriptors_of_consecutive_frames_differ_by_the_size_of_one<F: Decoded>() {
     for level in leaf_levels::<F>() {
         let size = 1u64 << F::shift(level);
+        // RISC-V has the number of a page two bits lower than its address.
+        let stands = if is_riscv::<F>() { size >> 2 } else { size };
         for bit in F::shift(level)..F::OUTPUT_BITS {
             let next = 1u64 << bit;
             let here = next - size;
             let step = F::put_address(Pa::new(next)).wrapping_sub(F::put_address(Pa::new(here)));
             // The carry goes into bit `bit`; from `LINEAR_BITS` on the address stands elsewhere.
             assert_eq!(
-                step == size,
+                step == stands,
                 bit < F::LINEAR_BITS.min(64),
                 "{} at {level:?}: the step from the frame {here:#x} to {next:#x} is {step:#x}, and \
                  LINEAR_BITS is {}",

@@ -21,13 +21,14 @@
 //!
 //! Sources: DDI 0487 D8.3.1 for the fields, D8.7.1 for runs, D8.4.1 for permissions, D8.5 for the
 //! flags that hardware writes; SDM vol. 3A 5.5.4 for the fields, 5.6.1 for permissions, 5.8 for the
-//! flags, 5.9.2 for PAT. Stage 2: DDI 0487 D8.6.5 and D8.6.6 for memory types, D8.4.3 for XN; SDM
-//! vol. 3C 29.3.2 for EPT, 29.3.3.1 for its misconfigurations, 29.3.5 for its flags; APM vol. 2
-//! 15.25 for nested paging.
+//! flags, 5.9.2 for PAT; PRIV 10.3 to 10.6, 11, 12 and 18.5 for RISC-V. Stage 2: DDI 0487 D8.6.5
+//! and D8.6.6 for memory types, D8.4.3 for XN; SDM vol. 3C 29.3.2 for EPT, 29.3.3.1 for its
+//! misconfigurations, 29.3.5 for its flags; APM vol. 2 15.25 for nested paging.
 
 #![allow(dead_code)] // Each test reads a part.
 
 mod arm64;
+mod riscv;
 mod stage2;
 mod x86_64;
 
@@ -95,9 +96,21 @@ pub const E5: Regime = Regime::Ept { levels: 5, mode_based: true };
 pub const N4: Regime = Regime::Npt { levels: 4 };
 pub const N5: Regime = Regime::Npt { levels: 5 };
 
-pub const REGIMES: [Regime; 28] = [
+const fn riscv(levels: u8, guest: bool) -> Regime {
+    Regime::Riscv { levels, guest }
+}
+
+pub const V39: Regime = riscv(3, false);
+pub const V48: Regime = riscv(4, false);
+pub const V57: Regime = riscv(5, false);
+/// Four tables at the root.
+pub const G39: Regime = riscv(3, true);
+pub const G48: Regime = riscv(4, true);
+pub const G57: Regime = riscv(5, true);
+
+pub const REGIMES: [Regime; 34] = [
     A4, A4W, A16, A16W, A64, A64W, P4, P4V, P16, P16W, P64, P64L, H4, H16W, H64, X4, X5, S4, S4F,
-    S4W, S16, S16W, S64, S64W, E4, E5, N4, N5,
+    S4W, S16, S16W, S64, S64W, E4, E5, N4, N5, V39, V48, V57, G39, G48, G57,
 ];
 
 /// The regime whose rows hold for this one as well, at the levels that it has: descriptors of stage
@@ -132,13 +145,20 @@ const NO_EL0: &str = "reserved: nG or PXN";
 const TYPE: &str = "reserved: a reserved memory type";
 const W_NOT_R: &str = "reserved: an entry that can be written and not read";
 const EPT_TABLE: &str = "reserved: a reserved bit of a table entry";
+const RV_TABLE: &str = EPT_TABLE;
+const RV_PAGE: &str = "reserved: a table in a table of pages";
+const RV_ZERO: &str = "reserved: one of bits 60:54";
+const RV_N: &str = "reserved: N is set";
+const RV_LOW: &str = "reserved: a bit of the page number below";
+const RV_U: &str = "reserved: a leaf of the G-stage without U";
+const RV_G: &str = "reserved: G is reserved";
 
 /// The regime, the level, the descriptor, its meaning.
 pub type Row = (Regime, i8, u64, &'static str);
 
 /// All rows.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    [arm64::ROWS, stage2::ROWS, x86_64::ROWS].into_iter().flatten()
+    [arm64::ROWS, stage2::ROWS, x86_64::ROWS, riscv::ROWS].into_iter().flatten()
 }
 
 /// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the
@@ -207,6 +227,11 @@ pub const UNDER: &[Under] = &[
     (N4, &[0x1007, 0x2007, 0x8000_0000_0000_3007], 1, 0x0000_0000_4000_0007, "rw-/rw-"),
     (N4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_4000_0003, "---/---"),
     (N5, &[0x8000_0000_0000_1007, 0x2007, 0x3005, 0x4007], 1, 0x0000_0000_4000_0007, "r--/r--"),
+    // Tables of RISC-V take nothing away.
+    (V39, &[0x0421, 0x0801], 0, 0x0000_0000_1000_000f, "rwx/---"),
+    (V48, &[0x0401, 0x0801], 1, 0x0000_0000_1000_001f, "rw-/rwx"),
+    (V57, &[0x0401, 0x0801, 0x0c01, 0x1001], 0, 0x0000_0000_1000_0013, "r--/r--"),
+    (G39, &[0x1001, 0x2001], 0, 0x0000_0000_1000_001f, "rwx/rwx"),
 ];
 
 /// The regime, the level, a descriptor; what hardware writes back for an access, where it manages
@@ -275,6 +300,18 @@ pub const WRITTEN: &[Written] = &[
     (N4, 4, 0x0000_0000_0001_0007, Some(0x0000_0000_0001_0027), None),
     (N5, 5, 0x0000_0000_0001_0003, Some(0x0000_0000_0001_0023), None),
     (N5, 3, 0x0000_0000_4000_0087, Some(0x0000_0000_4000_00a7), Some(0x0000_0000_4000_00c7)),
+    // RISC-V: A (6) and D (7) of a leaf, D where W (2) is set; nothing of a table.
+    (V39, 0, 0x0000_0000_0010_0007, Some(0x0000_0000_0010_0047), Some(0x0000_0000_0010_0087)),
+    (V39, 0, 0x0000_0000_0010_0047, None, Some(0x0000_0000_0010_00c7)),
+    (V39, 0, 0x0000_0000_0010_00c7, None, None),
+    (V39, 0, 0x0000_0000_0010_0013, Some(0x0000_0000_0010_0053), None),
+    (V39, 1, 0x0000_0000_1008_0007, Some(0x0000_0000_1008_0047), Some(0x0000_0000_1008_0087)),
+    (V39, 1, 0x0000_0000_0000_4001, None, None),
+    (V48, 3, 0x0000_0020_0000_0047, None, Some(0x0000_0020_0000_00c7)),
+    (V57, 0, 0x0000_0000_0010_0006, None, None),
+    (G39, 0, 0x0000_0000_0010_0017, Some(0x0000_0000_0010_0057), Some(0x0000_0000_0010_0097)),
+    (G48, 2, 0x0000_0000_5000_001b, Some(0x0000_0000_5000_005b), None),
+    (G57, 4, 0x0000_4000_0000_0057, None, Some(0x0000_4000_0000_00d7)),
 ];
 
 /// The meaning of a row.
@@ -339,6 +376,9 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
                             dbm: matches!(dirty, "dbm" | "dbm+ro"),
                             read_only: matches!(dirty, "ro" | "dbm+ro"),
                         },
+                        Regime::Riscv { .. } => {
+                            DirtyState::Riscv { dirty: either(dirty, "D", "-") }
+                        }
                         _ => DirtyState::X86_64 { dirty: either(dirty, "D", "-") },
                     },
                     software: hex("sw", software) as u16,
