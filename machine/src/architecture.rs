@@ -134,6 +134,32 @@ impl Architecture {
         Self { regime: Regime::Npt { levels: 4 }, ..Self::ept() }
     }
 
+    /// RISC-V with 3, 4 or 5 levels, of a program's addresses or a guest's. What is optional is
+    /// absent: walkers set no flags (Svade), and remember that there was nothing (no Svvptc).
+    pub const fn riscv64(levels: u8, guest: bool) -> Self {
+        Self {
+            invalid_entries_cached: true,
+            forced_write_back: true,
+            idc: true,
+            ..Self::arm64(Regime::Riscv { levels, guest })
+        }
+    }
+
+    /// Whether an entry in use may have to be broken before another takes its place: on arm64.
+    pub const fn breaks(&self) -> bool {
+        !self.is_x86() && !self.is_riscv()
+    }
+
+    /// Whether both halves of the addresses hang on one root.
+    pub const fn has_one_root(&self) -> bool {
+        !self.breaks()
+    }
+
+    /// Whether the rules of RISC-V hold.
+    pub const fn is_riscv(&self) -> bool {
+        matches!(self.regime, Regime::Riscv { .. })
+    }
+
     /// Whether the rules of x86 hold.
     pub const fn is_x86(&self) -> bool {
         matches!(self.regime, Regime::X86_64 { .. } | Regime::Ept { .. } | Regime::Npt { .. })

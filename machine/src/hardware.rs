@@ -275,7 +275,7 @@ impl Hardware {
             guests: Dice::new(seed),
             top: (regime.start_level() - regime.last_level()).unsigned_abs(),
             last_level: regime.last_level(),
-            level_step: if architecture.is_x86() { 1 } else { -1 },
+            level_step: if regime.start_level() > regime.last_level() { 1 } else { -1 },
             index_bits: regime.page_shift() - 3,
             address_mask: match regime {
                 Regime::Arm64Stage1 { granule, wide: false } => {
@@ -449,7 +449,7 @@ impl Hardware {
 
     /// The first address of a half.
     fn first_address(&self, upper: bool) -> u64 {
-        if upper && !self.architecture.is_x86() {
+        if upper && !self.architecture.has_one_root() {
             u64::MAX << self.architecture.regime.input_bits()
         } else {
             0
@@ -549,7 +549,7 @@ impl Hardware {
             );
         }
         let core = &self.cores[cpu];
-        let half = if self.architecture.is_x86() {
+        let half = if self.architecture.has_one_root() {
             core.roots[0].set(root);
             core.roots[1].set(root);
             "both"
@@ -603,8 +603,8 @@ impl Hardware {
         self.load_root(cpu, space);
     }
 
-    /// Loading CR3 is serialising (SDM vol. 3A 9.3): walks under the root before are over. On arm64
-    /// they may be on their way until an invalidation.
+    /// Loading CR3 is serialising (SDM vol. 3A 9.3): walks under the root before are over.
+    /// Elsewhere they may be on their way until an invalidation (PRIV 10.1.11 for satp).
     fn end_walks(&self, cpu: usize) {
         if self.architecture.is_x86() {
             self.cores[cpu].speculative.set(None);

@@ -663,7 +663,7 @@ pub(crate) fn may_be_remembered(
         Descriptor::Invalid | Descriptor::Reserved(_) => false,
         Descriptor::Table { .. } => true,
         Descriptor::Leaf(leaf) => {
-            architecture.is_x86() || leaf.accessed || run || architecture.hardware_access
+            !architecture.breaks() || leaf.accessed || run || architecture.hardware_access
         }
     }
 }
@@ -681,6 +681,10 @@ pub(crate) fn needs_break(
     equal_contents: impl Fn(u64, u64) -> bool,
     same: impl Fn() -> bool,
 ) -> Option<&'static str> {
+    if architecture.is_riscv() {
+        // PRIV 10.2.1: until the fence, what was there is used, or what is.
+        return None;
+    }
     if architecture.is_x86() {
         // SDM 5.10.4.2 asks for an invalidation and allows it to come later; while both sizes may
         // be in use, they have to agree (5.10.2.4).
@@ -780,6 +784,7 @@ fn is_writable(leaf: &Leaf) -> bool {
 fn is_dirty(leaf: &Leaf) -> bool {
     match leaf.dirty {
         tablewright_walker::DirtyState::Arm64 { read_only, .. } => !read_only,
-        tablewright_walker::DirtyState::X86_64 { dirty } => dirty,
+        tablewright_walker::DirtyState::X86_64 { dirty }
+        | tablewright_walker::DirtyState::Riscv { dirty } => dirty,
     }
 }

@@ -64,7 +64,8 @@ impl Boots {
             | Regime::Arm64El2 { .. }
             | Regime::Arm64Stage2 { .. }
             | Regime::Ept { .. }
-            | Regime::Npt { .. } => Err(NOT_STAGE_1.to_owned()),
+            | Regime::Npt { .. }
+            | Regime::Riscv { .. } => Err(NOT_STAGE_1.to_owned()),
         };
         self.memory = Some(machine.into_memory());
         ran.map_err(failed(profile, step.name))

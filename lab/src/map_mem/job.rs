@@ -57,7 +57,8 @@ pub fn format_of(profile: &Profile) -> Result<Format, Error> {
         | Regime::Arm64El2 { .. }
         | Regime::Arm64Stage2 { .. }
         | Regime::Ept { .. }
-        | Regime::Npt { .. } => {
+        | Regime::Npt { .. }
+        | Regime::Riscv { .. } => {
             return Err(Error::Usage(NOT_STAGE_1.to_owned()));
         }
     };

@@ -31,7 +31,8 @@ struct Page {
 /// The state of the pages that are not clean.
 pub(crate) struct Caches {
     pages: RefCell<HashMap<u64, Page>>,
-    x86: bool,
+    /// The caches need no maintenance, but for FENCE.I on RISC-V, which is not judged.
+    coherent: bool,
     /// Memory types are those of stage 2, and whether it forces write-back.
     stage2: bool,
     /// A guest without a stage 1 on the machine has its caches off.
@@ -48,7 +49,7 @@ impl Caches {
     pub fn new(architecture: &Architecture) -> Self {
         Self {
             pages: RefCell::default(),
-            x86: architecture.is_x86(),
+            coherent: !architecture.breaks(),
             stage2: matches!(architecture.regime, Regime::Arm64Stage2 { .. }),
             off: architecture.guest_caches_off,
             forced: matches!(
@@ -64,7 +65,7 @@ impl Caches {
 
     /// A page is written in a cache.
     pub fn write(&self, pa: u64) {
-        if !self.x86 {
+        if !self.coherent {
             let mut pages = self.pages.borrow_mut();
             let page = pages.entry(pa).or_default();
             page.dirty = true;
@@ -115,7 +116,7 @@ impl Caches {
         request: Request,
         pa: u64,
     ) {
-        if self.x86 || (self.pages.borrow().is_empty() && request.want != Want::Write) {
+        if self.coherent || (self.pages.borrow().is_empty() && request.want != Want::Write) {
             return;
         }
         let page = pa & !((1 << hardware.memory.page_shift()) - 1);

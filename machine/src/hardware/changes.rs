@@ -319,7 +319,7 @@ impl Hardware {
             } else {
                 match is {
                     Descriptor::Leaf(_) if obligation.table => Some("another size"),
-                    _ if architecture.is_x86() => None,
+                    _ if !architecture.breaks() => None,
                     _ if architecture.bbm < 2 => Some("another size"),
                     Descriptor::Leaf(_) => contradicts(),
                     _ => None,
@@ -331,7 +331,7 @@ impl Hardware {
             }
         }
         drop(obligations);
-        if let Some(why) = wrong.filter(|_| !architecture.is_x86()) {
+        if let Some(why) = wrong.filter(|_| architecture.breaks()) {
             self.violate(
                 Rule::BreakBeforeMake,
                 cpu,

@@ -194,10 +194,13 @@ impl Hardware {
         }
     }
 
-    /// x86-64: the upper half of the root translates addresses with ones above.
+    /// With one root, the upper half of it translates addresses with ones above.
     pub(super) fn canonical(&self, va: u64) -> u64 {
         let bits = self.architecture.regime.input_bits();
-        let signed = matches!(self.architecture.regime, Regime::X86_64 { .. });
+        let signed = matches!(
+            self.architecture.regime,
+            Regime::X86_64 { .. } | Regime::Riscv { guest: false, .. }
+        );
         if signed && va >> (bits - 1) & 1 != 0 { va | u64::MAX << bits } else { va }
     }
 
@@ -564,8 +567,8 @@ impl Hardware {
 
     /// The leaves of a table of pages that becomes reachable.
     pub(super) fn check_pages(&self, cpu: usize, entries: &[u64]) {
-        let x86 = self.architecture.is_x86();
-        let reserved = !x86 && entries.iter().fold(false, |any, entry| any | (entry & 3 == 1));
+        let reserved = self.architecture.breaks()
+            && entries.iter().fold(false, |any, entry| any | (entry & 3 == 1));
         if reserved {
             self.violate(Rule::Reserved, cpu, "a block descriptor in a table of pages".to_owned());
         }

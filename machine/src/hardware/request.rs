@@ -58,6 +58,13 @@ impl Bits {
             // SDM vol. 3A 5.8, 5.10.2.4.
             Regime::X86_64 { .. } => Self { global: 1 << 8, ..x86 },
             Regime::Npt { .. } => x86,
+            // PRIV 10.3.1; 18.5.1: G is nothing in the G-stage.
+            Regime::Riscv { guest, .. } => Self {
+                accessed: 1 << 6,
+                dirty: 1 << 7,
+                global: if guest { 0 } else { 1 << 5 },
+                ..x86
+            },
             // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is
             // set.
             Regime::Ept { mode_based, .. } => Self {

@@ -392,6 +392,13 @@ impl Hardware {
             {
                 clean = leaf.access.privileged.write || leaf.access.user.write;
             }
+            tablewright_walker::DirtyState::Riscv { dirty: false } => {
+                let writable = leaf.access.privileged.write || leaf.access.user.write;
+                clean = writable && self.architecture.hardware_dirty && !self.leaves.get().1;
+                // Svade: a write faults.
+                leaf.access.privileged.write &= clean;
+                leaf.access.user.write &= clean;
+            }
             _ => {}
         }
         let of = |p: tablewright_walker::Permissions| {
@@ -498,8 +505,8 @@ impl Hardware {
             // The contiguous bit may change in place.
             || self.architecture.bbm >= 1 && other.depth == entry.depth
             || self.architecture.bbm >= 2
-            || self.architecture.is_x86();
-        let places = other.pa(va) == entry.pa(va) || self.architecture.is_x86();
+            || !self.architecture.breaks();
+        let places = other.pa(va) == entry.pa(va) || !self.architecture.breaks();
         if !sizes || !places {
             self.violate(
                 Rule::Conflict,

@@ -103,9 +103,11 @@ impl<'m> Mapper<'m> {
     /// What is global is forgotten if the invalidation means it. On arm64 an address takes it in
     /// any case.
     pub fn tlbi_of(&self, what: &Invalidation<'_>, range: Option<&Stale>) -> Tlbi {
-        let x86 = self.machine.architecture().is_x86();
+        let architecture = self.machine.architecture();
+        let (x86, riscv) = (architecture.is_x86(), architecture.is_riscv());
+        let by_leaf = x86 || riscv;
         let nested = self.machine.hardware.is_nested();
-        let globals = match (x86, what.global) {
+        let globals = match (by_leaf, what.global) {
             (false, _) => Globals::ByAddress,
             (true, true) => Globals::Included,
             (true, false) => Globals::Spared,
@@ -113,6 +115,13 @@ impl<'m> Mapper<'m> {
         match range {
             // INVEPT, an ASID in TLB_CONTROL; TLBI VMALLS12E1IS.
             _ if nested && (x86 || range.is_none()) => Tlbi { id: Some(what.id), ..Tlbi::ALL },
+            // HFENCE.GVMA of a VMID.
+            _ if nested && riscv => Tlbi { id: Some(what.id), ..Tlbi::ALL },
+            // An address of SFENCE.VMA spares what is cached of tables (PRIV 10.2.1).
+            Some(&Stale { tables: true, .. }) if riscv => {
+                let id = (!what.global).then_some(what.id);
+                Tlbi { id, globals, ..Tlbi::ALL }
+            }
             // VMALLE1IS, or INVPCID type 2 on every CPU.
             None if what.global => Tlbi::ALL,
             // ASIDE1IS, or INVPCID type 1, or INVLPGB with the PCID alone.
@@ -120,12 +129,12 @@ impl<'m> Mapper<'m> {
             Some(&Stale { first, last, level, tables }) => Tlbi {
                 // INVLPGB with its bit 3 and without a PCID: what is cached of tables that lead to
                 // what is global goes too.
-                id: (!x86 || !what.global).then_some(what.id),
+                id: (!by_leaf || !what.global).then_some(what.id),
                 range: Some((first, last)),
                 // The embedder of x86 that takes all that is said at its word: INVLPGB, an address
                 // for each leaf.
-                stride: level.filter(|_| x86).map(|level| self.leaf_bits(level)),
-                depth: level.filter(|_| !x86).map(Level::height),
+                stride: level.filter(|_| by_leaf).map(|level| self.leaf_bits(level)),
+                depth: level.filter(|_| !by_leaf).map(Level::height),
                 leaves_only: !tables,
                 all_tables: false,
                 globals,

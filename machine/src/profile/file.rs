@@ -30,6 +30,8 @@ enum FormatToml {
     Arm64,
     #[serde(rename = "x86-64")]
     X86_64,
+    #[serde(rename = "riscv64")]
+    Riscv64,
 }
 
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -89,6 +91,9 @@ macro_rules! capabilities {
                         }),
                         if wide { 52 } else { 48 },
                     ),
+                    Regime::Riscv { levels, .. } => {
+                        (FormatToml::Riscv64, None, 12 + 9 * u32::from(levels))
+                    }
                     Regime::X86_64 { levels }
                     | Regime::Ept { levels, .. }
                     | Regime::Npt { levels } => {
@@ -164,11 +169,18 @@ impl ArchitectureToml {
                 }
                 Architecture::x86_64(if bits(&[48, 57])? == 57 { 5 } else { 4 })
             }
+            FormatToml::Riscv64 => {
+                if self.granule.is_some_and(|granule| granule != GranuleToml::K4) {
+                    let problem = "riscv64 has pages of 4K only".to_owned();
+                    return Err(("architecture.granule", problem));
+                }
+                Architecture::riscv64(((bits(&[48, 39, 57])? - 12) / 9) as u8, false)
+            }
         };
         let mut architecture = self.over(usual);
         if let Some(ordering) = self.ordering {
             if (ordering == OrderingToml::X86) != architecture.is_x86() {
-                let problem = "arm64 has base or ets2, x86-64 has x86".to_owned();
+                let problem = "arm64 has base or ets2, x86-64 has x86, riscv64 has base".to_owned();
                 return Err(("architecture.ordering", problem));
             }
             architecture.ordering = match ordering {

@@ -41,6 +41,17 @@ pub fn architecture(
             }
         }
         Regime::Npt { .. } => Architecture { regime, ..Architecture::npt() },
+        Regime::Riscv { levels, guest } => {
+            // Svadu and Svvptc, or not.
+            let flags = dice.once_in(2);
+            Architecture {
+                hardware_access: flags,
+                hardware_dirty: flags,
+                invalid_entries_cached: dice.once_in(2),
+                permission_fault_drops_entry: dice.once_in(2),
+                ..Architecture::riscv64(levels, guest)
+            }
+        }
         Regime::Arm64Stage1 { .. }
         | Regime::Arm64Stage1Sized { .. }
         | Regime::Arm64El2 { .. }

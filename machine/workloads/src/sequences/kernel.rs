@@ -6,7 +6,6 @@
 
 use std::ops::ControlFlow;
 
-use tablewright::format::X86_64;
 use tablewright::shared::SharedSpace;
 use tablewright::{
     AddressSpace, Attrs, Format, Half, KernelHalf, Level, Liveness, Mapping, Span, Va,
@@ -21,46 +20,42 @@ use crate::platform::Faulty;
 /// There are no guests, and a half for the kernel.
 pub enum Halves {}
 
-type User<'m, const LEVELS: u8> = AddressSpace<X86_64<LEVELS>, Faulty<'m>>;
+type User<'m, F> = AddressSpace<F, Faulty<'m>>;
 
-impl<'m, const LEVELS: u8> Guests<'m, X86_64<LEVELS>> for Halves {
+impl<'m, F: Format<Input = Va>> Guests<'m, F> for Halves {
     type Local = ();
 
     fn make(
-        _: &World<'m, X86_64<LEVELS>, Self>,
-        space: SharedSpace<X86_64<LEVELS>, Faulty<'m>>,
-    ) -> Result<Self, SharedSpace<X86_64<LEVELS>, Faulty<'m>>> {
+        _: &World<'m, F, Self>,
+        space: SharedSpace<F, Faulty<'m>>,
+    ) -> Result<Self, SharedSpace<F, Faulty<'m>>> {
         Err(space)
     }
-    fn space(&self) -> &SharedSpace<X86_64<LEVELS>, Faulty<'m>> {
+    fn space(&self) -> &SharedSpace<F, Faulty<'m>> {
         match *self {}
     }
-    fn into_space(self) -> SharedSpace<X86_64<LEVELS>, Faulty<'m>> {
+    fn into_space(self) -> SharedSpace<F, Faulty<'m>> {
         match self {}
     }
-    fn operate(world: &World<'m, X86_64<LEVELS>, Self>, cpu: usize, kind: Kind, dice: &Dice) {
+    fn operate(world: &World<'m, F, Self>, cpu: usize, kind: Kind, dice: &Dice) {
         if kind == Kind::Kernel {
             kernel(world, cpu, dice);
         }
     }
-    fn lose(_: &World<'m, X86_64<LEVELS>, Self>, _: usize, _: &Dice, _: bool) -> bool {
+    fn lose(_: &World<'m, F, Self>, _: usize, _: &Dice, _: bool) -> bool {
         false
     }
-    fn retire(_: &World<'m, X86_64<LEVELS>, Self>, _: usize) {}
+    fn retire(_: &World<'m, F, Self>, _: usize) {}
     fn forget((): &()) {}
 }
 
 /// A root, which the machine knows by another number than the half's.
-struct Attached<'m, const LEVELS: u8> {
-    user: User<'m, LEVELS>,
+struct Attached<'m, F: Format<Input = Va>> {
+    user: User<'m, F>,
     mapper: Mapper<'m>,
 }
 
-fn kernel<'m, const LEVELS: u8>(
-    world: &World<'m, X86_64<LEVELS>, Halves>,
-    cpu: usize,
-    dice: &Dice,
-) {
+fn kernel<'m, F: Format<Input = Va>>(world: &World<'m, F, Halves>, cpu: usize, dice: &Dice) {
     let machine = world.machine;
     // Half of the root's entries have a table each: more than there is for a second.
     if machine.memory().frames() - machine.memory().used() < 280 {
@@ -69,7 +64,7 @@ fn kernel<'m, const LEVELS: u8>(
     let tables = world.control.tables.replace(u32::MAX);
     world.leaked.set(true);
     let plat = Faulty::new(machine, world.control);
-    let space = AddressSpace::<X86_64<LEVELS>, _>::new(plat);
+    let space = AddressSpace::<F, _>::new(plat);
     let space = space.map(|space| space.with_id(world.number() as u16));
     if let Some(Ok(mut kernel)) = space.map(KernelHalf::new) {
         plat.mapper.attach(kernel.root(), Half::Lower, kernel.id());
@@ -86,7 +81,7 @@ fn kernel<'m, const LEVELS: u8>(
     world.control.tables.set(tables);
 }
 
-fn forget_all<'m, const LEVELS: u8>(world: &World<'m, X86_64<LEVELS>, Halves>) {
+fn forget_all<'m, F: Format<Input = Va>>(world: &World<'m, F, Halves>) {
     let machine = world.machine;
     machine.dsb_stores();
     machine.tlbi(Tlbi::ALL);
@@ -94,10 +89,10 @@ fn forget_all<'m, const LEVELS: u8>(world: &World<'m, X86_64<LEVELS>, Halves>) {
 }
 
 /// A page of the half, or a window in it.
-fn window<const LEVELS: u8>(dice: &Dice) -> Option<Span<Va>> {
-    let page = 1u64 << X86_64::<LEVELS>::PAGE_SHIFT;
-    let start = u64::MAX << (X86_64::<LEVELS>::INPUT_BITS - 1);
-    let root = 1 << X86_64::<LEVELS>::shift(X86_64::<LEVELS>::root_level());
+fn window<F: Format<Input = Va>>(dice: &Dice) -> Option<Span<Va>> {
+    let page = 1u64 << F::PAGE_SHIFT;
+    let start = u64::MAX << (F::INPUT_BITS - 1);
+    let root = 1 << F::shift(F::root_level());
     let (at, size) = match dice.below(6) {
         0 => (start, root),
         1 => (start + (page << 9), page << 9),
@@ -107,15 +102,15 @@ fn window<const LEVELS: u8>(dice: &Dice) -> Option<Span<Va>> {
     Span::new(Va::new(at), size).ok()
 }
 
-fn live<'m, const LEVELS: u8>(
-    world: &World<'m, X86_64<LEVELS>, Halves>,
-    kernel: &mut KernelHalf<X86_64<LEVELS>, Faulty<'m>>,
+fn live<'m, F: Format<Input = Va>>(
+    world: &World<'m, F, Halves>,
+    kernel: &mut KernelHalf<F, Faulty<'m>>,
     dice: &Dice,
 ) {
     let machine = world.machine;
-    let mut users: Vec<Attached<'m, LEVELS>> = Vec::new();
+    let mut users: Vec<Attached<'m, F>> = Vec::new();
     for _ in 0..8 + dice.below(16) {
-        let Some(span) = window::<LEVELS>(dice) else {
+        let Some(span) = window::<F>(dice) else {
             return;
         };
         match dice.below(10) {
@@ -123,7 +118,7 @@ fn live<'m, const LEVELS: u8>(
                 let Some(page) = world.take_page() else {
                     continue;
                 };
-                let at = Span::new(span.start(), 1 << X86_64::<LEVELS>::PAGE_SHIFT);
+                let at = Span::new(span.start(), 1 << F::PAGE_SHIFT);
                 let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
                 let mapped = at.map(|at| kernel.gather().map(at, page, mapping));
                 if !matches!(mapped, Ok(Ok(()))) {
@@ -189,7 +184,7 @@ fn live<'m, const LEVELS: u8>(
     let mut gather = kernel.gather();
     let batch = world.number();
     let mut held = Vec::new();
-    let start = u64::MAX << (X86_64::<LEVELS>::INPUT_BITS - 1);
+    let start = u64::MAX << (F::INPUT_BITS - 1);
     let last = Va::new(u64::MAX);
     if let Ok(all) = Span::inclusive(Va::new(start), last) {
         let _unmapped = gather.unmap(all, |leaf| {
@@ -207,9 +202,9 @@ fn live<'m, const LEVELS: u8>(
 }
 
 /// A user's space is not used any more.
-fn take_down<'m, const LEVELS: u8>(
-    world: &World<'m, X86_64<LEVELS>, Halves>,
-    user: &mut User<'m, LEVELS>,
+fn take_down<'m, F: Format<Input = Va>>(
+    world: &World<'m, F, Halves>,
+    user: &mut User<'m, F>,
     mapper: Mapper<'m>,
 ) {
     mapper.detach();

@@ -123,6 +123,14 @@ formats! {
         or Ept4;
     Npt4 16 Ipa tablewright::format::Npt<4> = Regime::Npt { levels: 4 };
     Npt5 8 Ipa tablewright::format::Npt<5> = Regime::Npt { levels: 5 }, or Npt4;
+    Sv39 24 Both tablewright::format::Sv39 = Regime::Riscv { levels: 3, guest: false };
+    Sv48 6 Both tablewright::format::Sv48 = Regime::Riscv { levels: 4, guest: false }, or Sv39;
+    Sv57 6 Both tablewright::format::Sv57 = Regime::Riscv { levels: 5, guest: false }, or Sv39;
+    Sv39x4 16 Ipa tablewright::format::Sv39x4 = Regime::Riscv { levels: 3, guest: true };
+    Sv48x4 4 Ipa tablewright::format::Sv48x4 = Regime::Riscv { levels: 4, guest: true },
+        or Sv39x4;
+    Sv57x4 4 Ipa tablewright::format::Sv57x4 = Regime::Riscv { levels: 5, guest: true },
+        or Sv39x4;
 }
 
 /// Some kind of operation.

@@ -302,7 +302,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     pub fn is_arm(&self) -> bool {
-        !self.machine.architecture().is_x86()
+        self.machine.architecture().breaks()
     }
 
     pub fn fail(&self, what: impl Into<String>) {

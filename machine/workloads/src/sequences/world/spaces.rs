@@ -145,7 +145,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let look = plat.mapper.look();
             plat.mapper.rely((0, u64::MAX), look);
         }
-        if steady && !self.is_arm() {
+        if steady && self.machine.architecture().is_x86() {
             // Stores wait in the CPU's buffer.
             self.hand_over();
         }
