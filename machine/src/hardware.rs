@@ -586,7 +586,8 @@ impl Hardware {
             self.rename(cpu, space, id);
         }
         let core = &self.cores[cpu];
-        let of_another = |e: &Cached| e.id == id && e.space != space && !e.global;
+        let of_another =
+            |e: &Cached| e.id == id && e.space != space && !e.global && self.is_valid(e.raw);
         let held = core.tlb.iter(cpu, &self.invalidations).find(of_another);
         if let Some(entry) = held {
             self.violate(
@@ -767,7 +768,10 @@ impl Hardware {
             // The map of all memory leads to free memory as well, and still says so.
             let held = tlb.find(|e| {
                 let leads = e.pa < pa + page && pa < e.pa + (1 << e.bits);
-                leads && !self.still_says(e) && self.uses_leaf(other, e.space, e.global)
+                leads
+                    && self.is_valid(e.raw)
+                    && !self.still_says(e)
+                    && self.uses_leaf(other, e.space, e.global)
             });
             let known = core.cache.iter().find(|known| {
                 let remembered = known.table == pa && self.is_remembered(other, known);

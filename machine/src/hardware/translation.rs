@@ -61,6 +61,9 @@ impl Hardware {
     pub(super) fn use_entry(&self, cpu: usize, request: Request, entry: Cached) -> Look {
         let fault = Fault::Permission { depth: entry.depth };
         if entry.rights & request.right() == 0 {
+            if !self.is_valid(entry.raw) {
+                return Look::Fault(Fault::Translation { depth: entry.depth });
+            }
             if self.architecture.permission_fault_drops_entry {
                 self.cores[cpu].tlb.drop_entry(&entry);
                 self.drop_path(cpu, request.va);
@@ -250,8 +253,35 @@ impl Hardware {
                 self.violate(Rule::Reserved, cpu, format!("a walk for {va:#x}: {why}"));
                 Look::Fault(Fault::Translation { depth })
             }
-            Err(_) => Look::Fault(Fault::Translation { depth }),
+            Err(_) => {
+                self.remember_hole(cpu, &walking, at, depth, descriptor);
+                Look::Fault(Fault::Translation { depth })
+            }
         }
+    }
+
+    /// That there was nothing may be remembered, where hardware does (PRIV 10.3.2; not with
+    /// Svvptc).
+    fn remember_hole(&self, cpu: usize, walking: &Walking, at: u64, depth: u8, raw: u64) {
+        if !self.architecture.invalid_entries_cached || !self.dice.is_on() || self.dice.once_in(2) {
+            return;
+        }
+        let bits = self.shift(depth);
+        self.cores[cpu].tlb.insert(Cached {
+            first: walking.request.va >> bits << bits,
+            bits: bits as u8,
+            depth,
+            id: walking.id,
+            space: walking.space,
+            global: false,
+            contiguous: false,
+            rights: 0,
+            guest: None,
+            pa: 0,
+            raw,
+            at,
+            stamp: walking.stamp,
+        });
     }
 
     pub(super) fn is_overtaken(&self, cpu: usize, walking: &Walking) -> bool {

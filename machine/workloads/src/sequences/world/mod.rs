@@ -631,6 +631,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         if !steady || version != slot.version.get() {
             return;
         }
+        // What handlers of faults have mapped, others may remember to be missing: they handle a
+        // fault that finds it mapped.
+        let spurious = self.machine.architecture().invalid_entries_cached
+            && !matches!(*slot.place.borrow(), Place::Exclusive(_));
         let right = match (want, user) {
             (Want::Read, false) => Perms::READ,
             (Want::Read, true) => Perms::USER_READ,
@@ -641,7 +645,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             (None, Ok(_)) => true,
             (Some((pa, perms)), Ok(reached)) => pa != reached || !perms.contains(right),
             // What permits nothing is not mapped for a walker.
-            (Some((_, perms)), Err(Fault::Translation { .. })) => !perms.is_empty(),
+            (Some((_, perms)), Err(Fault::Translation { .. })) => !perms.is_empty() && !spurious,
             (Some((_, perms)), Err(Fault::Permission { .. })) => {
                 want == Want::Read && perms.contains(right)
             }
