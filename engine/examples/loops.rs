@@ -4,8 +4,8 @@
 //! `loops
 //! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|relocate|native|replace|around|
 //! mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
-//! PAGES [arm64]`, in a table of x86-64 if no other is named; without arguments, all of them over a
-//! few pages, in both. With `-each` behind its name an edit is made for one page at a time, with
+//! PAGES [arm64|riscv64]`, in a table of x86-64 if no other is named; without arguments, all of them
+//! over a few pages, in each. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
 //! for each page. `far` looks up what is not near the page that was edited last, and `apart`
 //! protects pages of which none is near the one before. `around` looks each page up and maps it.
@@ -20,7 +20,7 @@
 use std::hint::black_box;
 use std::ops::ControlFlow;
 
-use tablewright::format::{Arm64K4, Ept, Format, X86_64};
+use tablewright::format::{Arm64K4, Ept, Format, Sv48, X86_64};
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
 use tablewright::shared::{Refused, SharedPlatform, SharedSpace};
 use tablewright::{
@@ -83,15 +83,15 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [] => EDITS.iter().for_each(|(name, edit)| {
-            for arm64 in [false, true] {
-                run(name, *edit, 4096, 4096, arm64);
-                run(name, *edit, 4096, 1, arm64);
+            for format in ["", "arm64", "riscv64"] {
+                run(name, *edit, 4096, 4096, format);
+                run(name, *edit, 4096, 1, format);
             }
         }),
         [edit, pages, format @ ..] => {
-            let arm64 = match format {
-                [] => false,
-                [format] if format == "arm64" => true,
+            let format = match format {
+                [] => "",
+                [format] if ["arm64", "riscv64"].contains(&format.as_str()) => format,
                 _ => usage(),
             };
             // How many pages an edit has, if not all.
@@ -103,7 +103,7 @@ fn main() {
             let known = EDITS.iter().find(|(known, _)| *known == name);
             match (pages.parse(), known) {
                 (Ok(pages @ 1..=0x1000_0000), Some(&(_, edit))) if by != Some(0) => {
-                    run(name, edit, pages, by.unwrap_or(pages), arm64);
+                    run(name, edit, pages, by.unwrap_or(pages), format);
                 }
                 _ => usage(),
             }
@@ -116,15 +116,16 @@ fn usage() -> ! {
     eprintln!(
         "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|\
          relocate|native|replace|around|mapped|exit-small|fork-small|unmap-sparse|\
-         protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
+         protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64|riscv64]"
     );
     std::process::exit(2);
 }
 
-fn run(name: &str, edit: Edit, pages: u64, by: u64, arm64: bool) {
+fn run(name: &str, edit: Edit, pages: u64, by: u64, format: &str) {
     let measured = match edit {
         Edit::Guest | Edit::Walk => guest(pages, edit == Edit::Guest),
-        _ if arm64 => measure::<Arm64K4>(edit, pages, by),
+        _ if format == "arm64" => measure::<Arm64K4>(edit, pages, by),
+        _ if format == "riscv64" => measure::<Sv48>(edit, pages, by),
         _ => measure::<X86_64<4>>(edit, pages, by),
     };
     if let Err(error) = measured {

@@ -15,7 +15,9 @@ use tablewright::{Attrs, Change, Gather, Mapping, Perms, Span};
 
 #[cfg(feature = "arm64")]
 type Format = tablewright::format::Arm64K4;
-#[cfg(not(feature = "arm64"))]
+#[cfg(feature = "riscv64")]
+type Format = tablewright::format::Sv48;
+#[cfg(not(any(feature = "arm64", feature = "riscv64")))]
 type Format = tablewright::format::X86_64<4>;
 
 /// The address at which physical memory is mapped.

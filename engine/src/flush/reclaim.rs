@@ -175,9 +175,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
                 table.prefetch_ahead(index);
                 for (offset, entry) in line.iter_mut().enumerate() {
                     *entry = read(index + offset);
-                    leaves &= F::kind(*entry, Level::PAGE) == Kind::Leaf
-                        && !F::is_parked(*entry)
-                        && *entry & F::CONTIGUOUS == 0;
+                    leaves &= F::is_single_page(*entry);
                 }
             }
             if leaves {

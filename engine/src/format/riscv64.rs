@@ -196,10 +196,10 @@ unsafe impl<const LEVELS: u8, const TYPED: bool, I: Address> Format for Riscv64<
     fn kind(entry: u64, level: Level) -> Kind {
         if entry & VALID != 0 {
             // 10.3.2: W without R is reserved; N makes a run of it.
-            return match entry & (RIGHTS | NAPOT) {
-                0 if level != Level::PAGE => Kind::Table,
-                EXECUTE => Kind::Leaf,
-                rights if rights & (READ | NAPOT) == READ => Kind::Leaf,
+            return match (entry & RIGHTS, entry & NAPOT) {
+                (0, _) if level != Level::PAGE => Kind::Table,
+                (EXECUTE, 0) => Kind::Leaf,
+                (rights, 0) if rights & READ != 0 => Kind::Leaf,
                 _ => Kind::Invalid,
             };
         }
@@ -227,10 +227,10 @@ unsafe impl<const LEVELS: u8, const TYPED: bool, I: Address> Format for Riscv64<
 
     #[inline(always)]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
-        let tells = entry & (VALID | RIGHTS | NAPOT);
-        let open = tells == VALID && level != Level::PAGE;
-        let is_table = open || entry & VALID == 0 && Self::kind(entry, level) == Kind::Table;
-        is_table.then_some(Self::address(entry, level))
+        // As by the kind, above the last level.
+        let open = entry & (VALID | RIGHTS) == VALID;
+        let protected = entry & (VALID | PARKED | SUSPENDED | PROTECTED) == PROTECTED;
+        (open || protected).then_some(Self::address(entry, level))
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {

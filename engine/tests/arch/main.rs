@@ -3,4 +3,5 @@
 mod arm64;
 mod features;
 mod registers;
+mod riscv64;
 mod x86_64;
