@@ -3,19 +3,18 @@
 //!
 //! `loops
 //! map|protect|contended|unmap|query|lookup|far|apart|fork|fault|relocate|native|replace|around|
-//! mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing
-//! PAGES [arm64|riscv64]`, in a table of x86-64 if no other is named; without arguments, all of them
-//! over a few pages, in each. With `-each` behind its name an edit is made for one page at a time, with
+//! mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing PAGES
+//! [arm64|riscv64]`, in a table of x86-64 if no other is named; without arguments, all of them over
+//! a few pages, in each. With `-each` behind its name an edit is made for one page at a time, with
 //! `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather
 //! for each page. `far` looks up what is not near the page that was edited last, and `apart`
 //! protects pages of which none is near the one before. `around` looks each page up and maps it.
 //! `mapped` maps what is mapped, and is refused. `relocate` moves to addresses 8 GiB higher.
 //! `native` sets a bit of the format's own. `exit-small` and `fork-small` run on programs of 16
 //! pages in four places. The sparse ones unmap or protect a GiB with four pages far apart, each
-//! with a gather of its own. `fault` maps a page, and `guest` looks a fault of a guest
-//! up and maps it, page by page always, in tables
-//! of EPT; `walk` is what of it is not the engine's: the loop, and the platform's own at the
-//! beginning and the end of a walk.
+//! with a gather of its own. `fault` maps a page, and `guest` looks a fault of a guest up and maps
+//! it, page by page always, in tables of EPT; `walk` is what of it is not the engine's: the loop,
+//! and the platform's own at the beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;

@@ -227,10 +227,12 @@ unsafe impl<const LEVELS: u8, const TYPED: bool, I: Address> Format for Riscv64<
 
     #[inline(always)]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
-        // As by the kind, above the last level.
-        let open = entry & (VALID | RIGHTS) == VALID;
+        // Above the last level V alone makes a table.
+        if entry & (VALID | RIGHTS) == VALID {
+            return Some(Self::address(entry, level));
+        }
         let protected = entry & (VALID | PARKED | SUSPENDED | PROTECTED) == PROTECTED;
-        (open || protected).then_some(Self::address(entry, level))
+        protected.then_some(Self::address(entry, level))
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {

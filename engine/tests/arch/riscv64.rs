@@ -135,7 +135,7 @@ fn a_large_leaf_takes_one_fence() {
     assert_eq!(large(u64::MAX - 0xfff, u64::MAX, 0), [fence(u64::MAX - 0xfff)]);
 }
 
-/// What was sent: the mask, the first hart, the fence.
+/// A message: the mask, the first hart, the fence.
 type Sent = (u64, u64, Fence);
 
 struct Firmware(RefCell<Vec<Sent>>, u64);

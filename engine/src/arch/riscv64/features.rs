@@ -33,7 +33,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// What every hart with these tables has.
+    /// A hart with tables, and no extension of them.
     pub const LEAST: Self = Self {
         hypervisor: false,
         svade: false,

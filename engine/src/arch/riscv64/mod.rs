@@ -47,23 +47,23 @@ pub enum Instruction {
     Sfence {
         /// The leaf around this address, instead of everything.
         at: Option<u64>,
-        /// What is under this identifier and not global, instead of all.
+        /// The identifier, of which global translations are spared, instead of all.
         asid: Option<u16>,
     },
     /// HFENCE.GVMA (PRIV 18.3.2). What was made of the guest's own tables goes with it.
     Hfence {
         /// The leaf around this address of the guest's, instead of everything.
         at: Option<u64>,
-        /// What is of this guest, instead of all.
+        /// The guest, instead of all.
         vmid: Option<u16>,
     },
     /// SFENCE.W.INVAL: stores before it come before the SINVALs after it (PRIV 13).
     Begin,
     /// SINVAL.VMA: an SFENCE.VMA without the order.
     Sinval {
-        /// As of an SFENCE.VMA.
+        /// The leaf around this address.
         at: u64,
-        /// As of an SFENCE.VMA.
+        /// The identifier, instead of all.
         asid: Option<u16>,
     },
     /// SFENCE.INVAL.IR: the SINVALs before it come before the walks after it.

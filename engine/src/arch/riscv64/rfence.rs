@@ -11,7 +11,7 @@ pub struct Fence {
     pub range: Option<(u64, u64)>,
     /// The identifier: an ASID, or a VMID for a guest's; `None` for all, what is global included.
     pub id: Option<u16>,
-    /// What a guest takes for physical is forgotten, with what was made of it.
+    /// The addresses are those that a guest takes for physical.
     pub guest: bool,
 }
 
