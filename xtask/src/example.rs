@@ -6,7 +6,7 @@ use std::process::Command;
 use clap::ValueEnum;
 
 use crate::console::{Patience, listen};
-use crate::fetch::{self, QEMU, QEMU_X86};
+use crate::fetch::{self, QEMU, QEMU_RISCV, QEMU_X86};
 use crate::qemu::CPU_MAX;
 use crate::{Error, LIMIT, Result};
 
@@ -18,6 +18,8 @@ pub enum Kernel {
     X86_64,
     /// Processes that fork, and write what they share, on two processors
     Arm64,
+    /// Memory by demand, processes that fork, and a page that another hart has to forget
+    Riscv64,
 }
 
 /// The first word of their lines.
@@ -35,6 +37,7 @@ impl Kernel {
         match self {
             Self::X86_64 => fetch::qemu_x86()?,
             Self::Arm64 => fetch::qemu_arm64()?,
+            Self::Riscv64 => fetch::qemu_riscv()?,
         }
         fetch::example(self)
     }
@@ -46,6 +49,7 @@ impl Kernel {
                 (QEMU_X86, &["-cpu", "max", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
             }
             Self::Arm64 => (QEMU, &["-machine", "virt", "-cpu", CPU_MAX]),
+            Self::Riscv64 => (QEMU_RISCV, &["-machine", "virt"]),
         }
     }
 }

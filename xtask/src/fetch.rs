@@ -24,6 +24,12 @@ pub const QEMU: &str = "qemu-system-aarch64";
 /// The program that emulates a machine of x86-64.
 pub const QEMU_X86: &str = "qemu-system-x86_64";
 
+/// The program that emulates a machine of RISC-V.
+pub const QEMU_RISCV: &str = "qemu-system-riscv64";
+
+/// The target that programs for RISC-V are built for: no floating point.
+const TARGET_RISCV: &str = "riscv64imac-unknown-none-elf";
+
 /// The target that the hypervisor is built for: no floating point, whose registers are the guest's.
 const TARGET: &str = "aarch64-unknown-none-softfloat";
 
@@ -410,7 +416,24 @@ pub fn example(kernel: Kernel) -> Result<PathBuf> {
     match kernel {
         Kernel::Arm64 => build("examples", TARGET, "example-arm64"),
         Kernel::X86_64 => build("examples", TARGET_X86, "example-x86-64"),
+        Kernel::Riscv64 => build("examples", TARGET_RISCV, "example-riscv64"),
     }
+}
+
+/// Builds the program that asks a hart about formats.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn formats_riscv() -> Result<PathBuf> {
+    build("examples", TARGET_RISCV, "formats-riscv64")
+}
+
+/// Sees to it that there is a QEMU for RISC-V.
+///
+/// # Errors
+/// It cannot be had, and how to get it by hand.
+pub fn qemu_riscv() -> Result<()> {
+    qemu(QEMU_RISCV, "qemu-system-misc opensbi")
 }
 
 /// Sees to it that there is a QEMU for x86-64.

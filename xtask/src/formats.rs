@@ -1,9 +1,11 @@
-//! Every arm64 format of the engine, about which an emulated processor is asked
-//! (`hypervisor/src/bin/formats/`).
+//! Every format of the engine for arm64 and RISC-V, about which an emulated processor is asked
+//! (`hypervisor/src/bin/formats/`, `examples/riscv64/src/bin/formats.rs`).
+
+use std::process::Command;
 
 use crate::console::{Patience, listen};
 use crate::emulator::Emulator;
-use crate::fetch;
+use crate::fetch::{self, QEMU_RISCV};
 use crate::qemu::CPU_MAX;
 use crate::{Error, LIMIT, Result};
 
@@ -45,14 +47,26 @@ fn judge(lines: &[String], all: bool) -> std::result::Result<Judged, String> {
 /// What is missing; or what is wrong, or was not looked at.
 pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
     let emulator = Emulator::named(None)?;
+    fetch::qemu_riscv()?;
+    let mut runs = vec![("rv64", Command::new(QEMU_RISCV), true)];
+    let hart = &mut runs[0].1;
+    hart.args(["-machine", "virt", "-cpu", "rv64,h=true"])
+        .arg("-kernel")
+        .arg(fetch::formats_riscv()?);
     let program = fetch::hypervisor(NAME)?;
     for (name, cpu, all) in PROCESSORS {
         let mut qemu = emulator.command();
-        qemu.args(["-machine", "virt,virtualization=on", "-cpu", cpu])
-            .args(["-m", "512M", "-no-reboot"])
-            .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
-            .arg("-kernel")
-            .arg(&program);
+        qemu.args(["-machine", "virt,virtualization=on", "-cpu", cpu]).arg("-kernel").arg(&program);
+        runs.push((name, qemu, all));
+    }
+    for (name, mut qemu, all) in runs {
+        qemu.args(["-m", "512M", "-no-reboot"]).args([
+            "-nodefaults",
+            "-display",
+            "none",
+            "-serial",
+            "stdio",
+        ]);
         let said = listen(&mut qemu, Patience::InAll(LIMIT), &mut line)?;
         let judged = judge(&said.lines, all);
         let Judged { right, skipped } =
