@@ -1,6 +1,6 @@
 //! The example kernels (`examples/`) in QEMU: built, booted, and held to what they say in the end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
@@ -42,7 +42,15 @@ impl Kernel {
         fetch::example(self)
     }
 
-    /// The emulator, and a machine of two processors.
+    /// The numbers of processors that it is booted with.
+    fn processors(self) -> &'static [&'static str] {
+        match self {
+            Self::X86_64 | Self::Arm64 => &["2"],
+            Self::Riscv64 => &["1", "2"],
+        }
+    }
+
+    /// The emulator, and a machine.
     fn machine(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::X86_64 => {
@@ -58,13 +66,17 @@ impl Kernel {
 ///
 /// # Errors
 /// It cannot be built or booted, says that something is wrong, or says nothing for a minute.
-pub fn run(kernel: Kernel, line: impl FnMut(&str)) -> Result<()> {
+pub fn run(kernel: Kernel, mut line: impl FnMut(&str)) -> Result<()> {
     let image = kernel.build()?;
+    kernel.processors().iter().try_for_each(|count| boot(kernel, &image, count, &mut line))
+}
+
+fn boot(kernel: Kernel, image: &Path, count: &str, line: &mut impl FnMut(&str)) -> Result<()> {
     let (qemu, machine) = kernel.machine();
     let mut command = Command::new(qemu);
     command
         .args(machine)
-        .args(["-smp", "2", "-m", "256M", "-no-reboot"])
+        .args(["-smp", count, "-m", "256M", "-no-reboot"])
         .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(image);

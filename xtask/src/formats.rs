@@ -12,7 +12,10 @@ use crate::{Error, LIMIT, Result};
 /// The name of the test.
 pub const NAME: &str = "formats";
 
-/// Processors, and whether all formats are for them.
+/// The hart, which has all formats of RISC-V.
+const HART: &str = "rv64";
+
+/// Processors of arm64, and whether all formats are for them.
 const PROCESSORS: [(&str, &str, bool); 2] =
     [("max", CPU_MAX, true), ("cortex-a57", "cortex-a57", false)];
 
@@ -45,19 +48,25 @@ fn judge(lines: &[String], all: bool) -> std::result::Result<Judged, String> {
 ///
 /// # Errors
 /// What is missing; or what is wrong, or was not looked at.
-pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
-    let emulator = Emulator::named(None)?;
-    fetch::qemu_riscv()?;
-    let mut runs = vec![("rv64", Command::new(QEMU_RISCV), true)];
-    let hart = &mut runs[0].1;
-    hart.args(["-machine", "virt", "-cpu", "rv64,h=true"])
-        .arg("-kernel")
-        .arg(fetch::formats_riscv()?);
-    let program = fetch::hypervisor(NAME)?;
-    for (name, cpu, all) in PROCESSORS {
-        let mut qemu = emulator.command();
-        qemu.args(["-machine", "virt,virtualization=on", "-cpu", cpu]).arg("-kernel").arg(&program);
+pub fn run(only: Option<&str>, mut line: impl FnMut(&str)) -> Result<()> {
+    let asked = |name: &str| only.is_none_or(|only| only == name);
+    let mut runs = Vec::new();
+    if asked(HART) {
+        fetch::qemu_riscv()?;
+        let mut qemu = Command::new(QEMU_RISCV);
+        qemu.args(["-machine", "virt", "-cpu", "rv64,h=true"]);
+        qemu.arg("-kernel").arg(fetch::formats_riscv()?);
+        runs.push((HART, qemu, true));
+    }
+    for (name, cpu, all) in PROCESSORS.into_iter().filter(|it| asked(it.0)) {
+        let mut qemu = Emulator::named(None)?.command();
+        let program = fetch::hypervisor(NAME)?;
+        qemu.args(["-machine", "virt,virtualization=on", "-cpu", cpu]).arg("-kernel").arg(program);
         runs.push((name, qemu, all));
+    }
+    if runs.is_empty() {
+        let names = PROCESSORS.map(|(name, ..)| name).join(", ");
+        return Err(Error::Other(format!("there is no such processor: {HART}, {names}")));
     }
     for (name, mut qemu, all) in runs {
         qemu.args(["-m", "512M", "-no-reboot"]).args([

@@ -6,7 +6,7 @@
 //! | `cargo xtask boot` | fetches what is missing, builds, boots, shows console and counters |
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
 //! | `cargo xtask check` | judges what the hypervisor executes by the rules of the machine |
-//! | `cargo xtask formats` | asks emulated processors about tables of every format of arm64 and RISC-V |
+//! | `cargo xtask formats` | asks emulated processors about tables of each format of arm64, RISC-V |
 //! | `cargo xtask kvm` | compares experiments on KVM inside emulated computers |
 //! | `cargo xtask linear` | counts the barriers of a linear map, in QEMU and on the machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
@@ -147,8 +147,12 @@ enum Command {
     },
     /// Boot the kernels of Debian 12 and 13 on the QEMU that is installed and on Debian 13's
     Matrix,
-    /// Ask an emulated processor about tables of every format of arm64, in each translation regime
-    Formats,
+    /// Ask emulated processors about tables of every format of arm64 and RISC-V
+    Formats {
+        /// One of the processors alone: rv64, max, cortex-a57
+        #[arg(long, value_name = "PROCESSOR")]
+        only: Option<String>,
+    },
     /// Have a device go by a guest's tables, through a system MMU, and show that it is told what to
     /// forget
     Smmu,
@@ -258,7 +262,7 @@ fn main() -> ExitCode {
             let choice = Choice { emulator: qemu.as_deref(), ..Choice::default() };
             fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))
         }
-        Command::Formats => formats::run(|line| say!("{line}")),
+        Command::Formats { only } => formats::run(only.as_deref(), |line| say!("{line}")),
         Command::Smmu => smmu::run(|line| say!("{line}")),
         Command::Matrix => matrix::run(|line| say!("{line}")),
         Command::Linear => linear::run(|line| say!("{line}")),

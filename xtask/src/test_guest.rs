@@ -365,7 +365,7 @@ fn named() -> Vec<Case> {
         case(bare::NAME, true, |it| bare::run(it.arm64()?, |_| ())),
         case(flushes::NAME, true, |_| flushes::run()),
         case(flushes::OWN, true, |it| flushes::run_own(it.arm64()?)),
-        case(formats::NAME, true, |_| formats::run(|_| ())),
+        case(formats::NAME, true, |_| formats::run(None, |_| ())),
         case(log_start::NAME, true, |it| {
             let sizes = [256, 512, 1024];
             log_start::run(Arch::Arm64, it.arm64()?, &sizes, |_, _, _| ())

@@ -8,7 +8,11 @@ use spin::mutex::SpinMutex;
 use tablewright::Pa;
 
 /// The distance from where the image is loaded to where it is linked to run.
-pub const KERNEL: u64 = 0xffff_ffff_8000_0000;
+pub const KERNEL: u64 = match cfg!(target_arch = "riscv64") {
+    true => 0xffff_ffff_0000_0000,
+    false => 0xffff_ffff_8000_0000,
+};
+
 pub const CPUS: usize = 2;
 pub const PAGE: u64 = 4096;
 

@@ -32,7 +32,7 @@ const TABLES: u64 = 0x8040_0000;
 const TABLES_END: u64 = 0x8800_0000;
 const DATA: u64 = 0x8800_0000;
 const DATA_SIZE: u64 = 0x400_0000;
-/// Where the user's part of the program is mapped for it.
+/// Addresses that are asked about, of each format.
 const ADDRESSES: usize = 10_000;
 const PAGE: u64 = 4096;
 
