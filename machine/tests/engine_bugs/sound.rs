@@ -577,6 +577,13 @@ pub const BUGS: &[Bug] = &[
         rules: FORGOTTEN,
     },
     Bug {
+        name: "a walker goes on believing that nothing was mapped",
+        file: "edit/map.rs",
+        find: "if «self.space.platform.caps().invalid_entries_cached» {",
+        with: "false",
+        rules: &["program"],
+    },
+    Bug {
         name: "a run that was parked comes back before it is forgotten",
         file: PROTECT,
         find: "has_runs() && !change.gives().is_empty() {\n            \

@@ -76,12 +76,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 (span, self.far(slot.base, span.start().bits(), dice))
             };
             let mapping = self.mapping(attrs, dice);
+            let is_page = span.size() == Self::PAGE;
+            let at = span.start().bits();
+            let looks = self.machine.architecture().invalid_entries_cached && is_page;
+            if looks {
+                // It may be remembered that there was nothing.
+                self.touch(cpu, slot, at, Want::Read, false);
+            }
             exclusive.touch();
             let mapped = if once {
                 if exclusive.gather.is_some() {
                     self.complete(cpu, slot, exclusive);
                 }
-                if span.size() == Self::PAGE && dice.once_in(2) {
+                if is_page && dice.once_in(2) {
                     (exclusive.space()).map_page(span.start(), frame, mapping)
                 } else {
                     let mapped = exclusive.space().map(span, frame, mapping);
@@ -92,7 +99,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             } else {
                 let encoded = Encoded::<F>::new(mapping);
-                let page = span.size() == Self::PAGE && dice.once_in(2);
+                let page = is_page && dice.once_in(2);
                 self.edit(slot, exclusive, |gather| match encoded {
                     _ if page => gather.map_page(span.start(), frame, mapping),
                     Ok(encoded) if dice.once_in(2) => gather.map(span, frame, encoded),
