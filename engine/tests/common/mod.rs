@@ -129,6 +129,12 @@ pub fn is_arm<F: Format>() -> bool {
     F::RULE == Rule::ARM
 }
 
+/// Whether a page is written only while it is marked as written, by software where hardware does
+/// not do it.
+pub fn is_written_when_marked<F: Decoded>() -> bool {
+    is_arm::<F>() || matches!(F::REGIME, Regime::Riscv { .. })
+}
+
 /// Whether the format is one of stage 2.
 pub fn is_guest<F: Format>() -> bool {
     !F::Input::SIGNED

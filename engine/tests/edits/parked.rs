@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::common::{Decoded, is_arm, judge, judge_with_parked, snapshot};
+use crate::common::{Decoded, is_arm, is_written_when_marked, judge, judge_with_parked, snapshot};
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Liveness, Mapping,
     Memory, Pa, Perms, Span,
@@ -111,7 +111,7 @@ fn what_is_parked_comes_back<F: Decoded>() {
                 assert_eq!(after.invalidations, counts.invalidations, "{}", F::NAME);
                 assert!(after.publications > counts.publications, "{}", F::NAME);
                 // Where software marks what is written, what is made writable is dirty.
-                if number == 0 || flags || !F::RULE.writes_when_dirty {
+                if number == 0 || flags || !is_written_when_marked::<F>() {
                     before.assert_untouched(&snapshot::<F>(&platform, space.root()));
                     assert_eq!(judge::<F>(&platform, space.root()), seen);
                 } else {
