@@ -6,7 +6,7 @@
 //! | `cargo xtask boot` | fetches what is missing, builds, boots, shows console and counters |
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
 //! | `cargo xtask check` | judges what the hypervisor executes by the rules of the machine |
-//! | `cargo xtask formats` | asks emulated processors about tables of each format of arm64, RISC-V |
+//! | `cargo xtask formats` | asks emulated processors about tables of each format |
 //! | `cargo xtask kvm` | compares experiments on KVM inside emulated computers |
 //! | `cargo xtask linear` | counts the barriers of a linear map, in QEMU and on the machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
