@@ -1,11 +1,13 @@
 //! The example kernels (`examples/`) in QEMU: built, booted, and held to what they say in the end.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
 
 use crate::console::{Patience, listen};
+use crate::counted::counts;
+use crate::emulator::Emulator;
 use crate::fetch::{self, QEMU, QEMU_RISCV, QEMU_X86};
 use crate::qemu::CPU_MAX;
 use crate::{Error, LIMIT, Result};
@@ -80,10 +82,15 @@ fn boot(kernel: Kernel, image: &Path, count: &str, line: &mut impl FnMut(&str)) 
         .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(image);
+    if kernel == Kernel::Riscv64 {
+        let plugin = format!("{},riscv=on", fetch::plugin(&Emulator::Installed)?.display());
+        command.args(["-plugin", &plugin, "-d", "plugin"]).stderr(Stdio::piped());
+    }
     let said = listen(&mut command, Patience::InAll(LIMIT), line)?;
     let last = said.lines.last();
     let last = last.map_or("the kernel says nothing", String::as_str);
     match last {
+        DONE if kernel == Kernel::Riscv64 => compare(&said.lines, &said.log),
         DONE => Ok(()),
         wrong if wrong.contains("WRONG") => Err(Error::Failed(wrong.into())),
         last if said.ended => Err(Error::Failed(format!("the kernel ended after: {last}"))),
@@ -91,5 +98,36 @@ fn boot(kernel: Kernel, image: &Path, count: &str, line: &mut impl FnMut(&str)) 
             "{} s after its start the kernel was still at: {last}",
             LIMIT.as_secs()
         ))),
+    }
+}
+
+/// Whether the kernel of RISC-V says how many fences there were from its first mark to the next,
+/// as the plugin has counted them.
+fn compare(lines: &[String], log: &str) -> Result<()> {
+    let said = lines.iter().find_map(|line| {
+        let (_, count) = line.strip_suffix(" fences")?.rsplit_once("by ")?;
+        count.parse::<u64>().ok()
+    });
+    let counted = log.lines().find(|line| line.starts_with("counted 1,")).and_then(counts);
+    let counted = counted.and_then(|counts| counts.get("sfence.vma").copied());
+    match said.is_some() && said == counted {
+        true => Ok(()),
+        false => Err(Error::Failed(format!(
+            "the kernel says that there were {said:?} fences, and {counted:?} were counted"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::compare;
+
+    #[test]
+    fn another_number_of_fences_is_an_error() {
+        let lines = |count: u64| vec![format!("example: fork: 2 faults, by {count} fences")];
+        let log = "counted 0\ncounted 1, 4 sfence.vma\n";
+        assert!(compare(&lines(4), log).is_ok());
+        assert!(compare(&lines(5), log).is_err() && compare(&lines(4), "").is_err());
+        assert!(compare(&[], "").is_err(), "neither says anything");
     }
 }

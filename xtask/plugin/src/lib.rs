@@ -13,6 +13,9 @@
 //! N, M instructions`, and then the others. From a mark `0x8000` to a mark `0x8001` of the same CPU
 //! they are not counted, and nothing is said.
 //!
+//! With the argument `riscv=on` it counts the fences of RISC-V instead, and a mark is `slti x0, x0,
+//! N` (privileged specification, 10.2.1).
+//!
 //! With the argument `record=FILE` it does something else: it writes down what a hypervisor does to
 //! the tables of its guest (`record.rs`).
 //!
@@ -95,6 +98,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
         match argument.to_bytes() {
             b"instructions=on" => INSTRUCTIONS.store(true, Ordering::Relaxed),
             b"order=on" => ORDER.store(true, Ordering::Relaxed),
+            b"riscv=on" => RISCV.store(true, Ordering::Relaxed),
             other => {
                 if record_option(&mut options, other).is_none() {
                     return 1;
@@ -138,6 +142,9 @@ const GO_ON: u32 = 0x8001;
 /// Instructions are counted, too.
 static INSTRUCTIONS: AtomicBool = AtomicBool::new(false);
 
+/// The instructions are those of RISC-V.
+static RISCV: AtomicBool = AtomicBool::new(false);
+
 /// The order is said, too.
 static ORDER: AtomicBool = AtomicBool::new(false);
 
@@ -163,17 +170,25 @@ struct Counted {
     order: Vec<u32>,
 }
 
-/// `movz xzr, #N`.
+/// `movz xzr, #N`, or `slti x0, x0, N`.
 fn mark(instruction: u32) -> Option<u32> {
+    if RISCV.load(Ordering::Relaxed) {
+        return (instruction & 0x000f_ffff == 0x2013).then_some(instruction >> 20);
+    }
     (instruction & 0xffe0_001f == 0xd280_001f).then_some(instruction >> 5 & 0xffff)
 }
 
+/// SFENCE.VMA, with any registers.
+const SFENCE: u32 = 0x1200_0073;
 const BARRIERS: u32 = 0xd503_3000;
 const TLBI: u32 = 0xd508_8000;
 
 /// An instruction that is counted, without what may differ from one to the next: the register of an
 /// invalidation.
 fn alike(instruction: u32) -> Option<u32> {
+    if RISCV.load(Ordering::Relaxed) {
+        return (instruction & 0xfe00_7fff == SFENCE).then_some(SFENCE);
+    }
     let is_barrier = instruction & 0xffff_f01f == BARRIERS | 0x1f
         && matches!(instruction >> 5 & 7, 0b100..=0b110);
     // SYS with CRn 8, or 9 without waiting for accesses that are under way; any exception level.
@@ -187,6 +202,9 @@ fn alike(instruction: u32) -> Option<u32> {
 
 /// Its name in assembly.
 fn name(alike: u32) -> String {
+    if alike == SFENCE {
+        return "sfence.vma".into();
+    }
     let (op1, crn, crm, op2) = (alike >> 16 & 7, alike >> 12 & 15, alike >> 8 & 15, alike >> 5 & 7);
     if alike & 0xffff_f000 == BARRIERS {
         const SCOPES: [&str; 16] = [
