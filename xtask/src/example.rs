@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use clap::ValueEnum;
 
 use crate::console::{Patience, listen};
-use crate::counted::counts;
 use crate::emulator::Emulator;
 use crate::fetch::{self, QEMU, QEMU_RISCV, QEMU_X86};
 use crate::qemu::CPU_MAX;
@@ -108,8 +107,10 @@ fn compare(lines: &[String], log: &str) -> Result<()> {
         let (_, count) = line.strip_suffix(" fences")?.rsplit_once("by ")?;
         count.parse::<u64>().ok()
     });
-    let counted = log.lines().find(|line| line.starts_with("counted 1,")).and_then(counts);
-    let counted = counted.and_then(|counts| counts.get("sfence.vma").copied());
+    let counted = log.lines().find_map(|line| {
+        let mut parts = line.strip_prefix("counted 1, ")?.split(", ");
+        parts.find_map(|part| part.strip_suffix(" sfence.vma")?.parse().ok())
+    });
     match said.is_some() && said == counted {
         true => Ok(()),
         false => Err(Error::Failed(format!(
