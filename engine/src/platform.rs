@@ -31,7 +31,9 @@ pub enum Barrier {
     ///
     /// arm64: `dsb ishst`, and `isb` where this processor uses the space (DDI 0487 D8.2.6). x86:
     /// nothing, walkers see stores in program order (SDM vol. 3A 9.2.2), but the compiler must not
-    /// move the stores.
+    /// move the stores. RISC-V: `fence`; this processor's own walks are ordered by the invalidation
+    /// of what is new, or by that of a fault handler
+    /// ([`invalid_entries_cached`](Caps::invalid_entries_cached)).
     Publish,
     /// Every invalidation issued before it is complete on every processor: none of them uses, or
     /// will finish using, what was invalidated.

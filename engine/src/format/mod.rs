@@ -140,7 +140,8 @@ bitflags::bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Perms: u8 {
-        /// The privileged may read. No stage-1 format can give another permission without it.
+        /// The privileged may read. No stage-1 format can give another permission without it, but
+        /// RISC-V that to execute.
         const READ = 1;
         /// The privileged may write.
         const WRITE = 2;
