@@ -587,7 +587,7 @@ impl Hardware {
         }
         let core = &self.cores[cpu];
         let of_another =
-            |e: &Cached| e.id == id && e.space != space && !e.global && self.is_valid(e.raw);
+            |e: &Cached| e.id == id && e.space != space && !e.global && !self.is_hole(e);
         let held = core.tlb.iter(cpu, &self.invalidations).find(of_another);
         if let Some(entry) = held {
             self.violate(
@@ -769,7 +769,7 @@ impl Hardware {
             let held = tlb.find(|e| {
                 let leads = e.pa < pa + page && pa < e.pa + (1 << e.bits);
                 leads
-                    && self.is_valid(e.raw)
+                    && !self.is_hole(e)
                     && !self.still_says(e)
                     && self.uses_leaf(other, e.space, e.global)
             });

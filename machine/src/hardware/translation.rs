@@ -61,7 +61,7 @@ impl Hardware {
     pub(super) fn use_entry(&self, cpu: usize, request: Request, entry: Cached) -> Look {
         let fault = Fault::Permission { depth: entry.depth };
         if entry.rights & request.right() == 0 {
-            if !self.is_valid(entry.raw) {
+            if self.is_hole(&entry) {
                 return Look::Fault(Fault::Translation { depth: entry.depth });
             }
             if self.architecture.permission_fault_drops_entry {
@@ -258,6 +258,11 @@ impl Hardware {
                 Look::Fault(Fault::Translation { depth })
             }
         }
+    }
+
+    /// Whether it is remembered that there was nothing.
+    pub(super) fn is_hole(&self, entry: &Cached) -> bool {
+        self.architecture.invalid_entries_cached && !self.is_valid(entry.raw)
     }
 
     /// That there was nothing may be remembered, where hardware does (PRIV 10.3.2; not with
