@@ -402,7 +402,14 @@ pub const BUGS: &[Bug] = &[
         file: "edit/fork.rs",
         find: "if «F::kind(entry, at) == Kind::Table» {\n                    let child",
         with: "false",
-        rules: &["program", "walk astray", "freed early", "panic", "break-before-make"],
+        rules: &[
+            "program",
+            "walk astray",
+            "freed early",
+            "panic",
+            "break-before-make",
+            "invalidation",
+        ],
     },
     // Two spaces, and a page in another frame.
     Bug {

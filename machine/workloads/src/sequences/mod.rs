@@ -155,7 +155,11 @@ impl Sequence {
     pub fn new(seed: u64) -> Self {
         let program = seed & ((1 << 48) - 1);
         let dice = Dice::new(program.wrapping_mul(0xd134_2543_de82_ef95));
-        let tables = dice.weighted(Tables::ALL.iter().copied());
+        // Every eighth is of RISC-V, so that the others are those that they were without it.
+        let is_riscv = program.is_multiple_of(8);
+        let of = |tables: Tables| matches!(tables.regime(), Regime::Riscv { .. });
+        let all = Tables::ALL.iter().copied();
+        let tables = dice.weighted(all.filter(|(tables, _)| of(*tables) == is_riscv));
         let architecture = architecture(tables.regime(), &dice, |dice| dice.once_in(2));
         let architecture = small(perhaps_nested(architecture, &dice), &dice);
         let count = 5 + dice.below(36);
