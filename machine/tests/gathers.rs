@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use tablewright::format::Arm64K4;
+use tablewright::format::{Arm64K4, Sv39};
 use tablewright::{
     AddressSpace, Attrs, Change, Format, Gather, Half, Level, Mapping, Memory as Mem, Pa, Span, Va,
 };
@@ -331,5 +331,40 @@ fn what_is_moved_is_used_by_its_old_addresses_meanwhile() {
                 assert_eq!(there.attrs().perms, DATA.perms);
             }));
         }
+    }
+}
+
+/// A walk that has found nothing may be remembered, without Svvptc: each way to map has it
+/// forgotten.
+#[test]
+fn what_is_mapped_is_not_remembered_to_be_missing() {
+    const PAGE: u64 = MIB2;
+    type Edit = fn(&mut AddressSpace<Sv39, Mapper<'_>>);
+    let ways: [(&str, Edit); 3] = [
+        ("map_page", |space| {
+            space.map_page(Va::new(PAGE), Pa::new(1 << 41), Attrs::USER_DATA).unwrap();
+        }),
+        ("map", |space| {
+            space.map(va(PAGE, 4096), Pa::new(1 << 41), Attrs::USER_DATA).unwrap();
+        }),
+        ("gather", |space| {
+            let mut gather = space.gather();
+            gather.map_page(Va::new(PAGE), Pa::new(1 << 41), Attrs::USER_DATA).unwrap();
+            gather.finish(|_| ());
+        }),
+    ];
+    for (name, edit) in ways {
+        let mapping = Mapping::new(Attrs::USER_DATA);
+        let wrong = run_on::<Sv39>(Architecture::riscv64(3, false), mapping, &[0], |space, it| {
+            // Of four looks one at least is remembered, with this CPU's and the other's.
+            for _ in 0..4 {
+                assert!(it.touch(Request::read(PAGE)).is_err(), "nothing is mapped");
+            }
+            edit(space);
+            for _ in 0..4 {
+                it.check(it.touch(Request::read(PAGE)).is_ok(), || format!("{name}: missing"));
+            }
+        });
+        assert_eq!(wrong, [""; 0]);
     }
 }
