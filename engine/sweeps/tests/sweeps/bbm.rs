@@ -611,11 +611,13 @@ fn says_what_a_descriptor_says<F: Judged>() {
 }
 
 /// Bits that are left to software stand elsewhere in each format; here from the manuals: arm64
-/// 58:56 (D8.3.1; bit 55 is the format's own), x86-64 11:9 (SDM vol. 3A 5.5.4).
+/// 58:56 (D8.3.1; bit 55 is the format's own), x86-64 11:9 (SDM vol. 3A 5.5.4), RISC-V 9:8 (PRIV
+/// 10.3.1).
 fn ignores_what_is_left_to_software<F: Judged>() {
     let bits = match F::RULE {
         Rule::ARM => 56..59,
-        _ => 9..12,
+        Rule::X86 => 9..12,
+        _ => 8..10,
     };
     let level = Level::PAGE;
     // Clean, because the hardware ignores DBM (bit 51) where AP[2] allows the write already; for
@@ -635,7 +637,9 @@ fn ignores_what_is_left_to_software<F: Judged>() {
         // Valid, AttrIndx, AP, AF, nG, an address bit, GP, DBM, Contiguous, PXN, UXN.
         Rule::ARM => vec![0, 3, 4, 6, 7, 10, 11, 20, 50, 51, 52, 53, 54],
         // P, R/W, U/S, PWT with PCD set below, A, D, PAT, G, an address bit, a key bit, XD.
-        _ => vec![0, 1, 2, 5, 6, 8, 20, 59, 62, 63],
+        Rule::X86 => vec![0, 1, 2, 5, 6, 8, 20, 59, 62, 63],
+        // V, R, W, X, U, G, A, D, a bit of the number, PBMT, N.
+        _ => vec![0, 1, 2, 3, 4, 5, 6, 7, 20, 61, 62, 63],
     };
     for bit in seen {
         assert!(ask(leaf ^ 1 << bit) > Transition::Store, "{}: bit {bit}", F::NAME);
@@ -650,4 +654,6 @@ fn each_format_names_the_rule_of_its_architecture() {
     assert_eq!(<Arm64K64Wide as tablewright::Format>::RULE, Rule::ARM);
     assert_eq!(<X86_64<4> as tablewright::Format>::RULE, Rule::X86);
     assert_eq!(<X86_64<5> as tablewright::Format>::RULE, Rule::X86);
+    let riscv = <tablewright::format::Sv39 as tablewright::Format>::RULE;
+    assert!(!riscv.breaks && riscv.tags_invalid_entries && riscv.writes_when_dirty);
 }
