@@ -5,7 +5,7 @@
 //! Interface Specification, version 2.0 (SBI): chapter 8 for RFENCE.
 //!
 //! A hart forgets for itself. The others are told by the firmware, [`Rfence`], or by interrupts, as
-//! [`shootdown`](crate::shootdown) says, and each does what it is told by [`Cpu::forget`].
+//! [`shootdown`](crate::shootdown) says, and each does what it is told by `Cpu::forget`.
 //!
 //! # What a fence is about
 //!

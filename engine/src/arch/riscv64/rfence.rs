@@ -44,7 +44,7 @@ impl Fence {
     }
 }
 
-/// The firmware, as far as it has other harts execute fences: [`Sbi`](super::Sbi), or a crate for
+/// The firmware, as far as it has other harts execute fences: `Sbi`, or a crate for
 /// it.
 ///
 /// # Safety
