@@ -229,7 +229,14 @@ fn extensions_are_found_by_their_names_alone() {
     assert!(of("rv64imac_svade_svadu").caps().hardware_dirty);
     let most = Caps { invalid_entries_cached: true, ..Caps::CONSERVATIVE };
     assert_eq!(Features::LEAST.caps(), Caps { largest_leaf: Level::ANY, ..most });
-    // Where one of two harts faults, accesses may.
     let both = of("rv64_svade_svinval").and(of("rv64_svinval_svpbmt"));
-    assert_eq!(both, Features { svade: true, svinval: true, ..Features::LEAST });
+    assert_eq!(both, Features { svinval: true, ..Features::LEAST });
+    // Hardware sets no flags if neither hart does.
+    let faults = of("rv64_svade");
+    assert!(!faults.and(faults).caps().hardware_access);
+    for other in ["rv64", "rv64_svade_svadu", "rv64_svadu"] {
+        for both in [faults.and(of(other)), of(other).and(faults)] {
+            assert!(both.caps().hardware_access && both.caps().hardware_dirty, "{other}");
+        }
+    }
 }

@@ -59,8 +59,8 @@ pub fn execute(instruction: Instruction) {
     }
 }
 
-/// Loads `satp`, between fences: what was stored to the tables before is found, and unless it is to
-/// be kept, nothing is remembered under the identifier but what is global.
+/// Loads `satp`. Unless `keep`, fences stand before and behind it: walks find what was stored to the
+/// tables before, and this hart has forgotten all that it held under the identifier.
 ///
 /// # Safety
 /// 1. The value is [`satp`](super::satp) of the root of tables that translate everything that this
@@ -71,7 +71,8 @@ pub fn execute(instruction: Instruction) {
 pub unsafe fn load_satp(value: u64, keep: bool) {
     let asid = (value >> 44) as u16;
     if !keep {
-        execute(Instruction::Sfence { at: None, asid: Some(asid) });
+        // A fence of one identifier orders no stores to global leaves (PRIV 10.2.1).
+        execute(Instruction::Sfence { at: None, asid: None });
     }
     // SAFETY: (1., 2.).
     unsafe { asm!("csrw satp, {}", in(reg) value, options(nostack)) };

@@ -76,14 +76,14 @@ impl Features {
         letters.chain(parts).fold(Self::LEAST, Self::with)
     }
 
-    /// The features that both harts have.
+    /// The features that both harts have, and [`svadu`](Self::svadu) if either has it: tables that
+    /// both walk may have their flags set by one of them.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
             hypervisor: self.hypervisor && other.hypervisor,
-            // Where one of them faults, accesses may.
-            svade: self.svade || other.svade,
-            svadu: self.svadu && other.svadu,
+            svade: self.svade && other.svade,
+            svadu: self.svadu || other.svadu,
             svinval: self.svinval && other.svinval,
             svnapot: self.svnapot && other.svnapot,
             svpbmt: self.svpbmt && other.svpbmt,
