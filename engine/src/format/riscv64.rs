@@ -16,16 +16,16 @@
 //!
 //! # Memory types
 //!
-//! With Svpbmt (PRIV 12) a leaf says that memory is [not cacheable](Memory::NonCacheable) or that
-//! of a [device](Memory::Device); [`Memory::Normal`] is whatever the machine has at that address,
-//! which of the registers of a device is a device. Without it that is all there is, and the other
-//! types are [inexpressible](Inexpressible).
+//! [`Memory::Normal`] leaves the type to the machine's physical memory attributes: a device at that
+//! address stays a device. With Svpbmt (PRIV 12) a leaf may override it, as
+//! [non-cacheable](Memory::NonCacheable) or as a [device](Memory::Device). Without Svpbmt these two
+//! are [inexpressible](Inexpressible).
 //!
 //! # Flags
 //!
-//! Where hardware does not set A and D (Svade; Svadu switched off), an access that would set one
-//! faults: [`Caps::hardware_access`] and [`Caps::hardware_dirty`] say which it is. A page that
-//! cannot be written keeps D.
+//! With Svadu, hardware sets A and D. With Svade alone an access faults instead, and software sets
+//! them. [`Caps::hardware_access`] and [`Caps::hardware_dirty`] tell the two apart. D stays set when
+//! a page loses the permission to write.
 //!
 //! # Runs
 //!
@@ -87,8 +87,8 @@ const TYPE: u32 = 61; // 62:61
 /// Of a member of a Svnapot run.
 const NAPOT: u64 = 1 << 63;
 const RIGHTS: u64 = READ | WRITE | EXECUTE;
-// Marks of entries that are not valid, of which hardware ignores every bit (10.3.1). In valid ones
-// 60:54 are zero.
+// Marks of invalid entries. Hardware ignores all bits of these but V (10.3.1). Bits 60:54 of a
+// valid entry are zero, so that no mark survives there.
 const FROZEN: u64 = 1 << 56;
 const PARKED: u64 = 1 << 57;
 const SUSPENDED: u64 = 1 << 58;

@@ -110,7 +110,7 @@ fn what_is_parked_comes_back<F: Decoded>() {
                 let after = platform.counts();
                 assert_eq!(after.invalidations, counts.invalidations, "{}", F::NAME);
                 assert!(after.publications > counts.publications, "{}", F::NAME);
-                // Where software marks what is written, what is made writable is dirty.
+                // Without hardware that sets dirty state, a page that is made writable is dirty.
                 if number == 0 || flags || !is_written_when_marked::<F>() {
                     before.assert_untouched(&snapshot::<F>(&platform, space.root()));
                     assert_eq!(judge::<F>(&platform, space.root()), seen);

@@ -213,7 +213,7 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
         let memory = matches!(attrs.memory, Memory::DeviceStrict | Memory::Tagged);
         let shared = attrs.shareability != Shareability::Inner;
         if is_riscv::<F>() {
-            // What can be executed need not be readable, what can be written must be.
+            // Execute-only pages exist; write-only pages do not.
             let reads_apart = user && has(Perms::READ) != has(Perms::USER_READ);
             let writes_blind = has(Perms::WRITE) && !has(Perms::READ) || user_writes_only;
             return reads_apart

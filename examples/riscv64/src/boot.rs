@@ -108,8 +108,8 @@ global_asm!(
     second_stack:
     .popsection
 
-    // Programs of the user. Writes a2 to so many (a1) pages from a0 on; reads the word at a0 for
-    // ever, and counts at a1.
+    // Two programs of the user. `user_touch` writes a2 to a1 pages from a0 on. `user_watch` reads
+    // the word at a0 for ever, and counts at a1.
     .pushsection .user, "ax"
     .global user_watch
     user_touch:

@@ -1,8 +1,6 @@
-//! A hart, but for its page tables: traps, a user, the firmware's console.
+//! A hart, but for its page tables: traps, and a user.
 
 use core::arch::{asm, global_asm, naked_asm};
-use core::fmt::{self, Write as _};
-use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::CPUS;
@@ -174,37 +172,4 @@ unsafe extern "C" fn leave(result: u64, left: u64) -> ! {
         "addi sp, sp, 112",
         "ret",
     )
-}
-
-// ---- The firmware's console ----
-
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            #[expect(deprecated, reason = "every firmware has it")]
-            sbi_rt::legacy::console_putchar(byte.into());
-        }
-        Ok(())
-    }
-}
-
-/// Says what was seen.
-pub fn say(what: fmt::Arguments<'_>) {
-    let _ = writeln!(Console, "example: {what}");
-}
-
-/// Says how it ended, and ends the machine.
-pub fn end(how: fmt::Arguments<'_>) -> ! {
-    say(how);
-    sbi_rt::system_reset(sbi_rt::Shutdown, sbi_rt::NoReason);
-    loop {
-        core::hint::spin_loop();
-    }
-}
-
-#[panic_handler]
-fn panic(info: &PanicInfo<'_>) -> ! {
-    end(format_args!("WRONG: {info}"))
 }

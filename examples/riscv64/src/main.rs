@@ -12,12 +12,15 @@
 #![no_main]
 
 mod boot;
+mod console;
 mod cpu;
 #[path = "../../x86-64/src/memory.rs"]
 mod memory;
 mod platform;
 
+use core::fmt::Arguments;
 use core::ops::{ControlFlow, Range};
+use core::panic::PanicInfo;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -29,7 +32,7 @@ use tablewright::{
     AddressSpace, Attrs, Change, EditError, KernelHalf, Liveness, Mapping, Pa, Perms, Span, Va,
 };
 
-use cpu::{Frame, end, say};
+use cpu::Frame;
 use memory::{CPUS, FRAMES, Frames, KERNEL, PAGE, WINDOW, linear};
 use platform::{FEATURES, FENCES, HARTS, SPACES, Tables, add_space, here, lock};
 
@@ -68,6 +71,22 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 static COPIED: AtomicU64 = AtomicU64::new(0);
 static TAKEN_OVER: AtomicU64 = AtomicU64::new(0);
 
+/// Says what was seen.
+fn say(what: Arguments<'_>) {
+    console::line("example", what);
+}
+
+/// Says how it ended, and ends the machine.
+fn end(how: Arguments<'_>) -> ! {
+    say(how);
+    console::switch_off()
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    end(format_args!("WRONG: {info}"))
+}
+
 fn span(start: u64, size: u64) -> Result<Span<Va>, &'static str> {
     Span::new(Va::new(start), size).map_err(|_| "not in whole pages")
 }
@@ -89,7 +108,7 @@ fn map(ram: Span<Pa>) -> Result<(), &'static str> {
     *lock(&FRAMES) = Frames::new(image_end - KERNEL..ram.last().get() + 1);
 
     let mut space = AddressSpace::<Format, _>::new(Tables).ok_or("no memory")?;
-    // What is not written where the image is linked is not written where all memory is, either.
+    // Code and constants are read-only in the linear map too.
     let constant = Span::new(Pa::new(text - KERNEL), data - text).map_err(|_| "no whole pages")?;
     let special = [(constant, Attrs::KERNEL_RODATA)];
     let memory = MemoryMap { ram: &[ram], reserved: &[], special: &special };
@@ -188,7 +207,7 @@ fn write(process: &mut Process, page: Va, frame: Pa) -> bool {
         return protected.is_ok();
     }
     let Some(copy) = lock(&FRAMES).take() else { return false };
-    // SAFETY: a frame that nothing else uses yet, and one that nobody writes.
+    // SAFETY: the copy is a fresh frame. Every process has the original read-only.
     unsafe { linear::<u8>(copy).copy_from_nonoverlapping(linear(frame), PAGE as usize) };
     shares(copy).store(1, Ordering::Relaxed);
     let Ok(held) = gather.replace(page, copy, Attrs::USER_DATA) else { return false };

@@ -66,7 +66,7 @@ fn map(ram: &[Span<Pa>]) -> Result<(), &'static str> {
     *lock(&FRAMES) = Frames::new(image_end.get()..free_end.min(1 << 30));
 
     let mut space = AddressSpace::<X86_64<4>, _>::new(Tables).ok_or("no memory")?;
-    // What is not written where the image is linked is not written where all memory is, either.
+    // Code and constants are read-only in the linear map too.
     let constant = Span::new(Pa::new(text - KERNEL), data - text).map_err(|_| "no whole pages")?;
     let special = [(constant, Attrs::KERNEL_RODATA)];
     let memory = MemoryMap { ram, reserved: &[], special: &special };

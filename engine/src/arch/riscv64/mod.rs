@@ -47,7 +47,7 @@ pub enum Instruction {
     Sfence {
         /// The leaf around this address, instead of everything.
         at: Option<u64>,
-        /// The identifier, of which global translations are spared, instead of all.
+        /// One identifier: its translations that are not global. All translations otherwise.
         asid: Option<u16>,
     },
     /// HFENCE.GVMA (PRIV 18.3.2). What was made of the guest's own tables goes with it.
@@ -194,11 +194,10 @@ impl Cpu {
     }
 }
 
-/// The value of `satp`, or of `hgatp` for a format of guests, that loads a root under an
-/// identifier (PRIV 10.1.11, 18.2.10): `None` if the identifier does not fit, of which an ASID has
-/// 16 bits at most and a VMID 14.
+/// The value of `satp` that loads a root under an ASID, or of `hgatp` under a VMID (PRIV 10.1.11,
+/// 18.2.10). `None` if a VMID has more than 14 bits.
 ///
-/// A root that all of a G-stage's four pages belong to is aligned to their size.
+/// The root of a G-stage is four pages, aligned to 16 KiB.
 ///
 /// ```
 /// use tablewright::Pa;

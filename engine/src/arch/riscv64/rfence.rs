@@ -52,8 +52,7 @@ impl Fence {
 ///    has stored before: so do OpenSBI and RustSBI, which wait. A firmware that has only sent an
 ///    interrupt by then, which SBI 8 would allow, cannot be used.
 pub unsafe trait Fences {
-    /// Has harts execute a fence: those of the mask, of which bit 0 is the hart with the number
-    /// `base`.
+    /// Has harts execute a fence. Bit `n` of the mask stands for the hart with number `base + n`.
     fn fence(&self, mask: u64, base: u64, what: &Fence) -> bool;
 }
 

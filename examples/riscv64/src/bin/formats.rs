@@ -10,9 +10,12 @@
 #![no_std]
 #![no_main]
 
+#[path = "../console.rs"]
+mod console;
+
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
-use core::fmt::{self, Write as _};
+use core::fmt::Arguments;
 use core::ops::ControlFlow;
 use core::panic::PanicInfo;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
@@ -407,7 +410,7 @@ where
             return Err("engine and walker");
         }
         let found = ask::<F>(root, at, want, user);
-        // What is executed reads nothing.
+        // A jump returns no data.
         let right = match want {
             Want::Read | Want::Write => found == by_engine,
             Want::Execute => found.is_some() == by_engine.is_some(),
@@ -463,27 +466,8 @@ fn all() -> Result<(), &'static str> {
     check::<Riscv64<5, false, Ipa>>(of(5, true))
 }
 
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            #[expect(deprecated, reason = "every firmware has it")]
-            sbi_rt::legacy::console_putchar(byte.into());
-        }
-        Ok(())
-    }
-}
-
-fn say(what: fmt::Arguments<'_>) {
-    let _ = writeln!(Console, "formats: {what}");
-}
-
-fn end() -> ! {
-    sbi_rt::system_reset(sbi_rt::Shutdown, sbi_rt::NoReason);
-    loop {
-        core::hint::spin_loop();
-    }
+fn say(what: Arguments<'_>) {
+    console::line("formats", what);
 }
 
 #[unsafe(no_mangle)]
@@ -492,11 +476,11 @@ extern "C" fn formats_main() -> ! {
         Ok(()) => say(format_args!("done, 0 wrong")),
         Err(why) => say(format_args!("WRONG: {why}")),
     }
-    end()
+    console::switch_off()
 }
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     say(format_args!("WRONG: {info}"));
-    end()
+    console::switch_off()
 }
