@@ -24,8 +24,8 @@
 //! # Flags
 //!
 //! With Svadu, hardware sets A and D. With Svade alone an access faults instead, and software sets
-//! them. [`Caps::hardware_access`] and [`Caps::hardware_dirty`] tell the two apart. D stays set when
-//! a page loses the permission to write.
+//! them. [`Caps::hardware_access`] and [`Caps::hardware_dirty`] tell the two apart. D stays set
+//! when a page loses the permission to write.
 //!
 //! # Runs
 //!

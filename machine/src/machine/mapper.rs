@@ -104,8 +104,9 @@ impl<'m> Mapper<'m> {
     /// any case.
     pub fn tlbi_of(&self, what: &Invalidation<'_>, range: Option<&Stale>) -> Tlbi {
         let architecture = self.machine.architecture();
-        let (x86, riscv) = (architecture.is_x86(), architecture.is_riscv());
-        let by_leaf = x86 || riscv;
+        let by_leaf = !architecture.breaks();
+        // An address of SFENCE.VMA spares what is cached of tables (PRIV 10.2.1).
+        let range = range.filter(|range| !(architecture.is_riscv() && range.tables));
         let nested = self.machine.hardware.is_nested();
         let globals = match (by_leaf, what.global) {
             (false, _) => Globals::ByAddress,
@@ -114,14 +115,7 @@ impl<'m> Mapper<'m> {
         };
         match range {
             // INVEPT, an ASID in TLB_CONTROL; TLBI VMALLS12E1IS.
-            _ if nested && (x86 || range.is_none()) => Tlbi { id: Some(what.id), ..Tlbi::ALL },
-            // HFENCE.GVMA of a VMID.
-            _ if nested && riscv => Tlbi { id: Some(what.id), ..Tlbi::ALL },
-            // An address of SFENCE.VMA spares what is cached of tables (PRIV 10.2.1).
-            Some(&Stale { tables: true, .. }) if riscv => {
-                let id = (!what.global).then_some(what.id);
-                Tlbi { id, globals, ..Tlbi::ALL }
-            }
+            _ if nested && (by_leaf || range.is_none()) => Tlbi { id: Some(what.id), ..Tlbi::ALL },
             // VMALLE1IS, or INVPCID type 2 on every CPU.
             None if what.global => Tlbi::ALL,
             // ASIDE1IS, or INVPCID type 1, or INVLPGB with the PCID alone.

@@ -59,8 +59,8 @@ pub fn execute(instruction: Instruction) {
     }
 }
 
-/// Loads `satp`. Unless `keep`, fences stand before and behind it: walks find what was stored to the
-/// tables before, and this hart has forgotten all that it held under the identifier.
+/// Loads `satp`. Unless `keep`, fences stand before and behind it: walks find what was stored to
+/// the tables before, and this hart has forgotten all that it held under the identifier.
 ///
 /// # Safety
 /// 1. The value is [`satp`](super::satp) of the root of tables that translate everything that this
