@@ -1,0 +1,399 @@
+//! The part of `tablewright watch` that QEMU loads: it sees what the processors execute, and tells
+//! a [`Watcher`].
+//!
+//! When a block of code is translated, each instruction in it is looked at. Those that matter call
+//! back when they are executed, and every instruction when it stores. What was found is written to
+//! the file of the argument `out`, a line of JSON each, as soon as it is found; the last line says
+//! what was seen.
+//!
+//! The interface is QEMU's, in version 7 of it: QEMU 11.1. The few functions that are used are
+//! declared here.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fs::File;
+use std::io::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde_json::json;
+use tablewright_watch::arm64::{self, Instruction};
+use tablewright_watch::{At, Watcher};
+
+/// An instruction, or a block of them, while it is translated; a register; where an access goes.
+#[repr(C)]
+struct Opaque([u8; 0]);
+
+/// GLib's arrays.
+#[repr(C)]
+struct Array {
+    data: *mut u8,
+    length: c_uint,
+}
+
+/// `qemu_plugin_reg_descriptor`
+#[repr(C)]
+struct Descriptor {
+    handle: *mut Opaque,
+    name: *const c_char,
+    feature: *const c_char,
+    is_read_only: bool,
+}
+
+/// `qemu_plugin_mem_value`
+#[repr(C)]
+struct Value {
+    kind: c_int,
+    /// The lower half, and the upper one of 16 bytes.
+    data: [u64; 2],
+}
+
+/// `QEMU_PLUGIN_MEM_VALUE_U64`
+const WORD: c_int = 3;
+/// `QEMU_PLUGIN_CB_NO_REGS`, `QEMU_PLUGIN_CB_R_REGS`: what a callback looks at.
+const NO_REGISTERS: c_int = 0;
+const REGISTERS: c_int = 1;
+/// `QEMU_PLUGIN_MEM_W`
+const STORES: c_int = 2;
+
+type Callback = extern "C" fn(cpu: c_uint, data: *mut c_void);
+type Accessed = extern "C" fn(cpu: c_uint, info: u32, address: u64, data: *mut c_void);
+
+// SAFETY: as `qemu-plugin.h` and GLib declare them.
+unsafe extern "C" {
+    fn qemu_plugin_register_vcpu_init_cb(id: u64, callback: Callback, data: *mut c_void);
+    fn qemu_plugin_register_atexit_cb(
+        id: u64,
+        callback: extern "C" fn(data: *mut c_void),
+        data: *mut c_void,
+    );
+    fn qemu_plugin_register_vcpu_tb_trans_cb(
+        id: u64,
+        callback: extern "C" fn(block: *mut Opaque, data: *mut c_void),
+        data: *mut c_void,
+    );
+    fn qemu_plugin_tb_n_insns(block: *const Opaque) -> usize;
+    fn qemu_plugin_tb_get_insn(block: *const Opaque, index: usize) -> *mut Opaque;
+    fn qemu_plugin_insn_data(instruction: *const Opaque, to: *mut c_void, length: usize) -> usize;
+    fn qemu_plugin_insn_vaddr(instruction: *const Opaque) -> u64;
+    fn qemu_plugin_register_vcpu_insn_exec_cb(
+        instruction: *mut Opaque,
+        callback: Callback,
+        flags: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_register_vcpu_mem_cb(
+        instruction: *mut Opaque,
+        callback: Accessed,
+        flags: c_int,
+        which: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_mem_size_shift(info: u32) -> c_uint;
+    fn qemu_plugin_mem_get_value(info: u32) -> Value;
+    fn qemu_plugin_get_hwaddr(info: u32, address: u64) -> *mut Opaque;
+    fn qemu_plugin_hwaddr_is_io(address: *const Opaque) -> bool;
+    fn qemu_plugin_hwaddr_phys_addr(address: *const Opaque) -> u64;
+    fn qemu_plugin_get_registers() -> *mut Array;
+    fn qemu_plugin_read_register(register: *mut Opaque, to: *mut Array) -> bool;
+    fn qemu_plugin_read_memory_hwaddr(address: u64, to: *mut Array, length: usize) -> c_int;
+    fn qemu_plugin_translate_vaddr(address: u64, to: *mut u64) -> bool;
+    fn g_byte_array_new() -> *mut Array;
+    fn g_byte_array_set_size(array: *mut Array, length: c_uint) -> *mut Array;
+    fn g_array_free(array: *mut Array, contents: c_int) -> *mut c_char;
+}
+
+/// The version of the interface that is used. QEMU looks for it by this name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static qemu_plugin_version: c_int = 7;
+
+/// `qemu_info_t`, as far as it is looked at.
+#[repr(C)]
+struct Info {
+    target: *const c_char,
+    versions: [c_int; 2],
+    is_system: bool,
+    cpus: [c_int; 2],
+}
+
+/// All that is known. QEMU runs one processor at a time; the lock is free whenever it is taken.
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+struct State {
+    watcher: Watcher,
+    machine: Machine,
+    out: File,
+    started: Instant,
+    said: usize,
+    /// The general registers of each processor.
+    registers: Vec<Vec<Register>>,
+    /// The bytes that DC ZVA zeroes.
+    block: u64,
+}
+
+struct Register(*mut Opaque);
+
+// SAFETY: QEMU's handles of registers are of no thread.
+unsafe impl Send for Register {}
+
+/// What is read of the machine.
+struct Machine {
+    bytes: Bytes,
+}
+
+struct Bytes(UnsafeCell<*mut Array>);
+
+// SAFETY: used under the lock alone.
+unsafe impl Send for Bytes {}
+
+impl tablewright_watch::Memory for Machine {
+    fn read(&mut self, pa: u64, words: &mut [u64]) -> bool {
+        // SAFETY: an array of GLib's that lives as long as the plugin; QEMU has made it as long as
+        // what was asked for when it says that it has read that.
+        unsafe {
+            let bytes = *self.bytes.0.get();
+            if qemu_plugin_read_memory_hwaddr(pa, bytes, words.len() * 8) != 0 {
+                return false;
+            }
+            let data = (*bytes).data.cast::<[u8; 8]>();
+            for (index, word) in words.iter_mut().enumerate() {
+                *word = u64::from_le_bytes(data.add(index).read_unaligned());
+            }
+        }
+        true
+    }
+}
+
+fn state() -> MutexGuard<'static, Option<State>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// QEMU calls this when it has loaded the plugin. 0: it may stay; another value makes it go.
+///
+/// # Safety
+/// 1. `arguments` points to `count` pointers to strings that end with a zero.
+/// 2. `info` points to QEMU's description of itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn qemu_plugin_install(
+    id: u64,
+    info: *const c_void,
+    count: c_int,
+    arguments: *const *const c_char,
+) -> c_int {
+    let mut out = None;
+    for index in 0..count.max(0) as usize {
+        // SAFETY: by (1.).
+        let argument = unsafe { CStr::from_ptr(*arguments.add(index)) }.to_string_lossy();
+        match argument.split_once('=') {
+            Some(("out", file)) => out = File::create(file).ok(),
+            _ => return 1,
+        }
+    }
+    let Some(out) = out else { return 1 };
+    // SAFETY: by (2.).
+    let info = unsafe { &*info.cast::<Info>() };
+    let cpus = info.cpus[1].max(1) as usize;
+    // SAFETY: GLib's function has no obligations.
+    let bytes = Bytes(UnsafeCell::new(unsafe { g_byte_array_new() }));
+    *state() = Some(State {
+        watcher: Watcher::new(cpus),
+        machine: Machine { bytes },
+        out,
+        started: Instant::now(),
+        said: 0,
+        registers: (0..cpus).map(|_| Vec::new()).collect(),
+        block: 64,
+    });
+    let none = std::ptr::null_mut();
+    // SAFETY: the plugin's own number, and functions that live as long as it does.
+    unsafe {
+        qemu_plugin_register_vcpu_init_cb(id, began, none);
+        qemu_plugin_register_vcpu_tb_trans_cb(id, translated, none);
+        qemu_plugin_register_atexit_cb(id, ended, none);
+    }
+    0
+}
+
+/// A processor is there: which registers it has.
+extern "C" fn began(cpu: c_uint, _: *mut c_void) {
+    let mut state = state();
+    let Some(state) = state.as_mut() else { return };
+    let Some(registers) = state.registers.get_mut(cpu as usize) else { return };
+    // SAFETY: an array of descriptors, which the caller frees; their names live longer.
+    unsafe {
+        let array = qemu_plugin_get_registers();
+        let all = (*array).data.cast::<Descriptor>();
+        let count = (*array).length as usize;
+        for number in 0..31 {
+            let name = format!("x{number}");
+            let found = (0..count)
+                .map(|index| &*all.add(index))
+                .find(|register| CStr::from_ptr(register.name).to_bytes() == name.as_bytes());
+            registers.push(Register(found.map_or(std::ptr::null_mut(), |found| found.handle)));
+        }
+        let zero = (0..count)
+            .map(|index| &*all.add(index))
+            .find(|register| CStr::from_ptr(register.name).to_bytes() == b"DCZID_EL0");
+        if let Some(zero) = zero {
+            registers.push(Register(zero.handle));
+            let value = state.register(cpu, 31);
+            state.registers[cpu as usize].pop();
+            // BS: the number of words of 4 bytes, as a power of two.
+            state.block = 4 << (value & 15);
+        }
+        g_array_free(array, 1);
+    }
+}
+
+extern "C" fn translated(block: *mut Opaque, _: *mut c_void) {
+    // SAFETY: a block while it is translated, and the instructions in it. What is passed is a
+    // number and no pointer.
+    unsafe {
+        for index in 0..qemu_plugin_tb_n_insns(block) {
+            let at = qemu_plugin_tb_get_insn(block, index);
+            let pc = std::ptr::without_provenance_mut(qemu_plugin_insn_vaddr(at) as usize);
+            let mut bytes = [0; 4];
+            if qemu_plugin_insn_data(at, bytes.as_mut_ptr().cast(), 4) != 4 {
+                continue;
+            }
+            let instruction = u32::from_le_bytes(bytes);
+            qemu_plugin_register_vcpu_mem_cb(at, stored, NO_REGISTERS, STORES, pc);
+            if let Some(what) = arm64::decode(instruction) {
+                // One that needs no operand is not worth the registers.
+                let flags = match what {
+                    Instruction::Barrier { .. } => NO_REGISTERS,
+                    _ => REGISTERS,
+                };
+                let word = Box::leak(Box::new(Found { pc: pc.addr() as u64, instruction }));
+                let data = std::ptr::from_mut(word).cast();
+                qemu_plugin_register_vcpu_insn_exec_cb(at, executed, flags, data);
+            }
+        }
+    }
+}
+
+/// An instruction that matters. Blocks may be executed at any time after they were translated: it
+/// is kept for ever.
+struct Found {
+    pc: u64,
+    instruction: u32,
+}
+
+extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
+    // SAFETY: made by `translated`, and never freed.
+    let Found { pc, instruction } = unsafe { &*data.cast::<Found>() };
+    let Some(what) = arm64::decode(*instruction) else { return };
+    let mut state = state();
+    let Some(state) = state.as_mut() else { return };
+    let at = At { cpu: cpu as u8, pc: *pc };
+    match what {
+        Instruction::Zero => {
+            let first = state.register(cpu, arm64::operand(*instruction));
+            let bytes = state.block;
+            state.zero(at, first & !(bytes.max(1) - 1), bytes);
+        }
+        Instruction::Set { address, bytes, value } => {
+            let _ = value;
+            let (first, bytes) = (state.register(cpu, address), state.register(cpu, bytes));
+            state.zero(at, first, bytes);
+        }
+        Instruction::Barrier { .. } => {
+            state.watcher.execute(at, what, 0, &mut state.machine);
+        }
+        Instruction::Write(_) | Instruction::Tlbi(_) => {
+            let operand = state.register(cpu, arm64::operand(*instruction));
+            state.watcher.execute(at, what, operand, &mut state.machine);
+        }
+    }
+    state.say();
+}
+
+extern "C" fn stored(cpu: c_uint, info: u32, address: u64, data: *mut c_void) {
+    let mut state = state();
+    let Some(state) = state.as_mut() else { return };
+    // SAFETY: within the callback of an access, of which these are.
+    let (pa, value, bytes) = unsafe {
+        let physical = qemu_plugin_get_hwaddr(info, address);
+        if physical.is_null() || qemu_plugin_hwaddr_is_io(physical) {
+            return;
+        }
+        let pa = qemu_plugin_hwaddr_phys_addr(physical);
+        if !state.watcher.cares(pa) {
+            return;
+        }
+        (pa, qemu_plugin_mem_get_value(info), 1 << qemu_plugin_mem_size_shift(info))
+    };
+    let at = At { cpu: cpu as u8, pc: data.addr() as u64 };
+    match value.kind {
+        WORD if pa & 7 == 0 => {
+            state.watcher.store_word(at, pa, value.data[0], &mut state.machine);
+        }
+        kind if kind > WORD && pa & 7 == 0 => {
+            for (word, value) in value.data.into_iter().enumerate() {
+                state.watcher.store_word(at, pa + word as u64 * 8, value, &mut state.machine);
+            }
+        }
+        _ => state.watcher.store(at, pa, bytes, &mut state.machine),
+    }
+    state.say();
+}
+
+extern "C" fn ended(_: *mut c_void) {
+    let mut state = state();
+    let Some(state) = state.as_mut() else { return };
+    let seconds = state.started.elapsed().as_secs_f64();
+    let counts = state.watcher.counts();
+    let findings = state.watcher.findings();
+    let _ = writeln!(
+        state.out,
+        "{}",
+        json!({"end": {
+            "seconds": seconds, "counts": counts, "findings": findings,
+        }})
+    );
+}
+
+impl State {
+    /// A general register of the processor whose callback this is.
+    fn register(&mut self, cpu: c_uint, number: u8) -> u64 {
+        let registers = self.registers.get(cpu as usize);
+        let Some(Register(handle)) = registers.and_then(|all| all.get(usize::from(number))) else {
+            return 0;
+        };
+        // SAFETY: a handle of QEMU's of a register of 8 bytes, in a callback that may look at it;
+        // an array of GLib's that lives as long as the plugin.
+        unsafe {
+            let bytes = *self.machine.bytes.0.get();
+            g_byte_array_set_size(bytes, 0);
+            if handle.is_null() || !qemu_plugin_read_register(*handle, bytes) {
+                return 0;
+            }
+            u64::from_le_bytes((*bytes).data.cast::<[u8; 8]>().read_unaligned())
+        }
+    }
+
+    /// A range of addresses will be stored to at once.
+    fn zero(&mut self, at: At, first: u64, bytes: u64) {
+        let mut next = first;
+        let last = first.saturating_add(bytes);
+        while next < last {
+            let length = (last - next).min(0x1000 - next % 0x1000);
+            let mut pa = 0;
+            // SAFETY: in the callback of a processor.
+            if unsafe { qemu_plugin_translate_vaddr(next, &raw mut pa) } && self.watcher.cares(pa) {
+                self.watcher.zeroed(at, pa, length, &mut self.machine);
+            }
+            next += length;
+        }
+    }
+
+    /// Writes down what was found since.
+    fn say(&mut self) {
+        while let Some(finding) = self.watcher.findings().get(self.said) {
+            let seconds = self.started.elapsed().as_secs_f64();
+            let _ = writeln!(self.out, "{}", json!({"seconds": seconds, "finding": finding}));
+            self.said += 1;
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Instructions of arm64 that a watcher has to know (DDI 0487 C5, C6): what changes the tables that
+//! are in use, what orders, and what invalidates.
+
+use tablewright_walker::Granule;
+
+use crate::invalidation::{Invalidation, Span};
+
+/// An instruction that matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instruction {
+    /// A write to one of the registers that decide where tables are.
+    Write(Register),
+    /// An invalidation. Its operand is known when it is executed.
+    Tlbi(Tlbi),
+    /// DSB.
+    Barrier {
+        /// It waits for other processors: its domain is more than the processor's own.
+        everywhere: bool,
+        /// It waits for loads as well as for stores, and so for invalidations.
+        whole: bool,
+    },
+    /// DC ZVA, DC GZVA: zeroes a block of memory.
+    Zero,
+    /// SETP, the first of the three that set a range: the numbers of the registers that hold its
+    /// first address, its bytes, and what is stored.
+    Set {
+        /// The register of the address.
+        address: u8,
+        /// The register of the number of bytes.
+        bytes: u8,
+        /// The register of the byte.
+        value: u8,
+    },
+}
+
+/// A register of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Register {
+    /// `SCTLR_EL1`
+    Sctlr,
+    /// `TTBR0_EL1`
+    Ttbr0,
+    /// `TTBR1_EL1`
+    Ttbr1,
+    /// `TCR_EL1`
+    Tcr,
+}
+
+/// The fields of a TLBI that say which it is (C5.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tlbi {
+    op1: u8,
+    crm: u8,
+    op2: u8,
+}
+
+/// Finds out what an instruction is; `None`: none that matters.
+pub fn decode(instruction: u32) -> Option<Instruction> {
+    let field = |first: u32, bits: u32| (instruction >> first & ((1 << bits) - 1)) as u8;
+    // C6.2, DSB: CRm is the domain and what it is about. One that is about loads alone orders
+    // nothing here.
+    if instruction & 0xffff_f0ff == 0xd503_309f {
+        let (domain, about) = (field(10, 2), field(8, 2));
+        let everywhere = domain != 1;
+        return (about != 1).then_some(Instruction::Barrier { everywhere, whole: about != 2 });
+    }
+    // DSB with nXS: whole, of the domain in CRm<3:2>.
+    if instruction & 0xffff_f3ff == 0xd503_323f {
+        return Some(Instruction::Barrier { everywhere: field(10, 2) != 1, whole: true });
+    }
+    // SYS with op0 1 and CRn 8, or 9 for those that do not wait for some devices.
+    if instruction & 0xfff8_e000 == 0xd508_8000 {
+        let (op1, crm, op2) = (field(16, 3), field(8, 4), field(5, 3));
+        return Some(Instruction::Tlbi(Tlbi { op1, crm, op2 }));
+    }
+    // DC ZVA is SYS #3, c7, c4, #1; DC GZVA has op2 4.
+    if matches!(instruction & 0xffff_ffe0, 0xd50b_7420 | 0xd50b_7480) {
+        return Some(Instruction::Zero);
+    }
+    // SETP, SETPN, SETPT, SETPTN, and with tags SETGP: op2 bits 15:14 zero.
+    if instruction & 0xfbe0_cc00 == 0x19c0_0400 {
+        let (address, bytes, value) = (field(0, 5), field(5, 5), field(16, 5));
+        return Some(Instruction::Set { address, bytes, value });
+    }
+    // MSR of a register.
+    Some(Instruction::Write(match instruction & 0xffff_ffe0 {
+        0xd518_1000 => Register::Sctlr,
+        0xd518_2000 => Register::Ttbr0,
+        0xd518_2020 => Register::Ttbr1,
+        0xd518_2040 => Register::Tcr,
+        _ => return None,
+    }))
+}
+
+/// The number of the register that an instruction takes its operand from: 31 is zero.
+pub const fn operand(instruction: u32) -> u8 {
+    (instruction & 31) as u8
+}
+
+impl Tlbi {
+    /// What it invalidates, of the EL1&0 regime; `None`: nothing of that. With `wide` descriptors,
+    /// TCR_EL1.DS, ranges begin at multiples of 64 KiB.
+    pub fn of(self, operand: u64, wide: bool) -> Option<Invalidation> {
+        let (is_range, broadcast) = match self.crm {
+            1 | 3 => (false, true),
+            2 | 5 => (true, true),
+            6 => (true, false),
+            7 => (false, false),
+            _ => return None,
+        };
+        let all = Invalidation {
+            asid: None,
+            span: None,
+            leaves_only: false,
+            hint: None,
+            globals: true,
+            broadcast,
+        };
+        let asid = Some((operand >> 48) as u16);
+        match (self.op1, self.op2, is_range) {
+            // VMALLE1, and what EL2 says of all that is the guest's.
+            (0, 0, false) | (4, 4 | 6, false) => Some(all),
+            (0, 2, false) => Some(Invalidation { asid, globals: false, ..all }),
+            (0, 1 | 3 | 5 | 7, _) => {
+                let (span, hint) = if is_range { range(operand, wide)? } else { page(operand) };
+                let asid = if self.op2 & 2 == 0 { asid } else { None };
+                let leaves_only = self.op2 & 4 != 0;
+                Some(Invalidation { asid, span: Some(span), leaves_only, hint, ..all })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Extends the highest bit of an address: in the half of TTBR1 all above it are ones.
+const fn extended(address: u64, bits: u32) -> u64 {
+    let above = 64 - bits;
+    ((address << above) as i64 >> above) as u64
+}
+
+/// The operand of a TLBI by address (C5.5, TLBI VAE1): bits 55 to 12 of it, and a hint of granule
+/// and level.
+fn page(operand: u64) -> (Span, Option<i8>) {
+    let first = extended(operand << 12, 56);
+    let hint = operand >> 44 & 0xf;
+    // Without a granule there is no hint.
+    let granule = match hint >> 2 {
+        2 => Granule::K16,
+        3 => Granule::K64,
+        _ => Granule::K4,
+    };
+    let level = if hint >> 2 == 0 { None } else { Some((hint & 3) as i8) };
+    let level = level.filter(|&level| level != 0 || granule == Granule::K4);
+    (Span { first, last: first | ((1 << granule.page_shift()) - 1) }, level)
+}
+
+/// The operand of a TLBI by range (C5.5, TLBI RVAE1).
+fn range(operand: u64, wide: bool) -> Option<(Span, Option<i8>)> {
+    let granule = match operand >> 46 & 3 {
+        1 => Granule::K4,
+        2 => Granule::K16,
+        3 => Granule::K64,
+        _ => return None,
+    };
+    let shift = granule.page_shift();
+    let unit = if wide { 16 } else { shift };
+    let first = extended((operand & ((1 << 37) - 1)) << unit, 37 + unit);
+    let (number, scale) = (operand >> 39 & 0x1f, operand >> 44 & 3);
+    let level = (operand >> 37 & 3) as i8;
+    let bytes = (number + 1) << (5 * scale + 1) << shift;
+    let last = first.saturating_add(bytes - 1);
+    Some((Span { first, last }, (level != 0).then_some(level)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Instruction, Register, decode};
+    use crate::invalidation::{Invalidation, Span};
+
+    fn tlbi(instruction: u32, operand: u64) -> Option<Invalidation> {
+        match decode(instruction)? {
+            Instruction::Tlbi(tlbi) => tlbi.of(operand, false),
+            _ => None,
+        }
+    }
+
+    /// Encodings as an assembler gives them.
+    #[test]
+    fn instructions_are_what_the_manual_says() {
+        let barrier = |everywhere, whole| Some(Instruction::Barrier { everywhere, whole });
+        for (instruction, is) in [
+            (0xd503_3b9f, barrier(true, true)),   // dsb ish
+            (0xd503_3a9f, barrier(true, false)),  // dsb ishst
+            (0xd503_379f, barrier(false, true)),  // dsb nsh
+            (0xd503_369f, barrier(false, false)), // dsb nshst
+            (0xd503_3f9f, barrier(true, true)),   // dsb sy
+            (0xd503_399f, None),                  // dsb ishld
+            (0xd503_3bbf, None),                  // dmb ish
+            (0xd503_3fdf, None),                  // isb
+            (0xd518_2000, Some(Instruction::Write(Register::Ttbr0))),
+            (0xd518_2023, Some(Instruction::Write(Register::Ttbr1))),
+            (0xd518_2045, Some(Instruction::Write(Register::Tcr))),
+            (0xd518_1000, Some(Instruction::Write(Register::Sctlr))),
+            (0xd50b_7420, Some(Instruction::Zero)), // dc zva, x0
+            // setp [x0]!, x1!, x2
+            (0x19c2_0420, Some(Instruction::Set { address: 0, bytes: 1, value: 2 })),
+        ] {
+            assert_eq!(decode(instruction), is, "{instruction:#x}");
+        }
+    }
+
+    #[test]
+    fn invalidations_are_what_the_manual_says() {
+        let all = Invalidation {
+            asid: None,
+            span: None,
+            leaves_only: false,
+            hint: None,
+            globals: true,
+            broadcast: true,
+        };
+        // tlbi vmalle1is, vmalle1, aside1is
+        assert_eq!(tlbi(0xd508_831f, 0), Some(all));
+        assert_eq!(tlbi(0xd508_871f, 0), Some(Invalidation { broadcast: false, ..all }));
+        let of_one = Invalidation { asid: Some(7), globals: false, ..all };
+        assert_eq!(tlbi(0xd508_8340, 7 << 48), Some(of_one));
+        // tlbi vale1is, with a hint of level 3 in 4 KiB granules
+        let page = Invalidation {
+            asid: Some(7),
+            span: Some(Span { first: 0x1000, last: 0x1fff }),
+            leaves_only: true,
+            hint: Some(3),
+            ..all
+        };
+        assert_eq!(tlbi(0xd508_83a0, 7 << 48 | 7 << 44 | 1), Some(page));
+        // tlbi vaale1is, of an address of the upper half
+        let first = 0xffff_8000_1234_5000;
+        let upper = Invalidation {
+            asid: None,
+            span: Some(Span { first, last: first + 0xfff }),
+            leaves_only: true,
+            ..all
+        };
+        assert_eq!(tlbi(0xd508_83e0, first >> 12 & ((1 << 44) - 1)), Some(upper));
+        // tlbi rvae1is: (3 + 1) * 2^(5 * 1 + 1) pages of 4 KiB
+        let range = Invalidation {
+            asid: Some(1),
+            span: Some(Span { first: 0x20_0000, last: 0x20_0000 + 0x10_0000 - 1 }),
+            ..all
+        };
+        let operand = 1 << 48 | 1 << 46 | 1 << 44 | 3 << 39 | 0x200;
+        assert_eq!(tlbi(0xd508_8220, operand), Some(range));
+        // The same with wide descriptors.
+        let Some(Instruction::Tlbi(wide)) = decode(0xd508_8220) else { panic!("a TLBI") };
+        let operand = operand & !0xfff | 0x20;
+        assert_eq!(wide.of(operand, true), Some(range));
+    }
+}

@@ -1,0 +1,200 @@
+//! Debts: what was changed, and may be remembered as it was.
+
+use std::collections::BTreeMap;
+
+use crate::At;
+use crate::entry::{Place, describe};
+use crate::finding::Change;
+use crate::invalidation::{Invalidation, Span};
+use crate::tables::Number;
+
+/// Processors, one bit each.
+pub(crate) type Cpus = u64;
+
+/// Under which identifiers something is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tag {
+    /// Of every address space: what is global.
+    Global,
+    /// Of one.
+    Asid(u16),
+    /// Of any: all have to be named.
+    Any,
+}
+
+impl Tag {
+    /// Whether an invalidation names it (DDI 0487 C5.5): one by address takes what is global with
+    /// it, one of an address space does not.
+    pub(crate) fn is_named(self, by: &Invalidation) -> bool {
+        match self {
+            Self::Global => by.globals,
+            Self::Asid(asid) => by.asid.is_none_or(|named| named == asid),
+            Self::Any => by.asid.is_none(),
+        }
+    }
+}
+
+/// Who has seen a change of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Published {
+    No,
+    /// The walks of the processor that made it.
+    Here,
+    Everywhere,
+}
+
+pub(crate) struct Debt {
+    pub(crate) space: usize,
+    /// Where the entry stands, and its physical address.
+    pub(crate) place: Place,
+    pub(crate) entry: u64,
+    /// What it was, the last of it at the end, and what it has become.
+    pub(crate) olds: Vec<u64>,
+    pub(crate) new: u64,
+    pub(crate) at: At,
+    /// It led to a table.
+    pub(crate) is_table: bool,
+    /// There is no translation any more. Otherwise it allows less than it did.
+    pub(crate) lost: bool,
+    pub(crate) published: Published,
+    /// Who may still remember it.
+    pub(crate) owed: Vec<(Tag, Cpus)>,
+    /// The tables that a walk may reach as long as this is remembered.
+    pub(crate) tables: Vec<Number>,
+    /// The last invalidation that came near it, and why that was not enough.
+    pub(crate) near: Option<Near>,
+}
+
+/// An invalidation that was not enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Near {
+    pub(crate) at: At,
+    pub(crate) invalidation: Invalidation,
+    pub(crate) why: Why,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// It would be, if it were complete.
+    NotComplete,
+    Unpublished,
+    OtherAsid,
+    LeavesOnly,
+    OtherLevel,
+    Local,
+}
+
+impl Debt {
+    /// The change, in words.
+    pub(crate) fn change(&self) -> Change {
+        Change {
+            at: self.at,
+            span: self.place.span(),
+            entry: self.entry,
+            level: self.place.level,
+            old: describe(self.place, self.olds.last().copied().unwrap_or_default()),
+            new: describe(self.place, self.new),
+        }
+    }
+
+    /// Takes what an invalidation covers: who is covered, or why not all of it is.
+    pub(crate) fn cover(&self, by: &Invalidation, cpu: u8) -> (Vec<(Tag, Cpus)>, Option<Why>) {
+        let needed = if by.broadcast { Published::Everywhere } else { Published::Here };
+        // The level of a hint is that of the leaf: tables above it are on the way.
+        let is_at = |level: i8| match self.is_table {
+            true => self.place.level < level,
+            false => self.place.level == level,
+        };
+        if self.published < needed {
+            return (Vec::new(), Some(Why::Unpublished));
+        } else if by.leaves_only && self.is_table {
+            return (Vec::new(), Some(Why::LeavesOnly));
+        } else if by.hint.is_some_and(|level| !is_at(level)) {
+            return (Vec::new(), Some(Why::OtherLevel));
+        }
+        let cpus = if by.broadcast { Cpus::MAX } else { 1 << cpu };
+        let named = self.owed.iter().filter(|(tag, _)| tag.is_named(by));
+        let covered: Vec<_> = named.map(|&(tag, of)| (tag, of & cpus)).collect();
+        let why = match () {
+            () if covered.len() < self.owed.len() => Some(Why::OtherAsid),
+            () if !by.broadcast && self.owed.iter().any(|(_, of)| of & !cpus != 0) => {
+                Some(Why::Local)
+            }
+            () => None,
+        };
+        (covered, why)
+    }
+
+    /// Nobody remembers this any more. Whether all is paid.
+    pub(crate) fn pay(&mut self, paid: &[(Tag, Cpus)]) -> bool {
+        for (tag, cpus) in paid {
+            for (_, of) in self.owed.iter_mut().filter(|(owed, _)| owed == tag) {
+                *of &= !cpus;
+            }
+        }
+        self.owed.retain(|(_, cpus)| *cpus != 0);
+        self.owed.is_empty()
+    }
+
+    /// What is missing, in words.
+    pub(crate) fn missing(&self) -> String {
+        let Some(Near { at, invalidation, why }) = self.near else {
+            return match self.published {
+                Published::No => "neither a DSB nor an invalidation of it since".into(),
+                Published::Here | Published::Everywhere => "no invalidation of it since".into(),
+            };
+        };
+        let why = match why {
+            Why::NotComplete => "no DSB has completed it",
+            Why::Unpublished => "no DSB stands between the change and it",
+            Why::OtherAsid => "it is not of the address space",
+            Why::LeavesOnly => "it is of leaves alone, and this was a table",
+            Why::OtherLevel => "its hint names another level",
+            Why::Local => "other CPUs may remember it",
+        };
+        format!(
+            "the invalidation at {:#x} on CPU {} ({}) is not enough: {why}",
+            at.pc,
+            at.cpu,
+            invalidation.describe()
+        )
+    }
+}
+
+/// The debts of one space, by level and first address.
+#[derive(Default)]
+pub(crate) struct Index {
+    all: BTreeMap<(i8, u64), u64>,
+}
+
+impl Index {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn get(&self, level: i8, va: u64) -> Option<u64> {
+        self.all.get(&(level, va)).copied()
+    }
+
+    pub(crate) fn insert(&mut self, level: i8, va: u64, debt: u64) {
+        self.all.insert((level, va), debt);
+    }
+
+    pub(crate) fn remove(&mut self, level: i8, va: u64) {
+        self.all.remove(&(level, va));
+    }
+
+    /// Those that meet these addresses; the size of an entry of each level is known.
+    pub(crate) fn meeting(&self, span: Option<Span>, size: impl Fn(i8) -> u64) -> Vec<u64> {
+        let Some(span) = span else { return self.all.values().copied().collect() };
+        let mut found = Vec::new();
+        let mut next = self.all.first_key_value().map(|((level, _), _)| *level);
+        while let Some(level) = next {
+            let first = span.first & !(size(level) - 1);
+            found
+                .extend(self.all.range((level, first)..=(level, span.last)).map(|(_, &debt)| debt));
+            next = self.all.range((level + 1, 0)..).next().map(|((level, _), _)| *level);
+        }
+        found
+    }
+}

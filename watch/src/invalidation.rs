@@ -1,0 +1,53 @@
+//! What an invalidation names, whatever the architecture.
+
+use serde::Serialize;
+
+/// Addresses, first and last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Span {
+    /// The first address.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+}
+
+impl Span {
+    /// Whether an address of one is an address of the other.
+    pub fn meets(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// An invalidation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Invalidation {
+    /// Of one address space; `None`: of all.
+    pub asid: Option<u16>,
+    /// Of these addresses; `None`: of all.
+    pub span: Option<Span>,
+    /// Of leaves, and not of the tables on the way to them.
+    pub leaves_only: bool,
+    /// The level at which the leaf is, if that is said. Of a leaf elsewhere nothing is invalidated.
+    pub hint: Option<i8>,
+    /// Of what is global, too.
+    pub globals: bool,
+    /// By every processor, and not by this one alone.
+    pub broadcast: bool,
+}
+
+impl Invalidation {
+    /// What a reader should see of it: `of ASID 7, 0x1000..=0x1fff, of leaves, at level 3`.
+    pub fn describe(&self) -> String {
+        let mut parts = Vec::new();
+        parts.extend(self.asid.map(|asid| format!("of ASID {asid}")));
+        parts.extend(self.span.map(|span| format!("of {:#x}..={:#x}", span.first, span.last)));
+        parts.extend(self.leaves_only.then(|| "of leaves alone".into()));
+        parts.extend(self.hint.map(|level| format!("at level {level}")));
+        parts.push(if self.broadcast {
+            "everywhere".into()
+        } else {
+            "on its own CPU alone".into()
+        });
+        parts.join(", ")
+    }
+}

@@ -1,0 +1,62 @@
+//! A sanitizer for TLB maintenance.
+//!
+//! A [`Watcher`] is told what the processors of a machine execute: stores, barriers, invalidations,
+//! writes to the registers that say where tables are. From these it finds the page tables, follows
+//! each change of them, and keeps account of what a TLB or a table walk may still remember. It
+//! takes it that everything is remembered that may be, from the moment that it could be until the
+//! architecture says that it cannot. So what is found does not depend on what an emulator's TLB
+//! happens to hold.
+//!
+//! It knows nothing of the kernel: neither its symbols nor what it calls a page table.
+//!
+//! # What it takes for granted
+//!
+//! * Processors are seen in the order in which they execute, one at a time.
+//! * Nothing but processors stores to tables. Flags that hardware sets in entries are not seen, and
+//!   make no difference to what is judged.
+//!
+//! # The parts
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `arm64.rs` | which instructions matter |
+//! | `entry.rs` | what a change of one entry means |
+//! | `tables.rs` | the tables that walks can reach, and what is in them |
+//! | `debt.rs` | what was changed and may be remembered |
+//! | `watcher.rs` | the rules |
+
+#![forbid(unsafe_code)]
+
+pub mod arm64;
+mod debt;
+mod entry;
+mod finding;
+mod invalidation;
+mod tables;
+mod watcher;
+
+pub use finding::{Change, Finding, Findings, Rule};
+pub use invalidation::{Invalidation, Span};
+pub use watcher::{Counts, Watcher};
+
+/// The memory of the machine, as it is now.
+pub trait Memory {
+    /// Reads words of 8 bytes from a physical address on. `false`: there is no memory, and what
+    /// `words` holds means nothing.
+    fn read(&mut self, pa: u64, words: &mut [u64]) -> bool;
+}
+
+impl<F: FnMut(u64, &mut [u64]) -> bool> Memory for F {
+    fn read(&mut self, pa: u64, words: &mut [u64]) -> bool {
+        self(pa, words)
+    }
+}
+
+/// Who executes an instruction, and where it stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct At {
+    /// The number of the processor, from 0.
+    pub cpu: u8,
+    /// The address of the instruction.
+    pub pc: u64,
+}

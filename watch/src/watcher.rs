@@ -1,0 +1,769 @@
+//! The rules.
+//!
+//! A change of an entry is a *debt* as long as somebody may remember what it was. Who that is, is
+//! known from the *contexts* of its space: an identifier under which a root was loaded, and the
+//! processors that may hold translations of it since. A debt is paid when invalidations of all of
+//! them are complete: each issued after the change was visible to the walks that it is about, and a
+//! DSB of the processor that issued it after that.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde::Serialize;
+use tablewright_walker::{Granule, Regime};
+
+use crate::arm64::{Instruction, Register, Tlbi};
+use crate::debt::{Cpus, Debt, Index, Near, Published, Tag, Why};
+use crate::entry::{Entry, Place, allows_less, needs_break};
+use crate::finding::{Finding, Findings, Rule};
+use crate::invalidation::Invalidation;
+use crate::tables::{Number, Tables};
+use crate::{At, Memory};
+
+/// How much was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Stores to entries that changed what they mean.
+    pub changes: u64,
+    /// Changes after which something may have been remembered as it was.
+    pub debts: u64,
+    /// Invalidations.
+    pub invalidations: u64,
+    /// Barriers.
+    pub barriers: u64,
+    /// Loads of a root.
+    pub roots: u64,
+    /// The most tables that were known at once.
+    pub tables: usize,
+    /// The most debts at once.
+    pub most: usize,
+}
+
+/// A root of tables.
+struct Space {
+    root: u64,
+    /// It is of the half of TTBR1.
+    upper: bool,
+    regime: Regime,
+    table: Number,
+    contexts: Vec<Context>,
+    debts: Index,
+}
+
+/// An identifier under which a root was loaded.
+struct Context {
+    tag: Tag,
+    /// Who has it loaded.
+    loaded: Cpus,
+    /// Who may remember something of it.
+    held: Cpus,
+    /// How often it was loaded.
+    loads: u64,
+}
+
+/// A processor.
+#[derive(Default)]
+struct Cpu {
+    sctlr: u64,
+    ttbr: [u64; 2],
+    tcr: u64,
+    /// The space and the tag that are loaded, of each half.
+    loaded: [Option<(usize, Tag)>; 2],
+    /// What it has changed since its last DSB.
+    unpublished: Vec<u64>,
+    /// What it has invalidated since its last whole DSB.
+    issued: Vec<Issued>,
+}
+
+/// An invalidation that is not complete.
+struct Issued {
+    by: Invalidation,
+    of: Of,
+}
+
+enum Of {
+    Debt { debt: u64, paid: Vec<(Tag, Cpus)> },
+    Context { space: usize, tag: Tag, loads: u64, cpus: Cpus },
+}
+
+/// A page that user memory has lost, and that may be reached still.
+struct Lost {
+    debts: Vec<u64>,
+    /// The next byte of it, if it is being written from the beginning to the end.
+    next: u64,
+}
+
+/// Watches a machine.
+pub struct Watcher {
+    cpus: Vec<Cpu>,
+    spaces: Vec<Option<Space>>,
+    by_root: HashMap<(u64, bool), usize>,
+    /// The spaces with debts.
+    owing: BTreeSet<usize>,
+    tables: Tables,
+    debts: HashMap<u64, Debt>,
+    next: u64,
+    lost: HashMap<u64, Lost>,
+    findings: Findings,
+    counts: Counts,
+}
+
+impl Watcher {
+    /// Watches a machine with so many processors, at most 64, that have executed nothing yet.
+    pub fn new(cpus: usize) -> Self {
+        Self {
+            cpus: (0..cpus.min(64)).map(|_| Cpu::default()).collect(),
+            spaces: Vec::new(),
+            by_root: HashMap::new(),
+            owing: BTreeSet::new(),
+            tables: Tables::default(),
+            debts: HashMap::new(),
+            next: 0,
+            lost: HashMap::new(),
+            findings: Findings::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What was found.
+    pub fn findings(&self) -> &[Finding] {
+        self.findings.all()
+    }
+
+    /// What was seen.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The tables that walks can reach: the physical address of each, and its entries as they are
+    /// known, for those who want to hold them against memory.
+    pub fn tables(&self) -> impl Iterator<Item = (u64, &[u64])> {
+        self.tables.all().map(|table| (table.pa, table.entries.as_slice()))
+    }
+
+    /// Whether a store to this address has to be [said](Self::store).
+    #[inline]
+    pub fn cares(&self, pa: u64) -> bool {
+        self.tables.at(pa) != (None, false)
+    }
+
+    /// A processor executes an instruction that [matters](crate::arm64::decode), with this operand.
+    pub fn execute(
+        &mut self,
+        at: At,
+        instruction: Instruction,
+        operand: u64,
+        memory: &mut dyn Memory,
+    ) {
+        match instruction {
+            Instruction::Write(register) => self.write(at, register, operand, memory),
+            Instruction::Tlbi(tlbi) => self.tlbi(at, tlbi, operand),
+            Instruction::Barrier { everywhere, whole } => self.barrier(at, everywhere, whole),
+            // Stores, of which the watcher is told as such.
+            Instruction::Zero | Instruction::Set { .. } => {}
+        }
+    }
+
+    /// A processor has stored to physical memory: so many bytes from this address on. What is there
+    /// now is read.
+    pub fn store(&mut self, at: At, pa: u64, bytes: u64, memory: &mut dyn Memory) {
+        if !self.cares(pa) {
+            return;
+        }
+        let mut word = [0];
+        let mut next = pa & !7;
+        while next < pa + bytes {
+            if memory.read(next, &mut word) {
+                self.stored(at, next, word[0], memory);
+            }
+            next += 8;
+        }
+        self.written(at, pa, bytes);
+    }
+
+    /// The same, of one aligned word whose value is known.
+    pub fn store_word(&mut self, at: At, pa: u64, value: u64, memory: &mut dyn Memory) {
+        self.stored(at, pa, value, memory);
+        self.written(at, pa, 8);
+    }
+
+    /// Physical memory is about to be zeroed: so many bytes from this address on, whole words.
+    pub fn zeroed(&mut self, at: At, pa: u64, bytes: u64, memory: &mut dyn Memory) {
+        for word in 0..bytes / 8 {
+            self.stored(at, pa + word * 8, 0, memory);
+        }
+        self.written(at, pa, bytes);
+    }
+
+    fn stored(&mut self, at: At, pa: u64, value: u64, memory: &mut dyn Memory) {
+        let Some(number) = self.tables.at(pa).0 else { return };
+        let Some(table) = self.tables.get_mut(number) else { return };
+        let index = (pa.wrapping_sub(table.pa) / 8) as usize;
+        let Some(entry) = table.entries.get_mut(index) else { return };
+        let old = std::mem::replace(entry, value);
+        if old == value {
+            return;
+        }
+        let (space, links, debt) = (table.space, table.links, table.debt);
+        let Some(Some(of)) = self.spaces.get(space) else { return };
+        let place = table.place(of.regime, index);
+        let (was, is) = (place.read(old), place.read(value));
+        if links == 0 {
+            // Zero ends a walk, and does no harm.
+            if let (true, Some(debt)) = (is != Entry::Invalid, debt) {
+                let then = format!("the table at {:#x}, which it led to, was written to", table.pa);
+                self.say(Rule::TableReused, debt, at, then);
+            }
+            return;
+        }
+        table.valid += u32::from(is != Entry::Invalid);
+        table.valid -= u32::from(was != Entry::Invalid);
+        self.change(&Stored { at, space, place, pa, old, new: value, was, is }, memory);
+        // The first entry of a root that was empty: there is something to hold.
+        if self.spaces[space].as_ref().is_some_and(|of| of.table == number) {
+            self.hold(space);
+        }
+    }
+
+    /// An entry that walks can reach has become another.
+    fn change(&mut self, stored: &Stored, memory: &mut dyn Memory) {
+        let &Stored { at, space, place, was, is, .. } = stored;
+        self.counts.changes += 1;
+        let broken = needs_break(was, is);
+        let is_less = match (was, is) {
+            (Entry::Leaf(old), Entry::Leaf(new)) => allows_less(&old, &new),
+            _ => false,
+        };
+        if is != Entry::Invalid {
+            self.made(stored);
+        }
+        let is_lost = broken.is_some() || was != Entry::Invalid && is == Entry::Invalid;
+        if is_lost || is_less {
+            let debt = self.owe(stored, is_lost);
+            if let (Some(why), Some(debt)) = (broken, debt) {
+                let then = format!("it was made {why} at once");
+                self.say(Rule::BreakBeforeMake, debt, at, then);
+            }
+        }
+        let is_linked = !matches!((was, is), (Entry::Table(old), Entry::Table(new)) if old == new);
+        if let (Entry::Table(pa), true) = (is, is_linked) {
+            self.link(at, space, place, pa, memory);
+        }
+    }
+
+    /// An entry leads to a table.
+    fn link(&mut self, at: At, space: usize, place: Place, pa: u64, memory: &mut dyn Memory) {
+        // One that was detached from the same root has moved: it leads to the same memory.
+        if let Some(table) = self.tables.at(pa).0.and_then(|number| self.tables.get(number))
+            && table.links == 0
+            && table.space != space
+            && let Some(debt) = table.debt
+        {
+            let then =
+                format!("the table at {pa:#x}, which it led to, was linked under another root");
+            self.say(Rule::TableReused, debt, at, then);
+        }
+        self.tables.link(space, place, pa, memory);
+        self.counts.tables = self.counts.tables.max(self.tables.count());
+    }
+
+    /// An entry is valid from here on: what is remembered of it must not differ from it.
+    fn made(&mut self, stored: &Stored) {
+        let &Stored { at, space, place, is, .. } = stored;
+        let Some(Some(of)) = self.spaces.get(space) else { return };
+        if of.debts.is_empty() {
+            return;
+        }
+        let regime = of.regime;
+        for debt in of.debts.meeting(Some(place.span()), |level| regime.entry_size(level)) {
+            let Some(owed) = self.debts.get(&debt) else { continue };
+            let is_same = owed.place.level == place.level;
+            let is_below = owed.place.size() < place.size();
+            let olds = || owed.olds.iter().map(|&old| owed.place.read(old));
+            let why = match is_same {
+                true => olds().find_map(|old| needs_break(old, is)),
+                false if is_below && owed.lost && matches!(is, Entry::Leaf(_)) => {
+                    Some("another size")
+                }
+                false => None,
+            };
+            if let Some(why) = why {
+                let then = format!("it was made {why}, before the break was complete");
+                self.say(Rule::BreakBeforeMake, debt, at, then);
+                self.settle(debt);
+            } else if is_same {
+                let is_less = olds().any(|old| match (old, is) {
+                    (Entry::Leaf(old), Entry::Leaf(new)) => allows_less(&old, &new),
+                    _ => false,
+                });
+                match is_less {
+                    true => self.regained(debt),
+                    false => self.settle(debt),
+                }
+            }
+        }
+    }
+
+    /// Notes that an entry may be remembered as it was: `lost`, or with more than it allows now.
+    /// `None`: by nobody.
+    fn owe(&mut self, stored: &Stored, lost: bool) -> Option<u64> {
+        let &Stored { at, space, place, pa, old, new, was, is } = stored;
+        let of = self.spaces.get(space)?.as_ref()?;
+        let (regime, before) = (of.regime, of.debts.get(place.level, place.va));
+        let mut owed = of.owed(matches!(was, Entry::Leaf(leaf) if leaf.global));
+        let (mut tables, mut leaves) = (Vec::new(), Vec::new());
+        if let Entry::Table(pa) = was
+            && was != is
+            && let Some(table) = self.tables.at(pa).0
+        {
+            self.tables.leaves(table, regime, &mut leaves);
+            self.tables.detach(table, regime, &mut tables);
+        }
+        if owed.is_empty() {
+            tables.into_iter().for_each(|table| self.tables.forget(table));
+            return None;
+        }
+        let mut olds = Vec::new();
+        // It was another before, and that is not paid.
+        if let Some(before) = before.and_then(|before| self.take(before)) {
+            tables.extend(before.tables);
+            olds.extend(before.olds.into_iter().filter(|&before| before != old));
+            for (tag, cpus) in before.owed {
+                match owed.iter_mut().find(|(known, _)| *known == tag) {
+                    Some((_, known)) => *known |= cpus,
+                    None => owed.push((tag, cpus)),
+                }
+            }
+        }
+        olds.push(old);
+        let debt = self.next;
+        self.next += 1;
+        if let Some(Some(of)) = self.spaces.get_mut(space) {
+            of.debts.insert(place.level, place.va, debt);
+            self.owing.insert(space);
+        }
+        for &number in &tables {
+            if let Some(table) = self.tables.get_mut(number) {
+                table.debt = Some(debt);
+                let pa = table.pa;
+                self.lose(pa, debt);
+            }
+        }
+        if lost {
+            for page in olds.iter().filter_map(|&old| user_page(place, old)) {
+                self.lose(page, debt);
+            }
+        }
+        let (published, near) = (Published::No, None);
+        let is_table = matches!(was, Entry::Table(_));
+        let made = Debt {
+            space,
+            place,
+            entry: pa,
+            olds,
+            new,
+            at,
+            is_table,
+            lost,
+            published,
+            owed,
+            tables,
+            near,
+        };
+        self.debts.insert(debt, made);
+        self.counts.debts += 1;
+        self.counts.most = self.counts.most.max(self.debts.len());
+        self.cpus[usize::from(at.cpu)].unpublished.push(debt);
+        // What the table led to is remembered by itself.
+        for (place, old) in leaves {
+            let was = place.read(old);
+            self.owe(&Stored { place, old, new: old, was, is: Entry::Invalid, ..*stored }, true);
+        }
+        Some(debt)
+    }
+
+    /// A page may be reached until a debt is paid.
+    fn lose(&mut self, page: u64, debt: u64) {
+        self.tables.watch(page, true);
+        let none = || Lost { debts: Vec::new(), next: u64::MAX };
+        self.lost.entry(page).or_insert_with(none).debts.push(debt);
+    }
+
+    /// Whether a page is reached by a debt no more.
+    fn unlose(&mut self, page: u64, debt: u64) {
+        let Some(lost) = self.lost.get_mut(&page) else { return };
+        lost.debts.retain(|of| *of != debt);
+        if lost.debts.is_empty() {
+            self.lost.remove(&page);
+            self.tables.watch(page, false);
+        }
+    }
+
+    /// Takes a debt out of everything but its tables.
+    fn take(&mut self, debt: u64) -> Option<Debt> {
+        let owed = self.debts.remove(&debt)?;
+        for page in owed.olds.iter().filter_map(|&old| user_page(owed.place, old)) {
+            self.unlose(page, debt);
+        }
+        for &number in &owed.tables {
+            if let Some(pa) = self.tables.get(number).map(|table| table.pa) {
+                self.unlose(pa, debt);
+            }
+        }
+        if let Some(Some(space)) = self.spaces.get_mut(owed.space) {
+            space.debts.remove(owed.place.level, owed.place.va);
+            if space.debts.is_empty() {
+                self.owing.remove(&owed.space);
+            }
+        }
+        Some(owed)
+    }
+
+    /// A debt is paid, or does not matter any more.
+    fn settle(&mut self, debt: u64) {
+        let Some(owed) = self.take(debt) else { return };
+        for number in owed.tables {
+            if self.tables.get(number).is_some_and(|t| t.links == 0 && t.debt == Some(debt)) {
+                self.tables.forget(number);
+            }
+        }
+    }
+
+    /// The translation of a debt is back, with less than it allowed.
+    fn regained(&mut self, debt: u64) {
+        let Some(owed) = self.debts.get_mut(&debt) else { return };
+        owed.lost = false;
+        let pages: Vec<_> =
+            owed.olds.iter().filter_map(|&old| user_page(owed.place, old)).collect();
+        pages.into_iter().for_each(|page| self.unlose(page, debt));
+    }
+
+    /// Memory was written: whether a page that may still be reached was, as a whole, by the kernel.
+    fn written(&mut self, at: At, pa: u64, bytes: u64) {
+        let page = pa & !0xfff;
+        let Some(lost) = self.lost.get_mut(&page) else { return };
+        let is_next = pa == page || pa == lost.next;
+        lost.next = if is_next { pa + bytes } else { u64::MAX };
+        if lost.next < page + 0x1000 || !is_next || at.pc >> 63 == 0 {
+            return;
+        }
+        let debts = lost.debts.clone();
+        for debt in debts {
+            let Some(owed) = self.debts.get(&debt) else { continue };
+            let is_table = owed.is_table;
+            let rule = if is_table { Rule::TableReused } else { Rule::PageReused };
+            let what = if is_table { "table" } else { "page" };
+            let then = format!("the {what} at {page:#x}, which it led to, was written anew");
+            self.say(rule, debt, at, then);
+            self.settle(debt);
+        }
+    }
+
+    /// Notes a breach that is about a debt.
+    fn say(&mut self, rule: Rule, debt: u64, at: At, then: String) {
+        let Some(owed) = self.debts.get(&debt) else { return };
+        self.findings.add(rule, Some(owed.at), at, || (Some(owed.change()), owed.missing(), then));
+    }
+
+    fn tlbi(&mut self, at: At, tlbi: Tlbi, operand: u64) {
+        self.counts.invalidations += 1;
+        let Some(cpu) = self.cpus.get(usize::from(at.cpu)) else { return };
+        let Some(by) = tlbi.of(operand, cpu.tcr >> 59 & 1 != 0) else { return };
+        self.invalidate(at, by);
+    }
+
+    /// A processor issues an invalidation.
+    fn invalidate(&mut self, at: At, by: Invalidation) {
+        let mut early = Vec::new();
+        for &space in &self.owing {
+            let Some(of) = &self.spaces[space] else { continue };
+            if by.span.is_some_and(|span| (span.first >> 63 != 0) != of.upper) {
+                continue;
+            }
+            for debt in of.debts.meeting(by.span, |level| of.regime.entry_size(level)) {
+                let Some(owed) = self.debts.get_mut(&debt) else { continue };
+                let (paid, why) = owed.cover(&by, at.cpu);
+                let near = |why| Some(Near { at, invalidation: by, why });
+                match why {
+                    // One of another address space is near only if nothing was nearer.
+                    Some(Why::OtherAsid) if owed.near.is_some() || by.span.is_none() => {}
+                    Some(why) => owed.near = near(why),
+                    None => owed.near = near(Why::NotComplete),
+                }
+                if why == Some(Why::Unpublished) && owed.at.cpu == at.cpu {
+                    early.push(debt);
+                }
+                if paid.iter().any(|(_, cpus)| *cpus != 0) {
+                    let of = Of::Debt { debt, paid };
+                    self.cpus[usize::from(at.cpu)].issued.push(Issued { by, of });
+                }
+            }
+        }
+        for debt in early {
+            let then = "an invalidation was issued that a walk of the old entry may follow".into();
+            self.say(Rule::Unpublished, debt, at, then);
+        }
+        if by.span.is_some() {
+            return;
+        }
+        let cpus = if by.broadcast { Cpus::MAX } else { 1 << at.cpu };
+        for (space, of) in self.spaces.iter().enumerate() {
+            let Some(of) = of else { continue };
+            let is_empty = self.tables.get(of.table).is_none_or(|table| table.valid == 0);
+            for context in of.contexts.iter().filter(|context| context.tag.is_named(&by)) {
+                let away = if is_empty { Cpus::MAX } else { !context.loaded };
+                let cpus = cpus & away & context.held;
+                if cpus != 0 {
+                    let loads = if is_empty { u64::MAX } else { context.loads };
+                    let of = Of::Context { space, tag: context.tag, loads, cpus };
+                    self.cpus[usize::from(at.cpu)].issued.push(Issued { by, of });
+                }
+            }
+        }
+    }
+
+    fn barrier(&mut self, at: At, everywhere: bool, whole: bool) {
+        self.counts.barriers += 1;
+        let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
+        let published = if everywhere { Published::Everywhere } else { Published::Here };
+        for debt in &cpu.unpublished {
+            if let Some(owed) = self.debts.get_mut(debt) {
+                owed.published = published;
+            }
+        }
+        if everywhere {
+            cpu.unpublished.clear();
+        }
+        if !whole || cpu.issued.is_empty() {
+            return;
+        }
+        let (done, waiting) = std::mem::take(&mut cpu.issued)
+            .into_iter()
+            .partition(|issued| everywhere || !issued.by.broadcast);
+        cpu.issued = waiting;
+        let mut left = Vec::new();
+        for Issued { of, .. } in done {
+            match of {
+                Of::Debt { debt, paid } => {
+                    if self.debts.get_mut(&debt).is_some_and(|owed| owed.pay(&paid)) {
+                        left.extend(self.debts.get(&debt).map(|owed| owed.space));
+                        self.settle(debt);
+                    }
+                }
+                Of::Context { space, tag, loads, cpus } => {
+                    let Some(Some(of)) = self.spaces.get_mut(space) else { continue };
+                    let is_it = |context: &&mut Context| {
+                        context.tag == tag && (loads == u64::MAX || context.loads == loads)
+                    };
+                    if let Some(context) = of.contexts.iter_mut().find(is_it) {
+                        context.held &= !cpus;
+                        left.push(space);
+                    }
+                }
+            }
+        }
+        left.into_iter().for_each(|space| self.retire(space));
+    }
+
+    /// Forgets a space that nobody has loaded or remembers.
+    fn retire(&mut self, space: usize) {
+        let Some(Some(of)) = self.spaces.get_mut(space) else { return };
+        of.contexts.retain(|context| context.loaded | context.held != 0);
+        if !of.contexts.is_empty() || !of.debts.is_empty() {
+            return;
+        }
+        let (regime, table, key) = (of.regime, of.table, (of.root, of.upper));
+        self.spaces[space] = None;
+        self.by_root.remove(&key);
+        let mut tables = Vec::new();
+        self.tables.detach(table, regime, &mut tables);
+        tables.into_iter().for_each(|table| self.tables.forget(table));
+    }
+
+    fn write(&mut self, at: At, register: Register, value: u64, memory: &mut dyn Memory) {
+        let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
+        match register {
+            Register::Sctlr => cpu.sctlr = value,
+            Register::Ttbr0 => cpu.ttbr[0] = value,
+            Register::Ttbr1 => cpu.ttbr[1] = value,
+            Register::Tcr => cpu.tcr = value,
+        }
+        for upper in [false, true] {
+            let before = self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)];
+            let root = self.cpus[usize::from(at.cpu)].root(upper);
+            let now = root.and_then(|(root, regime, tag)| {
+                let known = self.by_root.get(&(root, upper)).copied();
+                let space = known.or_else(|| self.attach(root, upper, regime, memory))?;
+                Some((space, tag))
+            });
+            if now != before {
+                self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)] = now;
+                // What is loaded is loaded before the other is unloaded, which may be the last that
+                // keeps the space.
+                if let Some((space, tag)) = now {
+                    self.load(at, space, upper, tag);
+                }
+                if let Some((space, tag)) = before {
+                    self.unload(at.cpu, space, tag);
+                }
+            }
+        }
+    }
+
+    /// A root that is not known.
+    fn attach(
+        &mut self,
+        root: u64,
+        upper: bool,
+        regime: Regime,
+        memory: &mut dyn Memory,
+    ) -> Option<usize> {
+        let space = self.spaces.iter().position(Option::is_none).unwrap_or(self.spaces.len());
+        let va = if upper { u64::MAX << regime.input_bits() } else { 0 };
+        let place = (regime.start_level(), root, va);
+        // Its page may be a table's that is known, of the other half or of another root.
+        let table = self.tables.adopt(space, regime, place, memory)?;
+        let of =
+            Space { root, upper, regime, table, contexts: Vec::new(), debts: Index::default() };
+        match self.spaces.get_mut(space) {
+            Some(slot) => *slot = Some(of),
+            None => self.spaces.push(Some(of)),
+        }
+        self.by_root.insert((root, upper), space);
+        self.counts.tables = self.counts.tables.max(self.tables.count());
+        Some(space)
+    }
+
+    fn load(&mut self, at: At, space: usize, upper: bool, tag: Tag) {
+        self.counts.roots += 1;
+        let bit = 1 << at.cpu;
+        let Some(Some(of)) = self.spaces.get_mut(space) else { return };
+        let root = of.root;
+        let context = match of.contexts.iter().position(|context| context.tag == tag) {
+            Some(known) => &mut of.contexts[known],
+            None => {
+                of.contexts.push(Context { tag, loaded: 0, held: 0, loads: 0 });
+                let last = of.contexts.len() - 1;
+                &mut of.contexts[last]
+            }
+        };
+        context.loaded |= bit;
+        context.loads += 1;
+        self.hold(space);
+        if upper || self.is_empty(space) {
+            return;
+        }
+        let holds = |of: &Space| of.contexts.iter().any(|c| c.tag == tag && c.held & bit != 0);
+        let other = self.spaces.iter().enumerate().find_map(|(number, of)| {
+            let of = of.as_ref()?;
+            (number != space && !of.upper && holds(of)).then_some(of.root)
+        });
+        if let (Some(other), Tag::Asid(asid)) = (other, tag) {
+            self.findings.add(Rule::IdentifierReused, None, at, || {
+                let missing = format!(
+                    "an invalidation of ASID {asid} since the root at {other:#x} was loaded under \
+                     it on CPU {}",
+                    at.cpu
+                );
+                (None, missing, format!("the root at {root:#x} was loaded under it"))
+            });
+        }
+    }
+
+    fn unload(&mut self, cpu: u8, space: usize, tag: Tag) {
+        if let Some(Some(of)) = self.spaces.get_mut(space) {
+            for context in of.contexts.iter_mut().filter(|context| context.tag == tag) {
+                context.loaded &= !(1 << cpu);
+            }
+        }
+        self.retire(space);
+    }
+
+    fn is_empty(&self, space: usize) -> bool {
+        let root = self.spaces[space].as_ref().and_then(|of| self.tables.get(of.table));
+        root.is_none_or(|table| table.valid == 0)
+    }
+
+    /// Who has a space loaded may remember something of it, if there is anything.
+    fn hold(&mut self, space: usize) {
+        if self.is_empty(space) {
+            return;
+        }
+        if let Some(Some(of)) = self.spaces.get_mut(space) {
+            of.contexts.iter_mut().for_each(|context| context.held |= context.loaded);
+        }
+    }
+}
+
+/// The page that an entry gives to user memory.
+fn user_page(place: Place, entry: u64) -> Option<u64> {
+    match place.read(entry) {
+        Entry::Leaf(leaf) if leaf.size == 1 << place.regime.page_shift() => {
+            let user = leaf.access.user;
+            (user.read || user.write || user.execute).then_some(leaf.pa)
+        }
+        _ => None,
+    }
+}
+
+impl Space {
+    /// Who may remember a translation of this space.
+    fn owed(&self, global: bool) -> Vec<(Tag, Cpus)> {
+        let held = self.contexts.iter().filter(|context| context.held != 0);
+        if !global {
+            return held.map(|context| (context.tag, context.held)).collect();
+        }
+        let cpus = held.fold(0, |cpus, context| cpus | context.held);
+        if cpus == 0 { Vec::new() } else { vec![(Tag::Global, cpus)] }
+    }
+}
+
+impl Cpu {
+    /// The root of a half, how it is read, and the identifier under which (DDI 0487 D23.2, TCR_EL1,
+    /// TTBR0_EL1). `None`: there is no translation.
+    fn root(&self, upper: bool) -> Option<(u64, Regime, Tag)> {
+        let field = |first: u32, bits: u32| self.tcr >> first & ((1 << bits) - 1);
+        let (size, disabled, granule) = match upper {
+            false => {
+                (field(0, 6), field(7, 1), [Some(0), Some(2), Some(1), None][field(14, 2) as usize])
+            }
+            true => (
+                field(16, 6),
+                field(23, 1),
+                [None, Some(1), Some(0), Some(2)][field(30, 2) as usize],
+            ),
+        };
+        if self.sctlr & 1 == 0 || disabled != 0 {
+            return None;
+        }
+        let granule = [Granule::K4, Granule::K16, Granule::K64][granule?];
+        let bits = 64 - size;
+        let wide = field(59, 1) != 0 || bits > 48;
+        if !(25..=if wide { 52 } else { 48 }).contains(&bits) {
+            return None;
+        }
+        let regime = Regime::Arm64Stage1Sized { granule, input_bits: bits as u8, wide };
+        let ttbr = self.ttbr[usize::from(upper)];
+        let root = match wide {
+            false => ttbr & 0xffff_ffff_fffe,
+            true => ttbr & 0xffff_ffff_ffc0 | (ttbr >> 2 & 0xf) << 48,
+        };
+        // TCR_EL1.A1 says which register holds the ASID, AS how large it is.
+        let asid = (self.ttbr[field(22, 1) as usize] >> 48) as u16;
+        let asid = if field(36, 1) != 0 { asid } else { asid & 0xff };
+        // What the kernel's half maps without being global is remembered under any identifier.
+        Some((root, regime, if upper { Tag::Any } else { Tag::Asid(asid) }))
+    }
+}
+
+/// A store to an entry.
+struct Stored {
+    at: At,
+    space: usize,
+    place: Place,
+    /// The address of the entry.
+    pa: u64,
+    old: u64,
+    new: u64,
+    was: Entry,
+    is: Entry,
+}
