@@ -44,6 +44,8 @@ pub enum Register {
     Ttbr1,
     /// `TCR_EL1`
     Tcr,
+    /// `MAIR_EL1`
+    Mair,
 }
 
 /// The fields of a TLBI that say which it is (C5.5).
@@ -88,6 +90,7 @@ pub fn decode(instruction: u32) -> Option<Instruction> {
         0xd518_2000 => Register::Ttbr0,
         0xd518_2020 => Register::Ttbr1,
         0xd518_2040 => Register::Tcr,
+        0xd518_a200 => Register::Mair,
         _ => return None,
     }))
 }

@@ -40,8 +40,26 @@ impl Place {
     }
 }
 
+/// What the numbers of memory types mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Types {
+    /// MAIR_EL1.
+    pub(crate) mair: u64,
+}
+
+impl Types {
+    /// The attributes of a type. Tags are no part of them: Tagged Normal memory is write-back
+    /// (DDI 0487 D23.2, MAIR_EL1), and of one memory type and cacheability with what is not tagged.
+    fn attributes(self, index: u8) -> u8 {
+        match (self.mair >> (8 * (index & 7))) as u8 {
+            0xf0 => 0xff,
+            attributes => attributes,
+        }
+    }
+}
+
 /// Why an entry may not become another without a break (DDI 0487 D8.16.1), if it may not.
-pub(crate) fn needs_break(old: Entry, new: Entry) -> Option<&'static str> {
+pub(crate) fn needs_break(old: Entry, new: Entry, types: Types) -> Option<&'static str> {
     match (old, new) {
         (Entry::Invalid, _) | (_, Entry::Invalid) => None,
         (Entry::Table(old), Entry::Table(new)) => (old != new).then_some("another table"),
@@ -51,7 +69,10 @@ pub(crate) fn needs_break(old: Entry, new: Entry) -> Option<&'static str> {
         (Entry::Leaf(old), Entry::Leaf(new)) => {
             let differences = [
                 (old.pa != new.pa, "another output address"),
-                (old.memory != new.memory, "another memory type"),
+                (
+                    types.attributes(old.memory) != types.attributes(new.memory),
+                    "another memory type",
+                ),
                 (old.shareability != new.shareability, "another shareability"),
                 (old.contiguous != new.contiguous, "another size, by the Contiguous bit"),
                 (new.global && !old.global, "global, and was not"),

@@ -13,7 +13,7 @@ use tablewright_walker::{Granule, Regime};
 
 use crate::arm64::{Instruction, Register, Tlbi};
 use crate::debt::{Cpus, Debt, Index, Near, Published, Tag, Why};
-use crate::entry::{Entry, Place, allows_less, needs_break};
+use crate::entry::{Entry, Place, Types, allows_less, needs_break};
 use crate::finding::{Finding, Findings, Rule};
 use crate::invalidation::Invalidation;
 use crate::tables::{Number, Tables};
@@ -100,6 +100,7 @@ pub struct Watcher {
     /// The spaces with debts.
     owing: BTreeSet<usize>,
     tables: Tables,
+    types: Types,
     debts: HashMap<u64, Debt>,
     next: u64,
     lost: HashMap<u64, Lost>,
@@ -116,6 +117,7 @@ impl Watcher {
             by_root: HashMap::new(),
             owing: BTreeSet::new(),
             tables: Tables::default(),
+            types: Types::default(),
             debts: HashMap::new(),
             next: 0,
             lost: HashMap::new(),
@@ -228,7 +230,7 @@ impl Watcher {
     fn change(&mut self, stored: &Stored, memory: &mut dyn Memory) {
         let &Stored { at, space, place, was, is, .. } = stored;
         self.counts.changes += 1;
-        let broken = needs_break(was, is);
+        let broken = needs_break(was, is, self.types);
         let is_less = match (was, is) {
             (Entry::Leaf(old), Entry::Leaf(new)) => allows_less(&old, &new),
             _ => false,
@@ -273,14 +275,14 @@ impl Watcher {
         if of.debts.is_empty() {
             return;
         }
-        let regime = of.regime;
+        let (regime, types) = (of.regime, self.types);
         for debt in of.debts.meeting(Some(place.span()), |level| regime.entry_size(level)) {
             let Some(owed) = self.debts.get(&debt) else { continue };
             let is_same = owed.place.level == place.level;
             let is_below = owed.place.size() < place.size();
             let olds = || owed.olds.iter().map(|&old| owed.place.read(old));
             let why = match is_same {
-                true => olds().find_map(|old| needs_break(old, is)),
+                true => olds().find_map(|old| needs_break(old, is, types)),
                 false if is_below && owed.lost && matches!(is, Entry::Leaf(_)) => {
                     Some("another size")
                 }
@@ -586,6 +588,8 @@ impl Watcher {
             Register::Ttbr0 => cpu.ttbr[0] = value,
             Register::Ttbr1 => cpu.ttbr[1] = value,
             Register::Tcr => cpu.tcr = value,
+            // The same on every processor of a system.
+            Register::Mair => self.types.mair = value,
         }
         for upper in [false, true] {
             let before = self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)];

@@ -98,6 +98,7 @@ unsafe extern "C" {
     fn qemu_plugin_read_register(register: *mut Opaque, to: *mut Array) -> bool;
     fn qemu_plugin_read_memory_hwaddr(address: u64, to: *mut Array, length: usize) -> c_int;
     fn qemu_plugin_translate_vaddr(address: u64, to: *mut u64) -> bool;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
     fn g_byte_array_new() -> *mut Array;
     fn g_byte_array_set_size(array: *mut Array, length: c_uint) -> *mut Array;
     fn g_array_free(array: *mut Array, contents: c_int) -> *mut c_char;
@@ -128,8 +129,28 @@ struct State {
     said: usize,
     /// The general registers of each processor.
     registers: Vec<Vec<Register>>,
+    /// QEMU's own names of the processors, by number.
+    names: Vec<usize>,
     /// The bytes that DC ZVA zeroes.
     block: u64,
+}
+
+thread_local! {
+    /// Where QEMU keeps which processor this thread runs now.
+    static CURRENT: *const usize = {
+        // SAFETY: the name ends with a zero; null as a library is every one that is loaded.
+        unsafe { dlsym(std::ptr::null_mut(), c"current_cpu".as_ptr()) }.cast()
+    };
+}
+
+/// QEMU's name of the processor that runs. The number in a callback is no use: where one thread
+/// runs all processors it is that of the processor for which the block was translated, and blocks
+/// are shared.
+fn current() -> usize {
+    CURRENT.with(|&current| {
+        // SAFETY: a variable of this thread's, which lives as long as the thread.
+        if current.is_null() { 0 } else { unsafe { current.read() } }
+    })
 }
 
 struct Register(*mut Opaque);
@@ -203,6 +224,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
         started: Instant::now(),
         said: 0,
         registers: (0..cpus).map(|_| Vec::new()).collect(),
+        names: vec![0; cpus],
         block: 64,
     });
     let none = std::ptr::null_mut();
@@ -220,6 +242,7 @@ extern "C" fn began(cpu: c_uint, _: *mut c_void) {
     let mut state = state();
     let Some(state) = state.as_mut() else { return };
     let Some(registers) = state.registers.get_mut(cpu as usize) else { return };
+    state.names[cpu as usize] = current();
     // SAFETY: an array of descriptors, which the caller frees; their names live longer.
     unsafe {
         let array = qemu_plugin_get_registers();
@@ -286,6 +309,7 @@ extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
     let Some(what) = arm64::decode(*instruction) else { return };
     let mut state = state();
     let Some(state) = state.as_mut() else { return };
+    let cpu = state.processor(cpu);
     let at = At { cpu: cpu as u8, pc: *pc };
     match what {
         Instruction::Zero => {
@@ -324,7 +348,7 @@ extern "C" fn stored(cpu: c_uint, info: u32, address: u64, data: *mut c_void) {
         }
         (pa, qemu_plugin_mem_get_value(info), 1 << qemu_plugin_mem_size_shift(info))
     };
-    let at = At { cpu: cpu as u8, pc: data.addr() as u64 };
+    let at = At { cpu: state.processor(cpu) as u8, pc: data.addr() as u64 };
     match value.kind {
         WORD if pa & 7 == 0 => {
             state.watcher.store_word(at, pa, value.data[0], &mut state.machine);
@@ -355,6 +379,14 @@ extern "C" fn ended(_: *mut c_void) {
 }
 
 impl State {
+    /// The number of the processor that runs; the one that the callback was given, if that is not
+    /// known.
+    fn processor(&self, given: c_uint) -> c_uint {
+        let current = current();
+        let number = self.names.iter().position(|name| *name == current && current != 0);
+        number.map_or(given, |number| number as c_uint)
+    }
+
     /// A general register of the processor whose callback this is.
     fn register(&mut self, cpu: c_uint, number: u8) -> u64 {
         let registers = self.registers.get(cpu as usize);
