@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::output::report;
 use crate::{
     ask, compare, dirty_log, doctor, first, fit, litmus, machine, map_mem, migrate,
-    page_table_test, record, reproduce, tlb_flush, write_protect,
+    page_table_test, record, reproduce, tlb_flush, watch, write_protect,
 };
 
 /// Experiments with page tables
@@ -73,6 +73,8 @@ enum Command {
     Record(record::Arguments),
     /// Migrate a running guest over a link, under each kind of dirty logging, on a machine
     Migrate(migrate::Arguments),
+    /// Run a kernel in QEMU and find what is wrong with its TLB maintenance
+    Watch(watch::Arguments),
     /// List the machines that experiments can be run on, check one of your own, or print one to
     /// start from
     Machine(machine::Arguments),
@@ -119,6 +121,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Record(arguments) => record::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
+        Command::Watch(arguments) => watch::run(&arguments),
         Command::Machine(arguments) => machine::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

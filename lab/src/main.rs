@@ -32,6 +32,7 @@ mod runs;
 mod size;
 mod stats;
 mod tlb_flush;
+mod watch;
 mod write_protect;
 
 use std::process::ExitCode;

@@ -101,8 +101,8 @@ pub const fn operand(instruction: u32) -> u8 {
 }
 
 impl Tlbi {
-    /// What it invalidates, of the EL1&0 regime; `None`: nothing of that. With `wide` descriptors,
-    /// TCR_EL1.DS, ranges begin at multiples of 64 KiB.
+    /// Returns what it invalidates, of the EL1&0 regime; `None`: nothing of that. With `wide`
+    /// descriptors, TCR_EL1.DS, ranges begin at multiples of 64 KiB.
     pub fn of(self, operand: u64, wide: bool) -> Option<Invalidation> {
         let (is_range, broadcast) = match self.crm {
             1 | 3 => (false, true),

@@ -34,7 +34,7 @@ impl Tag {
     }
 }
 
-/// Who has seen a change of memory.
+/// Walks that have seen a change of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Published {
     No,
@@ -45,10 +45,10 @@ pub(crate) enum Published {
 
 pub(crate) struct Debt {
     pub(crate) space: usize,
-    /// Where the entry stands, and its physical address.
+    /// The place of the entry, and its physical address.
     pub(crate) place: Place,
     pub(crate) entry: u64,
-    /// What it was, the last of it at the end, and what it has become.
+    /// Its values before, the last at the end, and its value now.
     pub(crate) olds: Vec<u64>,
     pub(crate) new: u64,
     pub(crate) at: At,
@@ -57,7 +57,7 @@ pub(crate) struct Debt {
     /// There is no translation any more. Otherwise it allows less than it did.
     pub(crate) lost: bool,
     pub(crate) published: Published,
-    /// Who may still remember it.
+    /// Processors that may still remember it.
     pub(crate) owed: Vec<(Tag, Cpus)>,
     /// The tables that a walk may reach as long as this is remembered.
     pub(crate) tables: Vec<Number>,
@@ -136,7 +136,7 @@ impl Debt {
         self.owed.is_empty()
     }
 
-    /// What is missing, in words.
+    /// Says what is missing.
     pub(crate) fn missing(&self) -> String {
         let Some(Near { at, invalidation, why }) = self.near else {
             return match self.published {

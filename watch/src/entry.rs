@@ -1,9 +1,9 @@
-//! What the change of one entry of a table means.
+//! The meaning of one entry of a table, and of its change.
 
 use crate::invalidation::Span;
 use tablewright_walker::{Denied, Descriptor, DirtyState, Leaf, Permissions, Regime, decode};
 
-/// Where an entry stands: that decides how it is read.
+/// The place of an entry, which decides how it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) regime: Regime,
@@ -12,7 +12,7 @@ pub(crate) struct Place {
     pub(crate) va: u64,
 }
 
-/// What an entry says.
+/// The meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// Nothing. One that the architecture reserves counts as this.
@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// What the numbers of memory types mean.
+/// The meaning of the numbers of memory types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Types {
     /// MAIR_EL1.
@@ -103,6 +103,7 @@ pub(crate) fn allows_less(old: &Leaf, new: &Leaf) -> bool {
 /// An entry in words.
 pub(crate) fn describe(place: Place, descriptor: u64) -> String {
     match place.read(descriptor) {
+        Entry::Invalid if descriptor == 0 => "nothing".into(),
         Entry::Invalid => format!("nothing ({descriptor:#x})"),
         Entry::Table(pa) => format!("a table at {pa:#x}"),
         Entry::Leaf(leaf) => {

@@ -1,15 +1,15 @@
-//! What was found, in the words in which it is said.
+//! Findings, in the words in which they are said.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::At;
 use crate::invalidation::Span;
 
 /// A rule of the architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     /// An entry became another that may not stand beside it in a TLB, with no break between them,
@@ -56,14 +56,15 @@ impl fmt::Display for Rule {
 }
 
 /// A change of an entry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// Who made it.
+    /// The instruction that made it.
     #[serde(flatten)]
     pub at: At,
     /// The addresses that the entry translates.
     pub span: Span,
     /// The physical address of the entry.
+    #[serde(with = "crate::hex")]
     pub entry: u64,
     /// The level of its table.
     pub level: i8,
@@ -74,17 +75,17 @@ pub struct Change {
 }
 
 /// A breach of a rule.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The rule.
     pub rule: Rule,
     /// The change whose maintenance is wrong, if there is one.
     pub change: Option<Change>,
-    /// What is missing.
+    /// The maintenance that is missing.
     pub missing: String,
-    /// What then went wrong.
+    /// The event that then broke the rule.
     pub then: String,
-    /// Where that was.
+    /// The instruction of that event.
     #[serde(flatten)]
     pub at: At,
     /// How many of this kind were found: the same rule, broken by the same two instructions. What

@@ -1,21 +1,16 @@
-//! What an invalidation names, whatever the architecture.
+//! Invalidations, whatever the architecture: that which they name.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Addresses, first and last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// The first address.
+    #[serde(with = "crate::hex")]
     pub first: u64,
     /// The last one.
+    #[serde(with = "crate::hex")]
     pub last: u64,
-}
-
-impl Span {
-    /// Whether an address of one is an address of the other.
-    pub fn meets(self, other: Self) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
 }
 
 /// An invalidation.
@@ -36,7 +31,7 @@ pub struct Invalidation {
 }
 
 impl Invalidation {
-    /// What a reader should see of it: `of ASID 7, 0x1000..=0x1fff, of leaves, at level 3`.
+    /// Says what it is: `of ASID 7, 0x1000..=0x1fff, of leaves, at level 3`.
     pub fn describe(&self) -> String {
         let mut parts = Vec::new();
         parts.extend(self.asid.map(|asid| format!("of ASID {asid}")));

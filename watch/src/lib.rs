@@ -24,6 +24,7 @@
 //! | `tables.rs` | the tables that walks can reach, and what is in them |
 //! | `debt.rs` | what was changed and may be remembered |
 //! | `watcher.rs` | the rules |
+//! | `session.rs` | how QEMU is run with the plugin |
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,7 @@ mod debt;
 mod entry;
 mod finding;
 mod invalidation;
+pub mod session;
 mod tables;
 mod watcher;
 
@@ -52,11 +54,28 @@ impl<F: FnMut(u64, &mut [u64]) -> bool> Memory for F {
     }
 }
 
-/// Who executes an instruction, and where it stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+/// An instruction as it is executed: its processor and its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct At {
     /// The number of the processor, from 0.
     pub cpu: u8,
     /// The address of the instruction.
+    #[serde(with = "hex")]
     pub pc: u64,
+}
+
+/// Addresses as they are written: `"0xffff800080000000"`. Numbers of JSON have 53 bits for many who
+/// read them.
+mod hex {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(crate) fn serialize<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{address:#x}"))
+    }
+
+    pub(crate) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        let hex = text.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        hex.ok_or_else(|| D::Error::custom(format!("{text} is no address")))
+    }
 }

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tablewright_walker::{Granule, Regime};
 
 use crate::arm64::{Instruction, Register, Tlbi};
@@ -20,7 +20,7 @@ use crate::tables::{Number, Tables};
 use crate::{At, Memory};
 
 /// How much was seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Stores to entries that changed what they mean.
     pub changes: u64,
@@ -52,9 +52,9 @@ struct Space {
 /// An identifier under which a root was loaded.
 struct Context {
     tag: Tag,
-    /// Who has it loaded.
+    /// Processors that have it loaded.
     loaded: Cpus,
-    /// Who may remember something of it.
+    /// Processors that may remember something of it.
     held: Cpus,
     /// How often it was loaded.
     loads: u64,
@@ -68,9 +68,9 @@ struct Cpu {
     tcr: u64,
     /// The space and the tag that are loaded, of each half.
     loaded: [Option<(usize, Tag)>; 2],
-    /// What it has changed since its last DSB.
+    /// Debts of what it has changed since its last DSB.
     unpublished: Vec<u64>,
-    /// What it has invalidated since its last whole DSB.
+    /// Invalidations that it has issued since its last whole DSB.
     issued: Vec<Issued>,
 }
 
@@ -126,12 +126,12 @@ impl Watcher {
         }
     }
 
-    /// What was found.
+    /// Returns what was found.
     pub fn findings(&self) -> &[Finding] {
         self.findings.all()
     }
 
-    /// What was seen.
+    /// Returns what was seen.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -182,7 +182,7 @@ impl Watcher {
         self.written(at, pa, bytes);
     }
 
-    /// The same, of one aligned word whose value is known.
+    /// A processor has stored this value to an aligned word of physical memory.
     pub fn store_word(&mut self, at: At, pa: u64, value: u64, memory: &mut dyn Memory) {
         self.stored(at, pa, value, memory);
         self.written(at, pa, 8);
@@ -235,7 +235,8 @@ impl Watcher {
             (Entry::Leaf(old), Entry::Leaf(new)) => allows_less(&old, &new),
             _ => false,
         };
-        if is != Entry::Invalid {
+        // One that is wrong by itself is said once.
+        if is != Entry::Invalid && broken.is_none() {
             self.made(stored);
         }
         let is_lost = broken.is_some() || was != Entry::Invalid && is == Entry::Invalid;
@@ -687,7 +688,8 @@ impl Watcher {
         root.is_none_or(|table| table.valid == 0)
     }
 
-    /// Who has a space loaded may remember something of it, if there is anything.
+    /// Notes that those who have a space loaded may remember something of it, if there is
+    /// anything.
     fn hold(&mut self, space: usize) {
         if self.is_empty(space) {
             return;
@@ -710,7 +712,7 @@ fn user_page(place: Place, entry: u64) -> Option<u64> {
 }
 
 impl Space {
-    /// Who may remember a translation of this space.
+    /// Returns who may remember a translation of this space.
     fn owed(&self, global: bool) -> Vec<(Tag, Cpus)> {
         let held = self.contexts.iter().filter(|context| context.held != 0);
         if !global {

@@ -1,6 +1,6 @@
-//! The first program of a Linux that is watched: processes with threads that map memory, protect it,
-//! move it, give it back, fork, and map files, all beside each other. Each looks whether it finds
-//! what it wrote.
+//! The first program of a Linux that is watched: processes with threads that map memory, protect
+//! it, move it, give it back, fork, and map files, all beside each other. Each looks whether it
+//! finds what it wrote.
 //!
 //! The kernel's command line says how much by `rounds=N`, which it hands on in the environment.
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 const PAGE: usize = 4096;
-/// What did not read as it was written.
+/// The number of words that did not read as they were written.
 static WRONG: AtomicU64 = AtomicU64::new(0);
 
 /// Memory that was mapped, and is unmapped at the end.

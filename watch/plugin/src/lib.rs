@@ -136,7 +136,7 @@ struct State {
 }
 
 thread_local! {
-    /// Where QEMU keeps which processor this thread runs now.
+    /// QEMU's variable that says which processor this thread runs now.
     static CURRENT: *const usize = {
         // SAFETY: the name ends with a zero; null as a library is every one that is loaded.
         unsafe { dlsym(std::ptr::null_mut(), c"current_cpu".as_ptr()) }.cast()
@@ -158,7 +158,7 @@ struct Register(*mut Opaque);
 // SAFETY: QEMU's handles of registers are of no thread.
 unsafe impl Send for Register {}
 
-/// What is read of the machine.
+/// The memory of the machine.
 struct Machine {
     bytes: Bytes,
 }
