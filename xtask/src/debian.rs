@@ -20,6 +20,9 @@ pub enum Release {
     /// Trixie: Linux 6.12, QEMU 10.0
     #[value(name = "13")]
     Trixie,
+    /// Trixie with its backports: a newer Linux, QEMU 11.1
+    #[value(name = "13-backports")]
+    Backports,
 }
 
 impl Release {
@@ -28,7 +31,13 @@ impl Release {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie => "trixie",
+            Self::Backports => "trixie-backports",
         }
+    }
+
+    /// The name of the release that it adds to, if it does.
+    fn base(self) -> Option<&'static str> {
+        (self == Self::Backports).then_some("trixie")
     }
 }
 
@@ -45,6 +54,9 @@ pub const ARM64: Debian<'_> =
 /// Debian 13 for guests of arm64.
 pub const ARM64_13: Debian<'_> =
     Debian { release: Release::Trixie, architecture: "arm64", apt: "apt-13" };
+/// Debian 13's backports for guests of arm64.
+pub const ARM64_BACKPORTS: Debian<'_> =
+    Debian { release: Release::Backports, architecture: "arm64", apt: "apt-13-backports" };
 /// Debian 12 for guests of x86-64.
 pub const AMD64: Debian<'_> =
     Debian { release: Release::Bookworm, architecture: "amd64", apt: "apt-amd64" };
@@ -123,7 +135,9 @@ fn download(scratch: &Path, debian: &Debian<'_>, package: &str) -> Result<PathBu
     // A package that only says which is the newest of its kind.
     let depends = output(apt.command("apt-cache").args(["depends", "--important", package]))?;
     let newest = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-    let package = newest.map_or_else(|| package.to_string(), |rest| format!("linux-image-{rest}"));
+    // The kernel itself has a package of its own there.
+    let kind = if debian.release == Release::Backports { "binary" } else { "image" };
+    let package = newest.map_or_else(|| package.to_string(), |rest| format!("linux-{kind}-{rest}"));
     output(apt.command("apt-get").args(["download", &package]))?;
     let archive =
         fs::read_dir(scratch).about(scratch.display())?.filter_map(std::result::Result::ok);
@@ -174,11 +188,15 @@ impl Apt {
             "APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; \
              }};\nDir::State \"{at}\";\nDir::State::status \"{at}/status\";\nDir::Cache \
              \"{at}/cache\";\nDir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \
-             \"-\";\nAPT::Sandbox::User \"\";\n"
+             \"-\";\nAPT::Sandbox::User \"\";\nAPT::Default-Release \"{}\";\n",
+            debian.release.name()
         );
-        let release = debian.release.name();
-        let source =
-            format!("deb [signed-by={KEYS}] http://deb.debian.org/debian {release} main\n");
+        let suites = debian.release.base().into_iter().chain([debian.release.name()]);
+        let source: String = suites
+            .map(|suite| {
+                format!("deb [signed-by={KEYS}] http://deb.debian.org/debian {suite} main\n")
+            })
+            .collect();
         for (name, text) in
             [("apt.conf", &*configuration), ("sources.list", &*source), ("status", "")]
         {

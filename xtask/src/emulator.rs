@@ -10,8 +10,9 @@ use crate::debian::{self, Debian, Release};
 use crate::fetch::{self, QEMU, output};
 use crate::{About as _, Error, Result};
 
-/// The name of Debian 13's QEMU.
+/// The names of Debian 13's QEMU, and of that of its backports.
 const FETCHED: &str = "debian-13";
+const NEWEST: &str = "debian-13-backports";
 
 /// A QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,22 +76,29 @@ impl Emulator {
         match name {
             None => fetch::qemu_arm64().map(|()| Self::Installed),
             Some(name) if name == Path::new(FETCHED) => {
-                let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
-                let debian = Debian {
-                    release: Release::Trixie,
-                    architecture: architecture.trim(),
-                    apt: "apt-qemu",
-                };
-                let scratch = fetch::scratch()?;
-                let root =
-                    debian::with_dependencies(&scratch, &debian, "qemu-system-arm", "qemu-13")?;
-                Unpacked::at(&root).map(Self::Unpacked)
+                Self::fetched(Release::Trixie, "apt-qemu", "qemu-13")
             }
+            Some(name) if name == Path::new(NEWEST) => Self::newest(),
             Some(program) => {
                 let emulator = Self::Program(program.into());
                 emulator.version().map(|_| emulator)
             }
         }
+    }
+
+    /// Returns the newest one that Debian 13 has, in its backports.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn newest() -> Result<Self> {
+        Self::fetched(Release::Backports, "apt-qemu-backports", "qemu-13-backports")
+    }
+
+    fn fetched(release: Release, apt: &'static str, name: &str) -> Result<Self> {
+        let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
+        let debian = Debian { release, architecture: architecture.trim(), apt };
+        let root = debian::with_dependencies(&fetch::scratch()?, &debian, "qemu-system-arm", name)?;
+        Unpacked::at(&root).map(Self::Unpacked)
     }
 
     /// A command that runs it.

@@ -12,7 +12,9 @@ use std::sync::Mutex;
 
 use clap::ValueEnum;
 
-use crate::debian::{AMD64, ARM64, ARM64_13, Release, all_from_package, from_package};
+use crate::debian::{
+    AMD64, ARM64, ARM64_13, ARM64_BACKPORTS, Release, all_from_package, from_package,
+};
 use crate::emulator::Emulator;
 use crate::example::Kernel;
 use crate::load::Bell;
@@ -164,16 +166,57 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
 /// Fetches a kernel and a shell: the kernel is one of this release's, if no other is given.
 fn kernel_and_shell(kernel: Option<&Path>, release: Release) -> Result<(PathBuf, PathBuf)> {
     let scratch = scratch()?;
-    let (debian, name) = match release {
-        Release::Bookworm => (&ARM64, "Image"),
-        Release::Trixie => (&ARM64_13, "Image-13"),
-    };
     let kernel = match kernel {
         Some(kernel) => kernel.to_path_buf(),
-        None => from_package(&scratch, debian, "linux-image-arm64", "./boot/vmlinuz-*", name)?,
+        None => kernel_arm64(release)?,
     };
     let busybox = from_package(&scratch, &ARM64, "busybox-static", "./bin/busybox", "busybox")?;
     Ok((kernel, busybox))
+}
+
+/// Fetches a kernel of arm64.
+///
+/// # Errors
+/// It cannot be had, and how to get it by hand.
+pub fn kernel_arm64(release: Release) -> Result<PathBuf> {
+    let (debian, member, name) = match release {
+        Release::Bookworm => (&ARM64, "./boot/vmlinuz-*", "Image"),
+        Release::Trixie => (&ARM64_13, "./boot/vmlinuz-*", "Image-13"),
+        Release::Backports => {
+            (&ARM64_BACKPORTS, "./usr/lib/modules/*/vmlinuz", "Image-13-backports")
+        }
+    };
+    from_package(&scratch()?, debian, "linux-image-arm64", member, name)
+}
+
+/// Builds the plugin by which QEMU watches a kernel.
+///
+/// # Errors
+/// It cannot be built.
+pub fn watching_plugin() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--release", "--package", "tablewright-watch-plugin"]);
+    out::slowly("building the plugin of QEMU's", || output(&mut build))?;
+    Ok(target().join("release").join(tablewright_watch::session::PLUGIN))
+}
+
+/// Builds the first program of a guest of arm64 that is watched.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn watched_guest() -> Result<PathBuf> {
+    const TARGET: &str = "aarch64-unknown-linux-musl";
+    let mut cargo = cargo();
+    // Rust's own linker: that of the system knows one kind of processor.
+    cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld");
+    build_with(
+        cargo,
+        &root().join("watch/guest"),
+        &target().join("hypervisor"),
+        TARGET,
+        "init",
+        &[],
+    )
 }
 
 /// Which kernel is booted, and on what.

@@ -14,25 +14,36 @@ use crate::{About as _, Result};
 /// # Errors
 /// A file cannot be read or written.
 pub fn make(to: &Path, busybox: &Path, init: &str, others: &[(&str, &Path)]) -> Result<()> {
-    let shell = std::fs::read(busybox).about(busybox.display())?;
-    let mut programs = Vec::new();
+    let mut entries = vec![
+        ("bin".into(), ModeFileType::Directory, Vec::new()),
+        ("bin/busybox".into(), ModeFileType::Regular, read(busybox)?),
+        ("init".into(), ModeFileType::Regular, init.into()),
+    ];
     for (name, file) in others {
-        programs.push((format!("bin/{name}"), std::fs::read(file).about(file.display())?));
+        entries.push((format!("bin/{name}"), ModeFileType::Regular, read(file)?));
     }
+    archive(to, entries)
+}
+
+/// Makes an archive of the program to run first alone.
+///
+/// # Errors
+/// A file cannot be read or written.
+pub fn of_one(to: &Path, init: &Path) -> Result<()> {
+    archive(to, vec![("init".into(), ModeFileType::Regular, read(init)?)])
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    std::fs::read(file).about(file.display())
+}
+
+fn archive(to: &Path, entries: Vec<(String, ModeFileType, Vec<u8>)>) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let mut out = BufWriter::new(File::create(to)?);
-        let entries: [(&str, u32, ModeFileType, &[u8]); 3] = [
-            ("bin", 0o755, ModeFileType::Directory, &[]),
-            ("bin/busybox", 0o755, ModeFileType::Regular, &shell),
-            ("init", 0o755, ModeFileType::Regular, init.as_bytes()),
-        ];
-        let programs = programs
-            .iter()
-            .map(|(name, data)| (name.as_str(), 0o755, ModeFileType::Regular, data.as_slice()));
-        for (number, (name, mode, kind, data)) in (1..).zip(entries.into_iter().chain(programs)) {
-            let entry = Builder::new(name).ino(number).mode(mode).set_mode_file_type(kind);
+        for (number, (name, kind, data)) in (1..).zip(entries) {
+            let entry = Builder::new(&name).ino(number).mode(0o755).set_mode_file_type(kind);
             let mut file = entry.write(&mut out, data.len() as u32);
-            file.write_all(data)?;
+            file.write_all(&data)?;
             file.finish()?;
         }
         trailer(&mut out)?;

@@ -58,6 +58,7 @@ mod signals;
 mod sizes;
 mod smmu;
 mod test_guest;
+mod watch;
 mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]
 mod x86_counters;
@@ -180,6 +181,8 @@ enum Command {
             value_parser = clap::value_parser!(u32).range(1..=100_000))]
         rounds: u32,
     },
+    /// Watch Debian's kernels for what is wrong with their TLB maintenance, and find planted bugs
+    Watch(watch::WatchArgs),
     /// Boot a matrix of guests under load, and check what comes out
     TestGuest(test_guest::TestArgs),
 }
@@ -272,6 +275,7 @@ fn main() -> ExitCode {
         Command::Example { kernel } => example::run(kernel, |line| say!("{line}")),
         Command::Processes { json } => processes::run(json, |line| say!("{line}")),
         Command::TlbFlush { json, rounds } => measure::run(json, rounds),
+        Command::Watch(args) => watch::run(&args),
         Command::TestGuest(args) => test_guest::run(&args),
     };
     match done {

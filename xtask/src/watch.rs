@@ -1,0 +1,375 @@
+//! Watches Debian's kernels for what is wrong with their TLB maintenance, and finds what is planted
+//! in them.
+//!
+//! A bug is planted in the kernel's image, where an instruction of an invalidation stands: it is
+//! taken out, or becomes another. The kernel knows nothing of it. Its load changes its memory in
+//! every way (`watch/guest`), so that what is wrong goes wrong within seconds.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use clap::Args;
+use tablewright_watch::arm64::{self, Instruction};
+use tablewright_watch::session::{self, End};
+use tablewright_watch::{Finding, Rule};
+
+use crate::debian::Release;
+use crate::emulator::Emulator;
+use crate::qemu::CPU_MAX;
+use crate::{About as _, Error, Result, fetch, initramfs, name_of, out, say};
+
+#[derive(Args)]
+pub struct WatchArgs {
+    /// The release of Debian whose kernel is watched
+    #[arg(long, value_enum, default_value = "12")]
+    release: Release,
+    /// A kernel, instead
+    #[arg(long, value_name = "FILE", conflicts_with = "release")]
+    kernel: Option<PathBuf>,
+    /// How many processors it has
+    #[arg(long, value_name = "N", default_value_t = 2,
+          value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: u8,
+    /// How often it is booted
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    boots: u32,
+    /// How many changes each thread of its load makes
+    #[arg(long, value_name = "N", default_value_t = 40,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rounds: u32,
+    /// Plant a bug, or `all`, one after the other; may be given several times
+    #[arg(long, value_name = "NAME")]
+    plant: Vec<String>,
+}
+
+/// A bug: what becomes of an instruction, if it is one that is meant; and how it is found.
+struct Plant {
+    name: &'static str,
+    /// The instruction, those before it, the last first, and those behind it.
+    change: fn(u32, &[u32], &[u32]) -> Option<u32>,
+    /// Rules that may be broken, and what has to be said to be missing.
+    rules: &'static [Rule],
+    missing: &'static str,
+}
+
+const REUSED: &[Rule] = &[Rule::BreakBeforeMake, Rule::PageReused, Rule::TableReused];
+const NOP: u32 = 0xd503_201f;
+const DSB_ISHST: u32 = 0xd503_3a9f;
+const DSB_ISH: u32 = 0xd503_3b9f;
+/// How far a barrier is from its invalidation.
+const NEAR: usize = 12;
+
+const PLANTS: &[Plant] = &[
+    Plant {
+        name: "no-invalidation",
+        change: |it, _, _| is_any(it, &[(3, 1), (3, 5), (3, 2), (2, 1), (2, 5)]).then_some(NOP),
+        rules: REUSED,
+        missing: "no invalidation of it",
+    },
+    Plant {
+        name: "local",
+        // From the inner shareable domain to the processor's own: CRm 3 to 7, of ranges 2 to 6.
+        change: |it, _, _| {
+            is_any(it, &[(3, 1), (3, 5), (3, 2), (2, 1), (2, 5)]).then_some(it | 4 << 8)
+        },
+        rules: REUSED,
+        missing: "other CPUs may remember it",
+    },
+    Plant {
+        name: "local-identifier",
+        change: |it, _, _| is_any(it, &[(3, 2)]).then_some(it | 4 << 8),
+        rules: REUSED,
+        missing: "other CPUs may remember it",
+    },
+    Plant {
+        name: "no-barrier-before",
+        change: |it, _, behind| (it == DSB_ISHST && behind.iter().any(is_tlbi)).then_some(NOP),
+        rules: &[Rule::Unpublished],
+        missing: "no DSB stands between the change and it",
+    },
+    Plant {
+        name: "no-barrier-behind",
+        change: |it, before, _| (it == DSB_ISH && before.iter().any(is_tlbi)).then_some(NOP),
+        rules: REUSED,
+        missing: "no DSB has completed it",
+    },
+    Plant {
+        name: "other-identifier",
+        // ASID 0 is the kernel's.
+        change: |it, _, _| is_any(it, &[(3, 2)]).then_some(it | 31),
+        rules: REUSED,
+        missing: "",
+    },
+    Plant {
+        name: "other-address",
+        change: |it, _, _| is_any(it, &[(3, 5)]).then_some(it | 31),
+        rules: REUSED,
+        missing: "no invalidation of it",
+    },
+    Plant {
+        name: "leaves-of-tables",
+        change: |it, _, _| is_any(it, &[(3, 1), (2, 1)]).then_some(it | 4 << 5),
+        rules: REUSED,
+        missing: "it is of leaves alone, and this was a table",
+    },
+];
+
+/// TLBI of EL1, whatever it is about.
+fn is_tlbi(instruction: &u32) -> bool {
+    instruction & 0xffff_f000 == 0xd508_8000
+}
+
+/// Whether it is one of these, by CRm and op2.
+fn is_any(instruction: u32, these: &[(u32, u32)]) -> bool {
+    let (crm, op2) = (instruction >> 8 & 15, instruction >> 5 & 7);
+    is_tlbi(&instruction) && these.contains(&(crm, op2))
+}
+
+impl Plant {
+    /// Plants it in an image: how often.
+    fn plant(&self, image: &mut [u8]) -> usize {
+        let words: Vec<u32> = image
+            .chunks_exact(4)
+            .map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]]))
+            .collect();
+        let mut count = 0;
+        for (index, &word) in words.iter().enumerate() {
+            // Most words are none that matter.
+            if !is_tlbi(&word) && arm64::decode(word).is_none_or(|it| !is_barrier(it)) {
+                continue;
+            }
+            let before = &words[index.saturating_sub(NEAR)..index];
+            let behind = &words[index + 1..words.len().min(index + 1 + NEAR)];
+            if let Some(changed) = (self.change)(word, before, behind) {
+                image[index * 4..index * 4 + 4].copy_from_slice(&changed.to_le_bytes());
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Whether it is found.
+    fn is_found(&self, findings: &[Finding]) -> Option<usize> {
+        findings.iter().position(|finding| {
+            !is_known(finding)
+                && self.rules.contains(&finding.rule)
+                && finding.missing.contains(self.missing)
+        })
+    }
+}
+
+fn is_barrier(instruction: Instruction) -> bool {
+    matches!(instruction, Instruction::Barrier { .. })
+}
+
+/// Whether it is wrong with every Linux since 6.9, for a moment of its boot: the code that maps the
+/// kernel at addresses that were drawn unmaps pages, invalidates, and maps them anew without a DSB
+/// between the two (`map_kernel` in `arch/arm64/kernel/pi/map_kernel.c`). No other runs in the
+/// lower half.
+fn is_known(finding: &Finding) -> bool {
+    finding.rule == Rule::BreakBeforeMake
+        && finding.at.pc >> 63 == 0
+        && finding.missing.contains("no DSB has completed it")
+}
+
+/// The files of a boot.
+struct Files {
+    emulator: Emulator,
+    plugin: PathBuf,
+    initrd: PathBuf,
+}
+
+/// A boot: what was found, each with the seconds after which it was, and what the guest said.
+struct Watched {
+    end: End,
+    seconds: Vec<f64>,
+    console: String,
+}
+
+/// Boots and watches.
+fn watch(files: &Files, kernel: &Path, cpus: u8, rounds: u32) -> Result<Watched> {
+    let console = fetch::scratch()?.join(format!("watched-{}", std::process::id()));
+    let qemu = files.emulator.command();
+    // A kernel with a bug may not come to its end.
+    let mut command = Command::new("timeout");
+    command.arg("600").arg(qemu.get_program()).args(qemu.get_args());
+    command.args(["-M", "virt", "-cpu", CPU_MAX, "-smp", &cpus.to_string(), "-m", "512"]);
+    command.args(["-display", "none", "-monitor", "none", "-nodefaults", "-no-reboot"]);
+    command.args(["-accel", "tcg,thread=single", "-serial"]);
+    command.arg(format!("file:{}", console.display())).arg("-kernel").arg(kernel);
+    command.arg("-initrd").arg(&files.initrd).arg("-append");
+    command.arg(format!("console=ttyAMA0 quiet panic=-1 rounds={rounds}"));
+    let mut seconds = Vec::new();
+    let end = session::run(&mut command, &files.plugin, |after, _| seconds.push(after));
+    let said = std::fs::read_to_string(&console).unwrap_or_default();
+    // It is of no use any more.
+    let _ = std::fs::remove_file(&console);
+    match end.about("QEMU")? {
+        Some(end) => Ok(Watched { end, seconds, console: said }),
+        None => Err(Error::Failed("QEMU ended before the plugin could say anything".into())),
+    }
+}
+
+/// Boots, watches, and says what was found.
+///
+/// # Errors
+/// What cannot be had; something was found, or not what was planted.
+pub fn run(args: &WatchArgs) -> Result<()> {
+    let plants = chosen(&args.plant)?;
+    let files = Files {
+        emulator: Emulator::newest()?,
+        plugin: fetch::watching_plugin()?,
+        initrd: fetch::scratch()?.join("initrd-watched"),
+    };
+    let kernel = match &args.kernel {
+        Some(kernel) => kernel.clone(),
+        None => fetch::kernel_arm64(args.release)?,
+    };
+    initramfs::of_one(&files.initrd, &fetch::watched_guest()?)?;
+    let name = match &args.kernel {
+        Some(kernel) => kernel.display().to_string(),
+        None => format!("Debian {}", name_of(&args.release)),
+    };
+    let mut failed = 0;
+    for _ in 0..args.boots {
+        for plant in &plants {
+            let started = Instant::now();
+            let (image, count) = match plant {
+                None => (kernel.clone(), 0),
+                Some(plant) => planted(&kernel, plant)?,
+            };
+            let watched = watch(&files, &image, args.cpus, args.rounds)?;
+            let what =
+                plant.map_or_else(|| name.clone(), |plant| format!("{name}, {}", plant.name));
+            let result = match plant {
+                None => judge(&watched),
+                Some(plant) => judge_planted(plant, count, &watched),
+            };
+            let seconds = started.elapsed().as_secs_f64();
+            let end = result.as_ref().map_or_else(|why| format!("FAILED: {why}"), Clone::clone);
+            say!("{what}, {} CPUs: {seconds:.1} s: {end}", args.cpus);
+            failed += u32::from(result.is_err());
+            if out::is_unread() {
+                return Ok(());
+            }
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        failed => Err(Error::Failed(format!("{failed} boots did not come out as they should"))),
+    }
+}
+
+/// The bugs of these names; one that is none, if there are no names.
+fn chosen(names: &[String]) -> Result<Vec<Option<&'static Plant>>> {
+    let mut chosen = Vec::new();
+    for name in names {
+        if name == "all" {
+            chosen.extend(PLANTS.iter().map(Some));
+            continue;
+        }
+        let plant = PLANTS.iter().find(|plant| plant.name == name);
+        chosen.push(Some(plant.ok_or_else(|| {
+            let names: Vec<_> = PLANTS.iter().map(|plant| plant.name).collect();
+            Error::Other(format!("--plant {name}: there are all, {}", names.join(", ")))
+        })?));
+    }
+    Ok(if names.is_empty() { vec![None] } else { chosen })
+}
+
+/// The image of a kernel with a bug, and how often that is in it.
+fn planted(kernel: &Path, plant: &Plant) -> Result<(PathBuf, usize)> {
+    let mut image = std::fs::read(kernel).about(kernel.display())?;
+    let count = plant.plant(&mut image);
+    let file = fetch::scratch()?.join(format!("Image-planted-{}", std::process::id()));
+    std::fs::write(&file, image).about(file.display())?;
+    Ok((file, count))
+}
+
+/// Whether a kernel as it is came out clean.
+fn judge(watched: &Watched) -> std::result::Result<String, String> {
+    let counts = watched.end.counts;
+    let unknown = watched.end.findings.iter().find(|finding| !is_known(finding));
+    if let Some(Finding { rule, missing, then, at, .. }) = unknown {
+        return Err(format!("{rule}: {missing}; {then}: CPU {} at {:#x}", at.cpu, at.pc));
+    }
+    if !watched.console.contains("watched: done") {
+        return Err(format!("the load did not end well: {}", watched.console.trim()));
+    }
+    let known: u64 = watched.end.findings.iter().map(|finding| finding.count).sum();
+    let known = match known {
+        0 => String::new(),
+        known => format!(", and {known} pages of the kernel's that it maps anew without a DSB"),
+    };
+    Ok(format!(
+        "clean: {} changes in up to {} tables, {} invalidations, {} barriers{known}",
+        counts.changes, counts.tables, counts.invalidations, counts.barriers
+    ))
+}
+
+/// Whether what was planted was found.
+fn judge_planted(
+    plant: &Plant,
+    count: usize,
+    watched: &Watched,
+) -> std::result::Result<String, String> {
+    if count == 0 {
+        return Err("there is no place for it in this kernel".into());
+    }
+    let findings = &watched.end.findings;
+    let Some(first) = plant.is_found(findings) else {
+        let others: Vec<_> =
+            findings.iter().map(|it| format!("{}: {}", it.rule, it.missing)).collect();
+        return Err(format!("at {count} places, and not found: {}", others.join("; ")));
+    };
+    let seconds = watched.seconds.get(first).copied().unwrap_or_default();
+    let Finding { rule, missing, .. } = &findings[first];
+    Ok(format!(
+        "at {count} places, found after {seconds:.1} s, {} kinds: {rule}: {missing}",
+        findings.iter().filter(|finding| !is_known(finding)).count()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DSB_ISH, DSB_ISHST, NOP, PLANTS, chosen};
+
+    /// dsb ishst; tlbi vale1is, x1; tlbi vae1is, x1; tlbi aside1is, x1; dsb ish; nop; dsb ish
+    const CODE: [u32; 7] =
+        [DSB_ISHST, 0xd508_83a1, 0xd508_8321, 0xd508_8341, DSB_ISH, 0xd503_201f, 0xd503_3b9f];
+
+    #[test]
+    fn each_bug_changes_what_it_says() {
+        let becomes: [(&str, &[(usize, u32)]); 8] = [
+            ("no-invalidation", &[(1, NOP), (2, NOP), (3, NOP)]),
+            ("local", &[(1, 0xd508_87a1), (2, 0xd508_8721), (3, 0xd508_8741)]),
+            ("local-identifier", &[(3, 0xd508_8741)]),
+            ("no-barrier-before", &[(0, NOP)]),
+            ("no-barrier-behind", &[(4, NOP), (6, NOP)]),
+            ("other-identifier", &[(3, 0xd508_835f)]),
+            ("other-address", &[(1, 0xd508_83bf)]),
+            ("leaves-of-tables", &[(2, 0xd508_83a1)]),
+        ];
+        for (plant, (name, changes)) in PLANTS.iter().zip(becomes) {
+            assert_eq!(plant.name, name);
+            let mut image: Vec<u8> = CODE.iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(plant.plant(&mut image), changes.len(), "{name}");
+            let mut expected = CODE;
+            for &(at, word) in changes {
+                expected[at] = word;
+            }
+            let expected: Vec<u8> = expected.iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(image, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_bug_that_is_none_is_refused() {
+        let names = |names: &[&str]| chosen(&names.iter().map(|&it| it.into()).collect::<Vec<_>>());
+        assert!(names(&[]).is_ok_and(|all| all.len() == 1 && all[0].is_none()));
+        assert!(names(&["all"]).is_ok_and(|all| all.len() == PLANTS.len()));
+        assert!(names(&["local", "nothing"]).is_err_and(|why| why.to_string().contains("--plant")));
+    }
+}
