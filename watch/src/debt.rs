@@ -63,6 +63,8 @@ pub(crate) struct Debt {
     pub(crate) tables: Vec<Number>,
     /// The last invalidation that came near it, and why that was not enough.
     pub(crate) near: Option<Near>,
+    /// The instruction that used anew the page to which it leads, and what that was.
+    pub(crate) reused: Option<(At, String)>,
 }
 
 /// An invalidation that was not enough.
@@ -85,6 +87,11 @@ pub(crate) enum Why {
 }
 
 impl Debt {
+    /// The processors that may still remember it.
+    pub(crate) fn cpus(&self) -> Cpus {
+        self.owed.iter().fold(0, |all, (_, cpus)| all | cpus)
+    }
+
     /// The change, in words.
     pub(crate) fn change(&self) -> Change {
         Change {

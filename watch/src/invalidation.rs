@@ -13,6 +13,13 @@ pub struct Span {
     pub last: u64,
 }
 
+impl Span {
+    /// Whether an address of one is an address of the other.
+    pub fn meets(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
 /// An invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation {
@@ -22,6 +29,8 @@ pub struct Invalidation {
     pub span: Option<Span>,
     /// Of leaves, and not of the tables on the way to them.
     pub leaves_only: bool,
+    /// Of the tables on the way to every other address, too (SDM vol. 3A 5.10.4.1, INVLPG).
+    pub every_table: bool,
     /// The level at which the leaf is, if that is said. Of a leaf elsewhere nothing is invalidated.
     pub hint: Option<i8>,
     /// Of what is global, too.

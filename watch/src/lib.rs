@@ -19,7 +19,7 @@
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `arm64.rs` | which instructions matter |
+//! | `arm64.rs`, `x86_64.rs` | which instructions matter |
 //! | `entry.rs` | what a change of one entry means |
 //! | `tables.rs` | the tables that walks can reach, and what is in them |
 //! | `debt.rs` | what was changed and may be remembered |
@@ -36,10 +36,11 @@ mod invalidation;
 pub mod session;
 mod tables;
 mod watcher;
+pub mod x86_64;
 
 pub use finding::{Change, Finding, Findings, Rule};
 pub use invalidation::{Invalidation, Span};
-pub use watcher::{Counts, Watcher};
+pub use watcher::{Control, Counts, Flushes, Watcher};
 
 /// The memory of the machine, as it is now.
 pub trait Memory {

@@ -35,6 +35,12 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn place(&self, regime: Regime, index: usize) -> Place {
         let va = self.va + index as u64 * regime.entry_size(self.level);
+        // One root has both halves, and the highest bit that it resolves is repeated above.
+        let above = match regime {
+            Regime::X86_64 { .. } => 64 - regime.input_bits(),
+            _ => 0,
+        };
+        let va = ((va << above) as i64 >> above) as u64;
         Place { regime, level: self.level, va }
     }
 }
@@ -57,6 +63,8 @@ pub(crate) struct Tables {
     frames: Vec<u32>,
     /// Roots that are shorter than a frame, by their addresses over [`SMALLEST`].
     small: HashMap<u64, Number>,
+    /// The space of all tables of the upper half, where roots share these (x86-64).
+    pub(crate) upper: Option<usize>,
 }
 
 impl Tables {
@@ -158,6 +166,7 @@ impl Tables {
     pub(crate) fn link(&mut self, space: usize, place: Place, pa: u64, memory: &mut dyn Memory) {
         let step = if place.regime.last_level() < place.regime.start_level() { -1 } else { 1 };
         let level = place.level + step;
+        let space = self.upper.filter(|_| place.va >> 63 != 0).unwrap_or(space);
         let Some(number) = self.at(pa).0 else {
             self.adopt(space, place.regime, (level, pa, place.va), memory);
             return;

@@ -15,7 +15,7 @@ use crate::arm64::{Instruction, Register, Tlbi};
 use crate::debt::{Cpus, Debt, Index, Near, Published, Tag, Why};
 use crate::entry::{Entry, Place, Types, allows_less, needs_break};
 use crate::finding::{Finding, Findings, Rule};
-use crate::invalidation::Invalidation;
+use crate::invalidation::{Invalidation, Span};
 use crate::tables::{Number, Tables};
 use crate::{At, Memory};
 
@@ -101,6 +101,12 @@ pub struct Watcher {
     owing: BTreeSet<usize>,
     tables: Tables,
     types: Types,
+    /// x86-64: there are no breaks, stores are seen at once, and each processor forgets by itself.
+    is_x86: bool,
+    /// Those that execute user code (x86-64).
+    in_user: Cpus,
+    /// Debts whose page was used anew (x86-64).
+    reused: Vec<u64>,
     debts: HashMap<u64, Debt>,
     next: u64,
     lost: HashMap<u64, Lost>,
@@ -118,6 +124,9 @@ impl Watcher {
             owing: BTreeSet::new(),
             tables: Tables::default(),
             types: Types::default(),
+            is_x86: false,
+            in_user: 0,
+            reused: Vec::new(),
             debts: HashMap::new(),
             next: 0,
             lost: HashMap::new(),
@@ -242,7 +251,7 @@ impl Watcher {
         let is_lost = broken.is_some() || was != Entry::Invalid && is == Entry::Invalid;
         if is_lost || is_less {
             let debt = self.owe(stored, is_lost);
-            if let (Some(why), Some(debt)) = (broken, debt) {
+            if let (Some(why), Some(debt), false) = (broken, debt, self.is_x86) {
                 let then = format!("it was made {why} at once");
                 self.say(Rule::BreakBeforeMake, debt, at, then);
             }
@@ -289,7 +298,11 @@ impl Watcher {
                 }
                 false => None,
             };
-            if let Some(why) = why {
+            if self.is_x86 {
+                if is_same && why.is_none() {
+                    self.settle(debt);
+                }
+            } else if let Some(why) = why {
                 let then = format!("it was made {why}, before the break was complete");
                 self.say(Rule::BreakBeforeMake, debt, at, then);
                 self.settle(debt);
@@ -356,7 +369,8 @@ impl Watcher {
                 self.lose(page, debt);
             }
         }
-        let (published, near) = (Published::No, None);
+        let published = if self.is_x86 { Published::Everywhere } else { Published::No };
+        let (near, reused) = (None, None);
         let is_table = matches!(was, Entry::Table(_));
         let made = Debt {
             space,
@@ -371,6 +385,7 @@ impl Watcher {
             owed,
             tables,
             near,
+            reused,
         };
         self.debts.insert(debt, made);
         self.counts.debts += 1;
@@ -453,6 +468,10 @@ impl Watcher {
         for debt in debts {
             let Some(owed) = self.debts.get(&debt) else { continue };
             let is_table = owed.is_table;
+            if self.is_x86 && !is_table {
+                self.reuse(debt, at, page);
+                continue;
+            }
             let rule = if is_table { Rule::TableReused } else { Rule::PageReused };
             let what = if is_table { "table" } else { "page" };
             let then = format!("the {what} at {page:#x}, which it led to, was written anew");
@@ -479,11 +498,18 @@ impl Watcher {
         let mut early = Vec::new();
         for &space in &self.owing {
             let Some(of) = &self.spaces[space] else { continue };
-            if by.span.is_some_and(|span| (span.first >> 63 != 0) != of.upper) {
+            let is_other = by.span.is_some_and(|span| (span.first >> 63 != 0) != of.upper);
+            if is_other && !by.every_table {
                 continue;
             }
-            for debt in of.debts.meeting(by.span, |level| of.regime.entry_size(level)) {
+            let named = if by.every_table { None } else { by.span };
+            for debt in of.debts.meeting(named, |level| of.regime.entry_size(level)) {
                 let Some(owed) = self.debts.get_mut(&debt) else { continue };
+                // One by address, that takes every table with it.
+                let meets = |span: Span| owed.place.span().meets(span);
+                if by.every_table && !owed.is_table && !by.span.is_some_and(meets) {
+                    continue;
+                }
                 let (paid, why) = owed.cover(&by, at.cpu);
                 let near = |why| Some(Near { at, invalidation: by, why });
                 match why {
@@ -511,7 +537,7 @@ impl Watcher {
         let cpus = if by.broadcast { Cpus::MAX } else { 1 << at.cpu };
         for (space, of) in self.spaces.iter().enumerate() {
             let Some(of) = of else { continue };
-            let is_empty = self.tables.get(of.table).is_none_or(|table| table.valid == 0);
+            let is_empty = self.is_empty(space);
             for context in of.contexts.iter().filter(|context| context.tag.is_named(&by)) {
                 let away = if is_empty { Cpus::MAX } else { !context.loaded };
                 let cpus = cpus & away & context.held;
@@ -536,7 +562,15 @@ impl Watcher {
         if everywhere {
             cpu.unpublished.clear();
         }
-        if !whole || cpu.issued.is_empty() {
+        if whole {
+            self.complete(at, everywhere);
+        }
+    }
+
+    /// What a processor has invalidated is forgotten, everywhere or by itself.
+    fn complete(&mut self, at: At, everywhere: bool) {
+        let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
+        if cpu.issued.is_empty() {
             return;
         }
         let (done, waiting) = std::mem::take(&mut cpu.issued)
@@ -571,7 +605,7 @@ impl Watcher {
     fn retire(&mut self, space: usize) {
         let Some(Some(of)) = self.spaces.get_mut(space) else { return };
         of.contexts.retain(|context| context.loaded | context.held != 0);
-        if !of.contexts.is_empty() || !of.debts.is_empty() {
+        if !of.contexts.is_empty() || !of.debts.is_empty() || of.table == NO_TABLE {
             return;
         }
         let (regime, table, key) = (of.regime, of.table, (of.root, of.upper));
@@ -593,24 +627,138 @@ impl Watcher {
             Register::Mair => self.types.mair = value,
         }
         for upper in [false, true] {
-            let before = self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)];
             let root = self.cpus[usize::from(at.cpu)].root(upper);
             let now = root.and_then(|(root, regime, tag)| {
-                let known = self.by_root.get(&(root, upper)).copied();
-                let space = known.or_else(|| self.attach(root, upper, regime, memory))?;
-                Some((space, tag))
+                Some((self.space_of(root, upper, regime, memory)?, tag))
             });
-            if now != before {
-                self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)] = now;
-                // What is loaded is loaded before the other is unloaded, which may be the last that
-                // keeps the space.
-                if let Some((space, tag)) = now {
-                    self.load(at, space, upper, tag);
-                }
-                if let Some((space, tag)) = before {
-                    self.unload(at.cpu, space, tag);
-                }
+            self.switch(at, upper, now, true);
+        }
+    }
+
+    /// A processor of x86-64 writes to a control register: so they are now. What it held, of
+    /// `flushes`, is gone.
+    pub fn control(&mut self, at: At, now: Control, flushes: Flushes, memory: &mut dyn Memory) {
+        if usize::from(at.cpu) >= self.cpus.len() {
+            return;
+        }
+        self.is_x86 = true;
+        let kernel = *self.tables.upper.get_or_insert_with(|| {
+            self.spaces.push(Some(Space::of_upper_half()));
+            self.spaces.len() - 1
+        });
+        let root = now.root().and_then(|(root, regime, tag)| {
+            Some((self.space_of(root, false, regime, memory)?, tag))
+        });
+        self.switch(at, true, root.map(|_| (kernel, Tag::Any)), false);
+        self.switch(at, false, root, flushes == Flushes::Nothing);
+        let all = Invalidation {
+            asid: None,
+            span: None,
+            leaves_only: false,
+            every_table: false,
+            hint: None,
+            globals: true,
+            broadcast: false,
+        };
+        let by = match flushes {
+            Flushes::Nothing => return,
+            Flushes::All => all,
+            Flushes::Own => Invalidation { asid: now.pcid(), globals: false, ..all },
+        };
+        self.forgets(at, by);
+    }
+
+    /// A processor of x86-64 forgets something at once.
+    pub fn forgets(&mut self, at: At, by: Invalidation) {
+        self.counts.invalidations += 1;
+        self.invalidate(at, by);
+        self.complete(at, true);
+    }
+
+    /// A processor of x86-64 goes to user mode.
+    pub fn to_user(&mut self, at: At) {
+        self.in_user |= 1 << at.cpu;
+        for debt in std::mem::take(&mut self.reused) {
+            if !self.debts.contains_key(&debt) {
+                continue;
             }
+            match self.is_usable(debt, 1 << at.cpu) {
+                true => self.say_reused(debt),
+                false => self.reused.push(debt),
+            }
+        }
+    }
+
+    /// A processor of x86-64 executes code of the upper half: it is not in user mode.
+    #[inline]
+    pub fn in_kernel(&mut self, cpu: u8) {
+        self.in_user &= !(1 << cpu);
+    }
+
+    /// Whether any processor may be in user mode.
+    #[inline]
+    pub fn is_any_in_user(&self) -> bool {
+        self.in_user != 0
+    }
+
+    /// A page that a debt leads to was used anew. That is wrong when user code can use the old
+    /// translation: in a processor that is in user mode, or when it goes back to it. One that runs a
+    /// thread of the kernel with the old root need not forget before that.
+    fn reuse(&mut self, debt: u64, at: At, page: u64) {
+        if let Some(owed) = self.debts.get_mut(&debt)
+            && owed.reused.is_none()
+        {
+            let then = format!("the page at {page:#x}, which it led to, was written anew");
+            owed.reused = Some((at, then));
+            match self.is_usable(debt, self.in_user) {
+                true => self.say_reused(debt),
+                false => self.reused.push(debt),
+            }
+        }
+    }
+
+    /// Whether one of these processors may use what a debt is about.
+    fn is_usable(&self, debt: u64, cpus: Cpus) -> bool {
+        let Some(owed) = self.debts.get(&debt) else { return false };
+        let has = |cpu: &Cpu| cpu.loaded[0].is_some_and(|(space, _)| space == owed.space);
+        let all = (0..).zip(&self.cpus);
+        all.filter(|(number, _)| owed.cpus() & cpus & (1 << number) != 0).any(|(_, cpu)| has(cpu))
+    }
+
+    fn say_reused(&mut self, debt: u64) {
+        if let Some((at, then)) = self.debts.get(&debt).and_then(|owed| owed.reused.clone()) {
+            self.say(Rule::PageReused, debt, at, then);
+        }
+        self.settle(debt);
+    }
+
+    /// The space of a root.
+    fn space_of(
+        &mut self,
+        root: u64,
+        upper: bool,
+        regime: Regime,
+        memory: &mut dyn Memory,
+    ) -> Option<usize> {
+        let known = self.by_root.get(&(root, upper)).copied();
+        known.or_else(|| self.attach(root, upper, regime, memory))
+    }
+
+    /// A processor has another root loaded for a half, or none. `check`: what it holds under the
+    /// same identifier stays.
+    fn switch(&mut self, at: At, upper: bool, now: Option<(usize, Tag)>, check: bool) {
+        let loaded = &mut self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)];
+        let before = std::mem::replace(loaded, now);
+        if now == before {
+            return;
+        }
+        // What is loaded is loaded before the other is unloaded, which may be the last that keeps
+        // the space.
+        if let Some((space, tag)) = now {
+            self.load(at, space, upper, tag, check);
+        }
+        if let Some((space, tag)) = before {
+            self.unload(at.cpu, space, tag);
         }
     }
 
@@ -638,7 +786,7 @@ impl Watcher {
         Some(space)
     }
 
-    fn load(&mut self, at: At, space: usize, upper: bool, tag: Tag) {
+    fn load(&mut self, at: At, space: usize, upper: bool, tag: Tag, check: bool) {
         self.counts.roots += 1;
         let bit = 1 << at.cpu;
         let Some(Some(of)) = self.spaces.get_mut(space) else { return };
@@ -654,7 +802,7 @@ impl Watcher {
         context.loaded |= bit;
         context.loads += 1;
         self.hold(space);
-        if upper || self.is_empty(space) {
+        if upper || !check || self.is_empty(space) {
             return;
         }
         let holds = |of: &Space| of.contexts.iter().any(|c| c.tag == tag && c.held & bit != 0);
@@ -684,8 +832,8 @@ impl Watcher {
     }
 
     fn is_empty(&self, space: usize) -> bool {
-        let root = self.spaces[space].as_ref().and_then(|of| self.tables.get(of.table));
-        root.is_none_or(|table| table.valid == 0)
+        let Some(of) = &self.spaces[space] else { return true };
+        of.table != NO_TABLE && self.tables.get(of.table).is_none_or(|table| table.valid == 0)
     }
 
     /// Notes that those who have a space loaded may remember something of it, if there is
@@ -711,7 +859,21 @@ fn user_page(place: Place, entry: u64) -> Option<u64> {
     }
 }
 
+/// The root of the upper half on x86-64, whose tables have many.
+const NO_TABLE: Number = Number::MAX;
+
 impl Space {
+    fn of_upper_half() -> Self {
+        Self {
+            root: 0,
+            upper: true,
+            regime: Regime::X86_64 { levels: 5 },
+            table: NO_TABLE,
+            contexts: Vec::new(),
+            debts: Index::default(),
+        }
+    }
+
     /// Returns who may remember a translation of this space.
     fn owed(&self, global: bool) -> Vec<(Tag, Cpus)> {
         let held = self.contexts.iter().filter(|context| context.held != 0);
@@ -758,6 +920,88 @@ impl Cpu {
         let asid = if field(36, 1) != 0 { asid } else { asid & 0xff };
         // What the kernel's half maps without being global is remembered under any identifier.
         Some((root, regime, if upper { Tag::Any } else { Tag::Asid(asid) }))
+    }
+}
+
+/// The registers of x86-64 that say where tables are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// IA32_EFER.
+    pub efer: u64,
+}
+
+/// The translations that go with a write to a control register (SDM vol. 3A 5.10.4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flushes {
+    /// None.
+    Nothing,
+    /// Those of the PCID that are not global.
+    Own,
+    /// All.
+    All,
+}
+
+const CR4_PCIDE: u64 = 1 << 17;
+
+impl Control {
+    /// The root, how it is read, and its identifier. `None`: there is no translation of 64-bit mode.
+    fn root(&self) -> Option<(u64, Regime, Tag)> {
+        let is_on = self.cr0 >> 31 & 1 != 0 && self.efer >> 10 & 1 != 0;
+        let levels = if self.cr4 >> 12 & 1 != 0 { 5 } else { 4 };
+        let root = self.cr3 & 0x000f_ffff_ffff_f000;
+        let tag = Tag::Asid(self.pcid().unwrap_or(0));
+        is_on.then_some((root, Regime::X86_64 { levels }, tag))
+    }
+
+    /// The identifier of address spaces, if there are any.
+    fn pcid(&self) -> Option<u16> {
+        (self.cr4 & CR4_PCIDE != 0).then_some((self.cr3 & 0xfff) as u16)
+    }
+
+    /// Returns what a write to a control register flushes, by what it was before.
+    pub fn flushes(&self, before: &Self, number: u8) -> Flushes {
+        /// PGE, PAE, PSE, PCIDE, LA57, SMEP.
+        const OF_CR4: u64 = 1 << 7 | 1 << 5 | 1 << 4 | CR4_PCIDE | 1 << 12 | 1 << 20;
+        match number {
+            3 if self.cr4 & CR4_PCIDE != 0 && self.cr3 >> 63 != 0 => Flushes::Nothing,
+            3 => Flushes::Own,
+            4 if (self.cr4 ^ before.cr4) & OF_CR4 != 0 => Flushes::All,
+            0 if (self.cr0 ^ before.cr0) >> 31 & 1 != 0 => Flushes::All,
+            _ => Flushes::Nothing,
+        }
+    }
+
+    /// Returns what INVLPG of an address invalidates.
+    pub fn invlpg(&self, address: u64) -> Invalidation {
+        let first = address & !0xfff;
+        Invalidation {
+            asid: self.pcid(),
+            span: Some(Span { first, last: first | 0xfff }),
+            leaves_only: false,
+            every_table: true,
+            hint: None,
+            globals: true,
+            broadcast: false,
+        }
+    }
+
+    /// Returns what INVPCID of a type, with a descriptor, invalidates (SDM vol. 2A, INVPCID).
+    pub fn invpcid(&self, kind: u64, [pcid, address]: [u64; 2]) -> Invalidation {
+        let one = Self { cr3: pcid & 0xfff, cr4: self.cr4 | CR4_PCIDE, ..*self };
+        let by_address = one.invlpg(address);
+        let all = Invalidation { span: None, every_table: false, ..by_address };
+        match kind {
+            0 => Invalidation { globals: false, ..by_address },
+            1 => Invalidation { globals: false, ..all },
+            2 => Invalidation { asid: None, ..all },
+            _ => Invalidation { asid: None, globals: false, ..all },
+        }
     }
 }
 

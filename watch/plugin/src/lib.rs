@@ -6,6 +6,8 @@
 //! the file of the argument `out`, a line of JSON each, as soon as it is found; the last line says
 //! what was seen.
 //!
+//! Machines of arm64 and of x86-64 are watched.
+//!
 //! The interface is QEMU's, in version 7 of it: QEMU 11.1. The few functions that are used are
 //! declared here.
 
@@ -18,7 +20,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use tablewright_watch::arm64::{self, Instruction};
-use tablewright_watch::{At, Watcher};
+use tablewright_watch::{At, Control, Memory as _, Watcher, x86_64};
 
 /// An instruction, or a block of them, while it is translated; a register; where an access goes.
 #[repr(C)]
@@ -122,6 +124,7 @@ struct Info {
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 struct State {
+    is_x86: bool,
     watcher: Watcher,
     machine: Machine,
     out: File,
@@ -186,6 +189,36 @@ impl tablewright_watch::Memory for Machine {
     }
 }
 
+impl Machine {
+    /// A register of the processor whose callback this is.
+    fn register(&mut self, register: &Register) -> u64 {
+        // SAFETY: a handle of QEMU's, in a callback that may look at registers; an array of GLib's
+        // that lives as long as the plugin.
+        unsafe {
+            let bytes = *self.bytes.0.get();
+            g_byte_array_set_size(bytes, 0);
+            if register.0.is_null() || !qemu_plugin_read_register(register.0, bytes) {
+                return 0;
+            }
+            // Some are shorter than 8 bytes.
+            let length = ((*bytes).length as usize).min(8);
+            let read = std::slice::from_raw_parts((*bytes).data, length);
+            read.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+        }
+    }
+
+    /// Two words at an address of the processor whose callback this is; zero, if they cannot be
+    /// read.
+    fn words(&mut self, address: u64) -> [u64; 2] {
+        let (mut pa, mut words) = (0, [0; 2]);
+        // SAFETY: in the callback of a processor.
+        if unsafe { qemu_plugin_translate_vaddr(address, &raw mut pa) } {
+            self.read(pa, &mut words);
+        }
+        words
+    }
+}
+
 fn state() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -215,9 +248,16 @@ pub unsafe extern "C" fn qemu_plugin_install(
     // SAFETY: by (2.).
     let info = unsafe { &*info.cast::<Info>() };
     let cpus = info.cpus[1].max(1) as usize;
+    // SAFETY: by (2.), a string that ends with a zero.
+    let is_x86 = match unsafe { CStr::from_ptr(info.target) }.to_bytes() {
+        b"aarch64" => false,
+        b"x86_64" => true,
+        _ => return 1,
+    };
     // SAFETY: GLib's function has no obligations.
     let bytes = Bytes(UnsafeCell::new(unsafe { g_byte_array_new() }));
     *state() = Some(State {
+        is_x86,
         watcher: Watcher::new(cpus),
         machine: Machine { bytes },
         out,
@@ -237,6 +277,14 @@ pub unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
+/// The registers of x86-64 that are read, the general ones by their numbers.
+const X86: [&str; 22] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+    "r14", "r15", "fs_base", "gs_base", "cr0", "cr3", "cr4", "efer",
+];
+const RSP: u8 = 4;
+const CR0: u8 = 18;
+
 /// A processor is there: which registers it has.
 extern "C" fn began(cpu: c_uint, _: *mut c_void) {
     let mut state = state();
@@ -248,87 +296,80 @@ extern "C" fn began(cpu: c_uint, _: *mut c_void) {
         let array = qemu_plugin_get_registers();
         let all = (*array).data.cast::<Descriptor>();
         let count = (*array).length as usize;
-        for number in 0..31 {
-            let name = format!("x{number}");
+        let find = |name: &[u8]| {
             let found = (0..count)
                 .map(|index| &*all.add(index))
-                .find(|register| CStr::from_ptr(register.name).to_bytes() == name.as_bytes());
-            registers.push(Register(found.map_or(std::ptr::null_mut(), |found| found.handle)));
-        }
-        let zero = (0..count)
-            .map(|index| &*all.add(index))
-            .find(|register| CStr::from_ptr(register.name).to_bytes() == b"DCZID_EL0");
-        if let Some(zero) = zero {
-            registers.push(Register(zero.handle));
-            let value = state.register(cpu, 31);
-            state.registers[cpu as usize].pop();
+                .find(|register| CStr::from_ptr(register.name).to_bytes() == name);
+            Register(found.map_or(std::ptr::null_mut(), |found| found.handle))
+        };
+        if state.is_x86 {
+            registers.extend(X86.map(|name| find(name.as_bytes())));
+        } else {
+            registers.extend((0..31).map(|number| find(format!("x{number}").as_bytes())));
+            let zero = find(b"DCZID_EL0");
             // BS: the number of words of 4 bytes, as a power of two.
-            state.block = 4 << (value & 15);
+            let size = state.machine.register(&zero) & 15;
+            state.block = 4 << size;
         }
         g_array_free(array, 1);
     }
 }
 
 extern "C" fn translated(block: *mut Opaque, _: *mut c_void) {
+    let is_x86 = state().as_ref().is_some_and(|state| state.is_x86);
     // SAFETY: a block while it is translated, and the instructions in it. What is passed is a
-    // number and no pointer.
+    // number and no pointer, or a pointer to what is never freed.
     unsafe {
         for index in 0..qemu_plugin_tb_n_insns(block) {
             let at = qemu_plugin_tb_get_insn(block, index);
-            let pc = std::ptr::without_provenance_mut(qemu_plugin_insn_vaddr(at) as usize);
-            let mut bytes = [0; 4];
-            if qemu_plugin_insn_data(at, bytes.as_mut_ptr().cast(), 4) != 4 {
-                continue;
-            }
-            let instruction = u32::from_le_bytes(bytes);
-            qemu_plugin_register_vcpu_mem_cb(at, stored, NO_REGISTERS, STORES, pc);
-            if let Some(what) = arm64::decode(instruction) {
-                // One that needs no operand is not worth the registers.
-                let flags = match what {
-                    Instruction::Barrier { .. } => NO_REGISTERS,
-                    _ => REGISTERS,
-                };
-                let word = Box::leak(Box::new(Found { pc: pc.addr() as u64, instruction }));
-                let data = std::ptr::from_mut(word).cast();
-                qemu_plugin_register_vcpu_insn_exec_cb(at, executed, flags, data);
-            }
+            let pc = qemu_plugin_insn_vaddr(at);
+            let data = std::ptr::without_provenance_mut(pc as usize);
+            qemu_plugin_register_vcpu_mem_cb(at, stored, NO_REGISTERS, STORES, data);
+            let mut bytes = [0; 15];
+            let length = qemu_plugin_insn_data(at, bytes.as_mut_ptr().cast(), bytes.len());
+            let Some(what) = decode(is_x86, &bytes[..length.min(bytes.len())]) else { continue };
+            // One that needs no operand is not worth the registers.
+            let flags = match what {
+                What::Arm64(Instruction::Barrier { .. }, _) => NO_REGISTERS,
+                _ => REGISTERS,
+            };
+            let found: *mut Found = Box::leak(Box::new(Found { pc, what }));
+            qemu_plugin_register_vcpu_insn_exec_cb(at, executed, flags, found.cast());
         }
     }
+}
+
+/// An instruction that matters, of either architecture; of arm64 with its word.
+enum What {
+    Arm64(Instruction, u32),
+    X86(x86_64::Instruction),
+}
+
+fn decode(is_x86: bool, bytes: &[u8]) -> Option<What> {
+    if is_x86 {
+        return x86_64::decode(bytes).map(What::X86);
+    }
+    let word = u32::from_le_bytes(bytes.try_into().ok()?);
+    arm64::decode(word).map(|what| What::Arm64(what, word))
 }
 
 /// An instruction that matters. Blocks may be executed at any time after they were translated: it
 /// is kept for ever.
 struct Found {
     pc: u64,
-    instruction: u32,
+    what: What,
 }
 
 extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
     // SAFETY: made by `translated`, and never freed.
-    let Found { pc, instruction } = unsafe { &*data.cast::<Found>() };
-    let Some(what) = arm64::decode(*instruction) else { return };
+    let Found { pc, what } = unsafe { &*data.cast::<Found>() };
     let mut state = state();
     let Some(state) = state.as_mut() else { return };
     let cpu = state.processor(cpu);
     let at = At { cpu: cpu as u8, pc: *pc };
-    match what {
-        Instruction::Zero => {
-            let first = state.register(cpu, arm64::operand(*instruction));
-            let bytes = state.block;
-            state.zero(at, first & !(bytes.max(1) - 1), bytes);
-        }
-        Instruction::Set { address, bytes, value } => {
-            let _ = value;
-            let (first, bytes) = (state.register(cpu, address), state.register(cpu, bytes));
-            state.zero(at, first, bytes);
-        }
-        Instruction::Barrier { .. } => {
-            state.watcher.execute(at, what, 0, &mut state.machine);
-        }
-        Instruction::Write(_) | Instruction::Tlbi(_) => {
-            let operand = state.register(cpu, arm64::operand(*instruction));
-            state.watcher.execute(at, what, operand, &mut state.machine);
-        }
+    match *what {
+        What::Arm64(what, word) => state.arm64(at, what, word),
+        What::X86(what) => state.x86(at, what),
     }
     state.say();
 }
@@ -336,6 +377,10 @@ extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
 extern "C" fn stored(cpu: c_uint, info: u32, address: u64, data: *mut c_void) {
     let mut state = state();
     let Some(state) = state.as_mut() else { return };
+    if data.addr() >> 63 != 0 && state.watcher.is_any_in_user() {
+        let cpu = state.processor(cpu);
+        state.watcher.in_kernel(cpu as u8);
+    }
     // SAFETY: within the callback of an access, of which these are.
     let (pa, value, bytes) = unsafe {
         let physical = qemu_plugin_get_hwaddr(info, address);
@@ -387,21 +432,72 @@ impl State {
         number.map_or(given, |number| number as c_uint)
     }
 
-    /// A general register of the processor whose callback this is.
-    fn register(&mut self, cpu: c_uint, number: u8) -> u64 {
-        let registers = self.registers.get(cpu as usize);
-        let Some(Register(handle)) = registers.and_then(|all| all.get(usize::from(number))) else {
-            return 0;
-        };
-        // SAFETY: a handle of QEMU's of a register of 8 bytes, in a callback that may look at it;
-        // an array of GLib's that lives as long as the plugin.
-        unsafe {
-            let bytes = *self.machine.bytes.0.get();
-            g_byte_array_set_size(bytes, 0);
-            if handle.is_null() || !qemu_plugin_read_register(*handle, bytes) {
-                return 0;
+    /// A register of the processor whose callback this is, by its number; zero is the one that is
+    /// none.
+    fn register(&mut self, cpu: u8, number: u8) -> u64 {
+        let registers = self.registers.get(usize::from(cpu));
+        let register = registers.and_then(|all| all.get(usize::from(number)));
+        register.map_or(0, |register| self.machine.register(register))
+    }
+
+    fn arm64(&mut self, at: At, what: Instruction, word: u32) {
+        let mut operand = 0;
+        match what {
+            Instruction::Zero => {
+                let first = self.register(at.cpu, arm64::operand(word));
+                self.zero(at, first & !(self.block - 1), self.block);
             }
-            u64::from_le_bytes((*bytes).data.cast::<[u8; 8]>().read_unaligned())
+            // As zero: a table that is filled with something else at once is none any more.
+            Instruction::Set { address, bytes, .. } => {
+                let first = self.register(at.cpu, address);
+                let bytes = self.register(at.cpu, bytes);
+                self.zero(at, first, bytes);
+            }
+            Instruction::Barrier { .. } => {}
+            Instruction::Write(_) | Instruction::Tlbi(_) => {
+                operand = self.register(at.cpu, arm64::operand(word));
+            }
+        }
+        self.watcher.execute(at, what, operand, &mut self.machine);
+    }
+
+    fn x86(&mut self, at: At, what: x86_64::Instruction) {
+        use x86_64::Instruction as X86;
+        if at.pc >> 63 != 0 {
+            self.watcher.in_kernel(at.cpu);
+        }
+        let [cr0, cr3, cr4, efer] = [0, 1, 2, 3].map(|number| self.register(at.cpu, CR0 + number));
+        let before = Control { cr0, cr3, cr4, efer };
+        match what {
+            X86::Control { number, from } => {
+                let value = self.register(at.cpu, from);
+                let mut now = before;
+                match number {
+                    0 => now.cr0 = value,
+                    3 => now.cr3 = value,
+                    _ => now.cr4 = value,
+                }
+                let flushes = now.flushes(&before, number);
+                self.watcher.control(at, now, flushes, &mut self.machine);
+            }
+            X86::Invlpg(address) => {
+                let address = address.linear(at.pc, |number| self.register(at.cpu, number));
+                self.watcher.forgets(at, before.invlpg(address));
+            }
+            X86::Invpcid { kind, descriptor } => {
+                let kind = self.register(at.cpu, kind);
+                let address = descriptor.linear(at.pc, |number| self.register(at.cpu, number));
+                let descriptor = self.machine.words(address);
+                self.watcher.forgets(at, before.invpcid(kind, descriptor));
+            }
+            X86::Sysret => self.watcher.to_user(at),
+            X86::Iret => {
+                // RIP, then CS, whose two lowest bits are the mode.
+                let frame = self.register(at.cpu, RSP);
+                if self.machine.words(frame)[1] & 3 == 3 {
+                    self.watcher.to_user(at);
+                }
+            }
         }
     }
 
