@@ -1,7 +1,7 @@
 //! Instructions of arm64 that a watcher has to know (DDI 0487 C5, C6): what changes the tables that
 //! are in use, what orders, and what invalidates.
 
-use tablewright_walker::Granule;
+use tablewright_walker::{Granule, Regime};
 
 use crate::invalidation::{Invalidation, Span};
 
@@ -174,6 +174,67 @@ fn range(operand: u64, wide: bool) -> Option<(Span, Option<i8>)> {
     let bytes = (number + 1) << (5 * scale + 1) << shift;
     let last = first.saturating_add(bytes - 1);
     Some((Span { first, last }, (level != 0).then_some(level)))
+}
+
+/// The registers of a processor that say where its tables are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Registers {
+    sctlr: u64,
+    ttbr: [u64; 2],
+    tcr: u64,
+}
+
+impl Registers {
+    pub(crate) fn write(&mut self, register: Register, value: u64) {
+        match register {
+            Register::Sctlr => self.sctlr = value,
+            Register::Ttbr0 => self.ttbr[0] = value,
+            Register::Ttbr1 => self.ttbr[1] = value,
+            Register::Tcr => self.tcr = value,
+            // It says nothing of where.
+            Register::Mair => {}
+        }
+    }
+
+    /// Descriptors are wide: TCR_EL1.DS.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.tcr >> 59 & 1 != 0
+    }
+
+    /// The root of a half, how it is read, and the identifier under which (DDI 0487 D23.2, TCR_EL1,
+    /// TTBR0_EL1). `None`: there is no translation.
+    pub(crate) fn root(&self, upper: bool) -> Option<(u64, Regime, u16)> {
+        let field = |first: u32, bits: u32| self.tcr >> first & ((1 << bits) - 1);
+        let (size, disabled, granule) = match upper {
+            false => {
+                (field(0, 6), field(7, 1), [Some(0), Some(2), Some(1), None][field(14, 2) as usize])
+            }
+            true => (
+                field(16, 6),
+                field(23, 1),
+                [None, Some(1), Some(0), Some(2)][field(30, 2) as usize],
+            ),
+        };
+        if self.sctlr & 1 == 0 || disabled != 0 {
+            return None;
+        }
+        let granule = [Granule::K4, Granule::K16, Granule::K64][granule?];
+        let bits = 64 - size;
+        let wide = field(59, 1) != 0 || bits > 48;
+        if !(25..=if wide { 52 } else { 48 }).contains(&bits) {
+            return None;
+        }
+        let regime = Regime::Arm64Stage1Sized { granule, input_bits: bits as u8, wide };
+        let ttbr = self.ttbr[usize::from(upper)];
+        let root = match wide {
+            false => ttbr & 0xffff_ffff_fffe,
+            true => ttbr & 0xffff_ffff_ffc0 | (ttbr >> 2 & 0xf) << 48,
+        };
+        // TCR_EL1.A1 says which register holds the ASID, AS how large it is.
+        let asid = (self.ttbr[field(22, 1) as usize] >> 48) as u16;
+        let asid = if field(36, 1) != 0 { asid } else { asid & 0xff };
+        Some((root, regime, asid))
+    }
 }
 
 #[cfg(test)]

@@ -40,7 +40,8 @@ pub mod x86_64;
 
 pub use finding::{Change, Finding, Findings, Rule};
 pub use invalidation::{Invalidation, Span};
-pub use watcher::{Control, Counts, Flushes, Watcher};
+pub use watcher::{Counts, Watcher};
+pub use x86_64::{Control, Flushes};
 
 /// The memory of the machine, as it is now.
 pub trait Memory {

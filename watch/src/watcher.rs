@@ -9,14 +9,15 @@
 use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
-use tablewright_walker::{Granule, Regime};
+use tablewright_walker::Regime;
 
-use crate::arm64::{Instruction, Register, Tlbi};
+use crate::arm64::{Instruction, Register, Registers, Tlbi};
 use crate::debt::{Cpus, Debt, Index, Near, Published, Tag, Why};
 use crate::entry::{Entry, Place, Types, allows_less, needs_break};
 use crate::finding::{Finding, Findings, Rule};
 use crate::invalidation::{Invalidation, Span};
 use crate::tables::{Number, Tables};
+use crate::x86_64::{Control, Flushes};
 use crate::{At, Memory};
 
 /// How much was seen.
@@ -63,9 +64,7 @@ struct Context {
 /// A processor.
 #[derive(Default)]
 struct Cpu {
-    sctlr: u64,
-    ttbr: [u64; 2],
-    tcr: u64,
+    registers: Registers,
     /// The space and the tag that are loaded, of each half.
     loaded: [Option<(usize, Tag)>; 2],
     /// Debts of what it has changed since its last DSB.
@@ -489,7 +488,7 @@ impl Watcher {
     fn tlbi(&mut self, at: At, tlbi: Tlbi, operand: u64) {
         self.counts.invalidations += 1;
         let Some(cpu) = self.cpus.get(usize::from(at.cpu)) else { return };
-        let Some(by) = tlbi.of(operand, cpu.tcr >> 59 & 1 != 0) else { return };
+        let Some(by) = tlbi.of(operand, cpu.registers.is_wide()) else { return };
         self.invalidate(at, by);
     }
 
@@ -567,7 +566,7 @@ impl Watcher {
         }
     }
 
-    /// What a processor has invalidated is forgotten, everywhere or by itself.
+    /// Completes what a processor has invalidated, everywhere or by itself.
     fn complete(&mut self, at: At, everywhere: bool) {
         let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
         if cpu.issued.is_empty() {
@@ -618,17 +617,16 @@ impl Watcher {
 
     fn write(&mut self, at: At, register: Register, value: u64, memory: &mut dyn Memory) {
         let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
-        match register {
-            Register::Sctlr => cpu.sctlr = value,
-            Register::Ttbr0 => cpu.ttbr[0] = value,
-            Register::Ttbr1 => cpu.ttbr[1] = value,
-            Register::Tcr => cpu.tcr = value,
-            // The same on every processor of a system.
-            Register::Mair => self.types.mair = value,
+        cpu.registers.write(register, value);
+        // Of the same value on every processor of a system.
+        if register == Register::Mair {
+            self.types.mair = value;
         }
         for upper in [false, true] {
-            let root = self.cpus[usize::from(at.cpu)].root(upper);
-            let now = root.and_then(|(root, regime, tag)| {
+            let root = self.cpus[usize::from(at.cpu)].registers.root(upper);
+            let now = root.and_then(|(root, regime, asid)| {
+                // What the kernel's half maps without being global is remembered under any.
+                let tag = if upper { Tag::Any } else { Tag::Asid(asid) };
                 Some((self.space_of(root, upper, regime, memory)?, tag))
             });
             self.switch(at, upper, now, true);
@@ -646,8 +644,8 @@ impl Watcher {
             self.spaces.push(Some(Space::of_upper_half()));
             self.spaces.len() - 1
         });
-        let root = now.root().and_then(|(root, regime, tag)| {
-            Some((self.space_of(root, false, regime, memory)?, tag))
+        let root = now.root().and_then(|(root, regime, asid)| {
+            Some((self.space_of(root, false, regime, memory)?, Tag::Asid(asid)))
         });
         self.switch(at, true, root.map(|_| (kernel, Tag::Any)), false);
         self.switch(at, false, root, flushes == Flushes::Nothing);
@@ -702,8 +700,8 @@ impl Watcher {
     }
 
     /// A page that a debt leads to was used anew. That is wrong when user code can use the old
-    /// translation: in a processor that is in user mode, or when it goes back to it. One that runs a
-    /// thread of the kernel with the old root need not forget before that.
+    /// translation: in a processor that is in user mode, or when it goes back to it. One that runs
+    /// a thread of the kernel with the old root need not forget before that.
     fn reuse(&mut self, debt: u64, at: At, page: u64) {
         if let Some(owed) = self.debts.get_mut(&debt)
             && owed.reused.is_none()
@@ -882,126 +880,6 @@ impl Space {
         }
         let cpus = held.fold(0, |cpus, context| cpus | context.held);
         if cpus == 0 { Vec::new() } else { vec![(Tag::Global, cpus)] }
-    }
-}
-
-impl Cpu {
-    /// The root of a half, how it is read, and the identifier under which (DDI 0487 D23.2, TCR_EL1,
-    /// TTBR0_EL1). `None`: there is no translation.
-    fn root(&self, upper: bool) -> Option<(u64, Regime, Tag)> {
-        let field = |first: u32, bits: u32| self.tcr >> first & ((1 << bits) - 1);
-        let (size, disabled, granule) = match upper {
-            false => {
-                (field(0, 6), field(7, 1), [Some(0), Some(2), Some(1), None][field(14, 2) as usize])
-            }
-            true => (
-                field(16, 6),
-                field(23, 1),
-                [None, Some(1), Some(0), Some(2)][field(30, 2) as usize],
-            ),
-        };
-        if self.sctlr & 1 == 0 || disabled != 0 {
-            return None;
-        }
-        let granule = [Granule::K4, Granule::K16, Granule::K64][granule?];
-        let bits = 64 - size;
-        let wide = field(59, 1) != 0 || bits > 48;
-        if !(25..=if wide { 52 } else { 48 }).contains(&bits) {
-            return None;
-        }
-        let regime = Regime::Arm64Stage1Sized { granule, input_bits: bits as u8, wide };
-        let ttbr = self.ttbr[usize::from(upper)];
-        let root = match wide {
-            false => ttbr & 0xffff_ffff_fffe,
-            true => ttbr & 0xffff_ffff_ffc0 | (ttbr >> 2 & 0xf) << 48,
-        };
-        // TCR_EL1.A1 says which register holds the ASID, AS how large it is.
-        let asid = (self.ttbr[field(22, 1) as usize] >> 48) as u16;
-        let asid = if field(36, 1) != 0 { asid } else { asid & 0xff };
-        // What the kernel's half maps without being global is remembered under any identifier.
-        Some((root, regime, if upper { Tag::Any } else { Tag::Asid(asid) }))
-    }
-}
-
-/// The registers of x86-64 that say where tables are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Control {
-    /// CR0.
-    pub cr0: u64,
-    /// CR3.
-    pub cr3: u64,
-    /// CR4.
-    pub cr4: u64,
-    /// IA32_EFER.
-    pub efer: u64,
-}
-
-/// The translations that go with a write to a control register (SDM vol. 3A 5.10.4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flushes {
-    /// None.
-    Nothing,
-    /// Those of the PCID that are not global.
-    Own,
-    /// All.
-    All,
-}
-
-const CR4_PCIDE: u64 = 1 << 17;
-
-impl Control {
-    /// The root, how it is read, and its identifier. `None`: there is no translation of 64-bit mode.
-    fn root(&self) -> Option<(u64, Regime, Tag)> {
-        let is_on = self.cr0 >> 31 & 1 != 0 && self.efer >> 10 & 1 != 0;
-        let levels = if self.cr4 >> 12 & 1 != 0 { 5 } else { 4 };
-        let root = self.cr3 & 0x000f_ffff_ffff_f000;
-        let tag = Tag::Asid(self.pcid().unwrap_or(0));
-        is_on.then_some((root, Regime::X86_64 { levels }, tag))
-    }
-
-    /// The identifier of address spaces, if there are any.
-    fn pcid(&self) -> Option<u16> {
-        (self.cr4 & CR4_PCIDE != 0).then_some((self.cr3 & 0xfff) as u16)
-    }
-
-    /// Returns what a write to a control register flushes, by what it was before.
-    pub fn flushes(&self, before: &Self, number: u8) -> Flushes {
-        /// PGE, PAE, PSE, PCIDE, LA57, SMEP.
-        const OF_CR4: u64 = 1 << 7 | 1 << 5 | 1 << 4 | CR4_PCIDE | 1 << 12 | 1 << 20;
-        match number {
-            3 if self.cr4 & CR4_PCIDE != 0 && self.cr3 >> 63 != 0 => Flushes::Nothing,
-            3 => Flushes::Own,
-            4 if (self.cr4 ^ before.cr4) & OF_CR4 != 0 => Flushes::All,
-            0 if (self.cr0 ^ before.cr0) >> 31 & 1 != 0 => Flushes::All,
-            _ => Flushes::Nothing,
-        }
-    }
-
-    /// Returns what INVLPG of an address invalidates.
-    pub fn invlpg(&self, address: u64) -> Invalidation {
-        let first = address & !0xfff;
-        Invalidation {
-            asid: self.pcid(),
-            span: Some(Span { first, last: first | 0xfff }),
-            leaves_only: false,
-            every_table: true,
-            hint: None,
-            globals: true,
-            broadcast: false,
-        }
-    }
-
-    /// Returns what INVPCID of a type, with a descriptor, invalidates (SDM vol. 2A, INVPCID).
-    pub fn invpcid(&self, kind: u64, [pcid, address]: [u64; 2]) -> Invalidation {
-        let one = Self { cr3: pcid & 0xfff, cr4: self.cr4 | CR4_PCIDE, ..*self };
-        let by_address = one.invlpg(address);
-        let all = Invalidation { span: None, every_table: false, ..by_address };
-        match kind {
-            0 => Invalidation { globals: false, ..by_address },
-            1 => Invalidation { globals: false, ..all },
-            2 => Invalidation { asid: None, ..all },
-            _ => Invalidation { asid: None, globals: false, ..all },
-        }
     }
 }
 

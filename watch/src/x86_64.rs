@@ -1,5 +1,9 @@
-//! Instructions of x86-64 that a watcher has to know (SDM volume 2): what changes the tables that are
-//! in use, what invalidates, and what goes back to user mode.
+//! Instructions and registers of x86-64 that a watcher has to know (SDM volume 2): what changes the
+//! tables that are in use, what invalidates, and what goes back to user mode.
+
+use tablewright_walker::Regime;
+
+use crate::invalidation::{Invalidation, Span};
 
 /// An instruction that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +124,8 @@ fn address(all: &[u8], modrm: &[u8], rex: u8, segment: Option<u8>) -> Option<Add
 }
 
 impl Address {
-    /// The address, with the values of registers: 0 to 15, and 16 and 17 for the bases of FS and GS.
+    /// The address, with the values of registers: 0 to 15, and 16 and 17 for the bases of FS and
+    /// GS.
     pub fn linear(&self, pc: u64, mut register: impl FnMut(u8) -> u64) -> u64 {
         let mut address = if self.is_relative { pc } else { 0 };
         address = address.wrapping_add_signed(self.displacement);
@@ -133,6 +138,89 @@ impl Address {
         match self.segment {
             Some(segment) => address.wrapping_add(register(12 + segment)),
             None => address,
+        }
+    }
+}
+
+/// The registers of x86-64 that say where tables are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// IA32_EFER.
+    pub efer: u64,
+}
+
+/// The translations that go with a write to a control register (SDM vol. 3A 5.10.4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flushes {
+    /// None.
+    Nothing,
+    /// Those of the PCID that are not global.
+    Own,
+    /// All.
+    All,
+}
+
+const CR4_PCIDE: u64 = 1 << 17;
+
+impl Control {
+    /// The root, how it is read, and its identifier. `None`: there is no translation of 64-bit
+    /// mode.
+    pub(crate) fn root(&self) -> Option<(u64, Regime, u16)> {
+        let is_on = self.cr0 >> 31 & 1 != 0 && self.efer >> 10 & 1 != 0;
+        let levels = if self.cr4 >> 12 & 1 != 0 { 5 } else { 4 };
+        let root = self.cr3 & 0x000f_ffff_ffff_f000;
+        let asid = self.pcid().unwrap_or(0);
+        is_on.then_some((root, Regime::X86_64 { levels }, asid))
+    }
+
+    /// The identifier of address spaces, if there are any.
+    pub(crate) fn pcid(&self) -> Option<u16> {
+        (self.cr4 & CR4_PCIDE != 0).then_some((self.cr3 & 0xfff) as u16)
+    }
+
+    /// Returns what a write to a control register flushes, by what it was before.
+    pub fn flushes(&self, before: &Self, number: u8) -> Flushes {
+        /// PGE, PAE, PSE, PCIDE, LA57, SMEP.
+        const OF_CR4: u64 = 1 << 7 | 1 << 5 | 1 << 4 | CR4_PCIDE | 1 << 12 | 1 << 20;
+        match number {
+            3 if self.cr4 & CR4_PCIDE != 0 && self.cr3 >> 63 != 0 => Flushes::Nothing,
+            3 => Flushes::Own,
+            4 if (self.cr4 ^ before.cr4) & OF_CR4 != 0 => Flushes::All,
+            0 if (self.cr0 ^ before.cr0) >> 31 & 1 != 0 => Flushes::All,
+            _ => Flushes::Nothing,
+        }
+    }
+
+    /// Returns what INVLPG of an address invalidates.
+    pub fn invlpg(&self, address: u64) -> Invalidation {
+        let first = address & !0xfff;
+        Invalidation {
+            asid: self.pcid(),
+            span: Some(Span { first, last: first | 0xfff }),
+            leaves_only: false,
+            every_table: true,
+            hint: None,
+            globals: true,
+            broadcast: false,
+        }
+    }
+
+    /// Returns what INVPCID of a type, with a descriptor, invalidates (SDM vol. 2A, INVPCID).
+    pub fn invpcid(&self, kind: u64, [pcid, address]: [u64; 2]) -> Invalidation {
+        let one = Self { cr3: pcid & 0xfff, cr4: self.cr4 | CR4_PCIDE, ..*self };
+        let by_address = one.invlpg(address);
+        let all = Invalidation { span: None, every_table: false, ..by_address };
+        match kind {
+            0 => Invalidation { globals: false, ..by_address },
+            1 => Invalidation { globals: false, ..all },
+            2 => Invalidation { asid: None, ..all },
+            _ => Invalidation { asid: None, globals: false, ..all },
         }
     }
 }

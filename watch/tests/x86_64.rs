@@ -36,7 +36,7 @@ impl Kernel {
         for cpu in [1, 0] {
             kernel.cpu = cpu;
             kernel.load(ROOT);
-            kernel.to_user();
+            kernel.returns();
         }
         kernel.watcher.in_kernel(0);
         kernel
@@ -74,7 +74,7 @@ impl Kernel {
         self.watcher.forgets(at, ON.invlpg(address));
     }
 
-    fn to_user(&mut self) {
+    fn returns(&mut self) {
         let at = self.at();
         self.watcher.to_user(at);
     }
@@ -111,7 +111,7 @@ fn a_page_is_used_anew_when_each_processor_has_forgotten() {
             kernel.clear(PAGE);
             // One that is in the kernel may forget before it goes back.
             assert_eq!(kernel.found().is_empty(), there, "{here} {there}");
-            kernel.to_user();
+            kernel.returns();
             let found: &[Rule] = if is_wrong { &[Rule::PageReused] } else { &[] };
             assert_eq!(kernel.found(), found, "{here} {there}");
         }
@@ -123,7 +123,7 @@ fn a_page_is_used_anew_when_each_processor_has_forgotten() {
     kernel.invlpg(0);
     kernel.cpu = 0;
     kernel.clear(PAGE);
-    kernel.to_user();
+    kernel.returns();
     assert_eq!(kernel.found(), [Rule::PageReused], "another page's");
 }
 
@@ -138,7 +138,7 @@ fn a_thread_of_the_kernel_keeps_the_root_of_another_and_may_forget_later() {
     kernel.cpu = 1;
     kernel.load(OTHER);
     kernel.load(ROOT);
-    kernel.to_user();
+    kernel.returns();
     assert_eq!(kernel.found(), []);
     // A table has to be forgotten at once: a walk may begin at any time.
     let mut kernel = Kernel::new();
