@@ -58,7 +58,7 @@ impl Types {
     }
 }
 
-/// Why an entry may not become another without a break (DDI 0487 D8.16.1), if it may not.
+/// Why an entry may not become another without a break (DDI 0487 D8.17.1), if it may not.
 pub(crate) fn needs_break(old: Entry, new: Entry, types: Types) -> Option<&'static str> {
     match (old, new) {
         (Entry::Invalid, _) | (_, Entry::Invalid) => None,

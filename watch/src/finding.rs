@@ -13,7 +13,7 @@ use crate::invalidation::Span;
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     /// An entry became another that may not stand beside it in a TLB, with no break between them,
-    /// or before the break was complete (DDI 0487 D8.16.1).
+    /// or before the break was complete (DDI 0487 D8.17.1).
     BreakBeforeMake,
     /// An invalidation was issued by the processor that had changed the entry, and no DSB stands
     /// between the two: a walk may read the old entry after it (D8.17.5).

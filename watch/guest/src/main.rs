@@ -201,6 +201,9 @@ fn main() {
                 .collect();
             let failed = threads.into_iter().filter_map(|thread| thread.join().err()).count();
             let wrong = WRONG.load(Ordering::Relaxed) + failed as u64;
+            if wrong != 0 {
+                println!("watched: {wrong} of process {process} are wrong");
+            }
             std::process::exit(i32::from(wrong != 0));
         }
         children.push(child);
@@ -210,6 +213,9 @@ fn main() {
         let mut status = 0;
         // SAFETY: a child of this process.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
+        if status != 0 {
+            println!("watched: a process ended with status {status:#x}");
+        }
         wrong += u32::from(status != 0);
     }
     println!("{}", if wrong == 0 { "watched: done" } else { "watched: wrong" });
