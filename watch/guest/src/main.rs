@@ -125,11 +125,15 @@ fn work(mut seed: u64, rounds: u64) {
                 let Some(memory) = Mapped::new(1024, libc::MAP_PRIVATE, None) else { continue };
                 memory.advise(libc::MADV_HUGEPAGE);
                 memory.write(number);
+                // Another thread may map something into the hole: it is none of this memory any
+                // more.
                 let hole = Mapped { at: memory.at.wrapping_add(700 * PAGE), pages: 3 };
+                let behind = Mapped { at: memory.at.wrapping_add(703 * PAGE), pages: 321 };
+                let before = Mapped { at: memory.at, pages: 700 };
+                std::mem::forget(memory);
                 drop(hole);
-                let part = Mapped { at: memory.at, pages: 600 };
-                part.check(number);
-                std::mem::forget(part);
+                before.check(number);
+                behind.check(number + 703);
             }
             4 => {
                 let Some(memory) = Mapped::new(1 + draw(64), libc::MAP_PRIVATE, None) else {
