@@ -8,7 +8,7 @@ use object::{Object as _, ObjectSection as _};
 
 use crate::debian::{self, Debian, Release};
 use crate::fetch::{self, QEMU, output};
-use crate::{About as _, Error, Result};
+use crate::{About as _, Arch, Error, Result};
 
 /// The names of Debian 13's QEMU, and of that of its backports.
 const FETCHED: &str = "debian-13";
@@ -36,10 +36,10 @@ pub struct Unpacked {
 }
 
 impl Unpacked {
-    /// The one below this directory.
-    fn at(root: &Path) -> Result<Self> {
+    /// The one of this name below this directory.
+    fn at(root: &Path, program: &str) -> Result<Self> {
         let usr = root.join("usr");
-        let program = usr.join("bin").join(QEMU);
+        let program = usr.join("bin").join(program);
         let data = std::fs::read(&program).about(program.display())?;
         let loader = interpreter(&data)
             .ok_or_else(|| Error::Other(format!("{} names no loader", program.display())))?;
@@ -76,9 +76,10 @@ impl Emulator {
         match name {
             None => fetch::qemu_arm64().map(|()| Self::Installed),
             Some(name) if name == Path::new(FETCHED) => {
-                Self::fetched(Release::Trixie, "apt-qemu", "qemu-13")
+                let names = ["apt-qemu", "qemu-13"];
+                Self::fetched(Release::Trixie, names, "qemu-system-arm", QEMU)
             }
-            Some(name) if name == Path::new(NEWEST) => Self::newest(),
+            Some(name) if name == Path::new(NEWEST) => Self::newest(Arch::Arm64),
             Some(program) => {
                 let emulator = Self::Program(program.into());
                 emulator.version().map(|_| emulator)
@@ -90,15 +91,30 @@ impl Emulator {
     ///
     /// # Errors
     /// It cannot be had.
-    pub fn newest() -> Result<Self> {
-        Self::fetched(Release::Backports, "apt-qemu-backports", "qemu-13-backports")
+    pub fn newest(architecture: Arch) -> Result<Self> {
+        let (names, package, program) = match architecture {
+            Arch::Arm64 => (["apt-qemu-backports", "qemu-13-backports"], "qemu-system-arm", QEMU),
+            Arch::X86_64 => (
+                ["apt-qemu-backports", "qemu-13-backports-x86"],
+                "qemu-system-x86",
+                fetch::QEMU_X86,
+            ),
+        };
+        Self::fetched(Release::Backports, names, package, program)
     }
 
-    fn fetched(release: Release, apt: &'static str, name: &str) -> Result<Self> {
+    /// One that is unpacked: `names` are those of the directories of its package manager and its
+    /// own.
+    fn fetched(
+        release: Release,
+        [apt, name]: [&'static str; 2],
+        package: &str,
+        program: &str,
+    ) -> Result<Self> {
         let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
         let debian = Debian { release, architecture: architecture.trim(), apt };
-        let root = debian::with_dependencies(&fetch::scratch()?, &debian, "qemu-system-arm", name)?;
-        Unpacked::at(&root).map(Self::Unpacked)
+        let root = debian::with_dependencies(&fetch::scratch()?, &debian, package, name)?;
+        Unpacked::at(&root, program).map(Self::Unpacked)
     }
 
     /// A command that runs it.
@@ -110,6 +126,8 @@ impl Emulator {
                 let mut command = Command::new(loader);
                 command.arg("--library-path").arg(libraries).arg(program);
                 command.arg("-L").arg(data);
+                // The firmware of a PC.
+                command.arg("-L").arg(data.with_file_name("seabios"));
                 command
             }
         }

@@ -18,7 +18,7 @@ use crate::debian::{
 use crate::emulator::Emulator;
 use crate::example::Kernel;
 use crate::load::Bell;
-use crate::{About as _, Error, Result, initramfs, load, out};
+use crate::{About as _, Arch, Error, Result, initramfs, load, out};
 
 /// The program that emulates the machine.
 pub const QEMU: &str = "qemu-system-aarch64";
@@ -200,12 +200,15 @@ pub fn watching_plugin() -> Result<PathBuf> {
     Ok(target().join("release").join(tablewright_watch::session::PLUGIN))
 }
 
-/// Builds the first program of a guest of arm64 that is watched.
+/// Builds the first program of a guest that is watched.
 ///
 /// # Errors
 /// It cannot be built, or the target cannot be had.
-pub fn watched_guest() -> Result<PathBuf> {
-    const TARGET: &str = "aarch64-unknown-linux-musl";
+pub fn watched_guest(architecture: Arch) -> Result<PathBuf> {
+    let target_of_guest = match architecture {
+        Arch::Arm64 => "aarch64-unknown-linux-musl",
+        Arch::X86_64 => TARGET_GUEST,
+    };
     let mut cargo = cargo();
     // Rust's own linker: that of the system knows one kind of processor.
     cargo.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld");
@@ -213,7 +216,7 @@ pub fn watched_guest() -> Result<PathBuf> {
         cargo,
         &root().join("watch/guest"),
         &target().join("hypervisor"),
-        TARGET,
+        target_of_guest,
         "init",
         &[],
     )

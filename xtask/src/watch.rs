@@ -1,15 +1,17 @@
 //! Watches Debian's kernels for what is wrong with their TLB maintenance, and finds what is planted
 //! in them.
 //!
-//! A bug is planted in the kernel's image, where an instruction of an invalidation stands: it is
-//! taken out, or becomes another. The kernel knows nothing of it. Its load changes its memory in
+//! A bug is planted in the kernel's image: where an instruction of an invalidation stands, which is
+//! taken out or becomes another; or at the beginning of a function, which then does nothing. The
+//! kernel knows nothing of it. Its load changes its memory in
 //! every way (`watch/guest`), so that what is wrong goes wrong within seconds.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use clap::Args;
+use object::{Object as _, ObjectSegment as _};
 use tablewright_watch::arm64::{self, Instruction};
 use tablewright_watch::session::{self, End};
 use tablewright_watch::{Finding, Rule};
@@ -17,12 +19,15 @@ use tablewright_watch::{Finding, Rule};
 use crate::debian::Release;
 use crate::emulator::Emulator;
 use crate::qemu::CPU_MAX;
-use crate::{About as _, Error, Result, fetch, initramfs, name_of, out, say};
+use crate::{About as _, Arch, Error, Result, fetch, initramfs, name_of, out, say};
 
 #[derive(Args)]
 pub struct WatchArgs {
+    /// The architecture; of x86-64 there is the kernel of Debian 12
+    #[arg(long, value_enum, default_value_t)]
+    arch: Arch,
     /// The release of Debian whose kernel is watched
-    #[arg(long, value_enum, default_value = "12")]
+    #[arg(long, value_enum, default_value = "12", value_name = "RELEASE")]
     release: Release,
     /// A kernel, instead
     #[arg(long, value_name = "FILE", conflicts_with = "release")]
@@ -44,14 +49,21 @@ pub struct WatchArgs {
     plant: Vec<String>,
 }
 
-/// A bug: what becomes of an instruction, if it is one that is meant; and how it is found.
+/// A bug, and how it is found.
 struct Plant {
     name: &'static str,
-    /// The instruction, those before it, the last first, and those behind it.
-    change: fn(u32, &[u32], &[u32]) -> Option<u32>,
+    how: How,
     /// Rules that may be broken, and what has to be said to be missing.
     rules: &'static [Rule],
     missing: &'static str,
+}
+
+enum How {
+    /// An instruction of arm64 becomes another, if it is one that is meant. It is given with those
+    /// before it and those behind it.
+    Becomes(fn(u32, &[u32], &[u32]) -> Option<u32>),
+    /// A function of x86-64 returns at once.
+    Returns(&'static str),
 }
 
 const REUSED: &[Rule] = &[Rule::BreakBeforeMake, Rule::PageReused, Rule::TableReused];
@@ -64,56 +76,71 @@ const NEAR: usize = 12;
 const PLANTS: &[Plant] = &[
     Plant {
         name: "no-invalidation",
-        change: |it, _, _| is_any(it, &[(3, 1), (3, 5), (3, 2), (2, 1), (2, 5)]).then_some(NOP),
+        how: How::Becomes(|it, _, _| {
+            is_any(it, &[(3, 1), (3, 5), (3, 2), (2, 1), (2, 5)]).then_some(NOP)
+        }),
         rules: REUSED,
         missing: "no invalidation of it",
     },
     Plant {
         name: "local",
         // From the inner shareable domain to the processor's own: CRm 3 to 7, of ranges 2 to 6.
-        change: |it, _, _| {
+        how: How::Becomes(|it, _, _| {
             is_any(it, &[(3, 1), (3, 5), (3, 2), (2, 1), (2, 5)]).then_some(it | 4 << 8)
-        },
+        }),
         rules: REUSED,
         missing: "other CPUs may remember it",
     },
     Plant {
         name: "local-identifier",
-        change: |it, _, _| is_any(it, &[(3, 2)]).then_some(it | 4 << 8),
+        how: How::Becomes(|it, _, _| is_any(it, &[(3, 2)]).then_some(it | 4 << 8)),
         rules: REUSED,
         missing: "other CPUs may remember it",
     },
     Plant {
         name: "no-barrier-before",
-        change: |it, _, behind| (it == DSB_ISHST && behind.iter().any(is_tlbi)).then_some(NOP),
+        how: How::Becomes(|it, _, behind| {
+            (it == DSB_ISHST && behind.iter().any(is_tlbi)).then_some(NOP)
+        }),
         rules: &[Rule::Unpublished],
         missing: "no DSB stands between the change and it",
     },
     Plant {
         name: "no-barrier-behind",
-        change: |it, before, _| (it == DSB_ISH && before.iter().any(is_tlbi)).then_some(NOP),
+        how: How::Becomes(|it, before, _| {
+            (it == DSB_ISH && before.iter().any(is_tlbi)).then_some(NOP)
+        }),
         rules: REUSED,
         missing: "no DSB has completed it",
     },
     Plant {
         name: "other-identifier",
         // ASID 0 is the kernel's.
-        change: |it, _, _| is_any(it, &[(3, 2)]).then_some(it | 31),
+        how: How::Becomes(|it, _, _| is_any(it, &[(3, 2)]).then_some(it | 31)),
         rules: REUSED,
         missing: "",
     },
     Plant {
         name: "other-address",
-        change: |it, _, _| is_any(it, &[(3, 5)]).then_some(it | 31),
+        how: How::Becomes(|it, _, _| is_any(it, &[(3, 5)]).then_some(it | 31)),
         rules: REUSED,
         missing: "no invalidation of it",
     },
     Plant {
         name: "leaves-of-tables",
-        change: |it, _, _| is_any(it, &[(3, 1), (2, 1)]).then_some(it | 4 << 5),
+        how: How::Becomes(|it, _, _| is_any(it, &[(3, 1), (2, 1)]).then_some(it | 4 << 5)),
         rules: REUSED,
         missing: "it is of leaves alone, and this was a table",
     },
+];
+
+/// Those of x86-64. Each of the functions does a part of a flush.
+const PLANTS_X86: &[Plant] = &[
+    Plant::returns("no-flush", "flush_tlb_mm_range"),
+    Plant::returns("no-interrupt", "native_flush_tlb_multi"),
+    Plant::returns("no-work-of-interrupt", "flush_tlb_func"),
+    Plant::returns("no-invlpg", "native_flush_tlb_one_user"),
+    Plant::returns("no-load-of-cr3", "native_flush_tlb_local"),
 ];
 
 /// TLBI of EL1, whatever it is about.
@@ -128,8 +155,14 @@ fn is_any(instruction: u32, these: &[(u32, u32)]) -> bool {
 }
 
 impl Plant {
-    /// Plants it in an image: how often.
+    const fn returns(name: &'static str, function: &'static str) -> Self {
+        let rules = &[Rule::PageReused, Rule::TableReused];
+        Self { name, how: How::Returns(function), rules, missing: "no invalidation of it" }
+    }
+
+    /// Plants it in an image of arm64: how often.
     fn plant(&self, image: &mut [u8]) -> usize {
+        let How::Becomes(change) = self.how else { return 0 };
         let words: Vec<u32> = image
             .chunks_exact(4)
             .map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]]))
@@ -142,7 +175,7 @@ impl Plant {
             }
             let before = &words[index.saturating_sub(NEAR)..index];
             let behind = &words[index + 1..words.len().min(index + 1 + NEAR)];
-            if let Some(changed) = (self.change)(word, before, behind) {
+            if let Some(changed) = change(word, before, behind) {
                 image[index * 4..index * 4 + 4].copy_from_slice(&changed.to_le_bytes());
                 count += 1;
             }
@@ -176,9 +209,40 @@ fn is_known(finding: &Finding) -> bool {
 
 /// The files of a boot.
 struct Files {
+    arch: Arch,
     emulator: Emulator,
     plugin: PathBuf,
     initrd: PathBuf,
+}
+
+impl Files {
+    /// QEMU with everything but the plugin, and the file of what the guest says.
+    fn command(&self, kernel: &Path, cpus: u8, words: &str) -> Result<(Command, PathBuf)> {
+        let console = fetch::scratch()?.join(format!("watched-{}", std::process::id()));
+        let qemu = self.emulator.command();
+        // A kernel with a bug may not come to its end.
+        let mut command = Command::new("timeout");
+        command.arg("600").arg(qemu.get_program()).args(qemu.get_args());
+        let (machine, cpu, serial) = match self.arch {
+            Arch::Arm64 => ("virt", CPU_MAX, "ttyAMA0"),
+            Arch::X86_64 => ("q35", "max", "ttyS0"),
+        };
+        command.args(["-M", machine, "-cpu", cpu, "-smp", &cpus.to_string(), "-m", "512"]);
+        command.args(["-display", "none", "-monitor", "none", "-nodefaults", "-no-reboot"]);
+        command.args(["-accel", "tcg,thread=single", "-serial"]);
+        command.arg(format!("file:{}", console.display())).arg("-kernel").arg(kernel);
+        command.arg("-initrd").arg(&self.initrd).arg("-append");
+        command.arg(format!("console={serial} quiet panic=-1 nokaslr {words}"));
+        command.stderr(Stdio::null());
+        Ok((command, console))
+    }
+}
+
+/// The text of a file that is of no use any more.
+fn said(console: &Path) -> String {
+    let said = std::fs::read(console).unwrap_or_default();
+    let _ = std::fs::remove_file(console);
+    String::from_utf8_lossy(&said).into_owned()
 }
 
 /// A boot: what was found, each with the seconds after which it was, and what the guest said.
@@ -190,24 +254,12 @@ struct Watched {
 
 /// Boots and watches.
 fn watch(files: &Files, kernel: &Path, cpus: u8, rounds: u32) -> Result<Watched> {
-    let console = fetch::scratch()?.join(format!("watched-{}", std::process::id()));
-    let qemu = files.emulator.command();
-    // A kernel with a bug may not come to its end.
-    let mut command = Command::new("timeout");
-    command.arg("600").arg(qemu.get_program()).args(qemu.get_args());
-    command.args(["-M", "virt", "-cpu", CPU_MAX, "-smp", &cpus.to_string(), "-m", "512"]);
-    command.args(["-display", "none", "-monitor", "none", "-nodefaults", "-no-reboot"]);
-    command.args(["-accel", "tcg,thread=single", "-serial"]);
-    command.arg(format!("file:{}", console.display())).arg("-kernel").arg(kernel);
-    command.arg("-initrd").arg(&files.initrd).arg("-append");
-    command.arg(format!("console=ttyAMA0 quiet panic=-1 rounds={rounds}"));
+    let (mut command, console) = files.command(kernel, cpus, &format!("rounds={rounds}"))?;
     let mut seconds = Vec::new();
     let end = session::run(&mut command, &files.plugin, |after, _| seconds.push(after));
-    let said = std::fs::read_to_string(&console).unwrap_or_default();
-    // It is of no use any more.
-    let _ = std::fs::remove_file(&console);
+    let console = said(&console);
     match end.about("QEMU")? {
-        Some(end) => Ok(Watched { end, seconds, console: said }),
+        Some(end) => Ok(Watched { end, seconds, console }),
         None => Err(Error::Failed("QEMU ended before the plugin could say anything".into())),
     }
 }
@@ -217,20 +269,22 @@ fn watch(files: &Files, kernel: &Path, cpus: u8, rounds: u32) -> Result<Watched>
 /// # Errors
 /// What cannot be had; something was found, or not what was planted.
 pub fn run(args: &WatchArgs) -> Result<()> {
-    let plants = chosen(&args.plant)?;
+    let plants = chosen(args.arch, &args.plant)?;
     let files = Files {
-        emulator: Emulator::newest()?,
+        arch: args.arch,
+        emulator: Emulator::newest(args.arch)?,
         plugin: fetch::watching_plugin()?,
-        initrd: fetch::scratch()?.join("initrd-watched"),
+        initrd: fetch::scratch()?.join(format!("initrd-watched-{}", name_of(&args.arch))),
     };
-    let kernel = match &args.kernel {
-        Some(kernel) => kernel.clone(),
-        None => fetch::kernel_arm64(args.release)?,
+    let kernel = match (&args.kernel, args.arch) {
+        (Some(kernel), _) => kernel.clone(),
+        (None, Arch::Arm64) => fetch::kernel_arm64(args.release)?,
+        (None, Arch::X86_64) => fetch::guest_x86(None)?.0,
     };
-    initramfs::of_one(&files.initrd, &fetch::watched_guest()?)?;
+    initramfs::of_one(&files.initrd, &fetch::watched_guest(args.arch)?)?;
     let name = match &args.kernel {
         Some(kernel) => kernel.display().to_string(),
-        None => format!("Debian {}", name_of(&args.release)),
+        None => format!("Debian {}, {}", name_of(&args.release), name_of(&args.arch)),
     };
     let mut failed = 0;
     for _ in 0..args.boots {
@@ -238,7 +292,7 @@ pub fn run(args: &WatchArgs) -> Result<()> {
             let started = Instant::now();
             let (image, count) = match plant {
                 None => (kernel.clone(), 0),
-                Some(plant) => planted(&kernel, plant)?,
+                Some(plant) => planted(&files, &kernel, plant)?,
             };
             let watched = watch(&files, &image, args.cpus, args.rounds)?;
             let what =
@@ -263,16 +317,17 @@ pub fn run(args: &WatchArgs) -> Result<()> {
 }
 
 /// The bugs of these names; one that is none, if there are no names.
-fn chosen(names: &[String]) -> Result<Vec<Option<&'static Plant>>> {
+fn chosen(arch: Arch, names: &[String]) -> Result<Vec<Option<&'static Plant>>> {
+    let plants = if arch == Arch::Arm64 { PLANTS } else { PLANTS_X86 };
     let mut chosen = Vec::new();
     for name in names {
         if name == "all" {
-            chosen.extend(PLANTS.iter().map(Some));
+            chosen.extend(plants.iter().map(Some));
             continue;
         }
-        let plant = PLANTS.iter().find(|plant| plant.name == name);
+        let plant = plants.iter().find(|plant| plant.name == name);
         chosen.push(Some(plant.ok_or_else(|| {
-            let names: Vec<_> = PLANTS.iter().map(|plant| plant.name).collect();
+            let names: Vec<_> = plants.iter().map(|plant| plant.name).collect();
             Error::Other(format!("--plant {name}: there are all, {}", names.join(", ")))
         })?));
     }
@@ -280,12 +335,71 @@ fn chosen(names: &[String]) -> Result<Vec<Option<&'static Plant>>> {
 }
 
 /// The image of a kernel with a bug, and how often that is in it.
-fn planted(kernel: &Path, plant: &Plant) -> Result<(PathBuf, usize)> {
+fn planted(files: &Files, kernel: &Path, plant: &Plant) -> Result<(PathBuf, usize)> {
     let mut image = std::fs::read(kernel).about(kernel.display())?;
-    let count = plant.plant(&mut image);
-    let file = fetch::scratch()?.join(format!("Image-planted-{}", std::process::id()));
+    let file = fetch::scratch()?.join(format!("kernel-planted-{}", std::process::id()));
+    let count = match plant.how {
+        How::Becomes(_) => plant.plant(&mut image),
+        How::Returns(function) => {
+            image = unpacked(&image).ok_or_else(|| {
+                Error::Other(format!("{}: no kernel that LZ4 has packed", kernel.display()))
+            })?;
+            std::fs::write(&file, &image).about(file.display())?;
+            let address = address_of(files, &file, function)?;
+            usize::from(return_at(&mut image, address).is_some())
+        }
+    };
     std::fs::write(&file, image).about(file.display())?;
     Ok((file, count))
+}
+
+/// The address at which the kernel says that a function of its own is.
+fn address_of(files: &Files, kernel: &Path, function: &str) -> Result<u64> {
+    let words = format!("rounds=1 symbols={function}");
+    let (mut command, console) = files.command(kernel, 1, &words)?;
+    let status = command.status().about("QEMU");
+    let console = said(&console);
+    status?;
+    let line = console.lines().find_map(|line| line.strip_prefix("symbol ")?.split_once(' '));
+    let address = line.and_then(|(_, address)| u64::from_str_radix(address.trim(), 16).ok());
+    address.ok_or_else(|| Error::Failed(format!("this kernel has no {function}")))
+}
+
+/// The kernel in an image of x86-64 (Linux' `Documentation/arch/x86/boot.rst`: `setup_sects`,
+/// `payload_offset`, `payload_length`), if it is packed as LZ4 packs kernels: blocks of up to 8
+/// MiB, each behind its length.
+fn unpacked(image: &[u8]) -> Option<Vec<u8>> {
+    const MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+    const BLOCK: usize = 8 << 20;
+    let word =
+        |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
+    let payload = (usize::from(*image.get(0x1f1)?) + 1) * 512 + word(0x248)?;
+    let end = payload + word(0x24c)?;
+    if image.get(payload..payload + 4)? != MAGIC {
+        return None;
+    }
+    let (mut at, mut kernel) = (payload + 4, Vec::new());
+    // Behind the blocks stands the length of what was packed.
+    while at + 8 <= end {
+        let length = word(at)?;
+        let block = image.get(at + 4..at + 4 + length)?;
+        kernel.extend(lz4_flex::block::decompress(block, BLOCK).ok()?);
+        at += 4 + length;
+    }
+    Some(kernel)
+}
+
+/// Has the function at an address of a program return at once.
+fn return_at(program: &mut [u8], address: u64) -> Option<()> {
+    const RET: u8 = 0xc3;
+    let file = object::File::parse(&*program).ok()?;
+    let at = file.segments().find_map(|segment| {
+        let (at, _) = segment.file_range();
+        let into = address.checked_sub(segment.address())?;
+        (into < segment.size()).then_some(at + into)
+    })?;
+    *program.get_mut(at as usize)? = RET;
+    Some(())
 }
 
 /// Whether a kernel as it is came out clean.
@@ -334,7 +448,8 @@ fn judge_planted(
 
 #[cfg(test)]
 mod tests {
-    use super::{DSB_ISH, DSB_ISHST, NOP, PLANTS, chosen};
+    use super::{DSB_ISH, DSB_ISHST, NOP, PLANTS, chosen, unpacked};
+    use crate::Arch;
 
     /// dsb ishst; tlbi vale1is, x1; tlbi vae1is, x1; tlbi aside1is, x1; dsb ish; nop; dsb ish
     const CODE: [u32; 7] =
@@ -367,9 +482,28 @@ mod tests {
 
     #[test]
     fn a_bug_that_is_none_is_refused() {
-        let names = |names: &[&str]| chosen(&names.iter().map(|&it| it.into()).collect::<Vec<_>>());
+        let names = |names: &[&str]| {
+            chosen(Arch::Arm64, &names.iter().map(|&it| it.into()).collect::<Vec<_>>())
+        };
         assert!(names(&[]).is_ok_and(|all| all.len() == 1 && all[0].is_none()));
         assert!(names(&["all"]).is_ok_and(|all| all.len() == PLANTS.len()));
         assert!(names(&["local", "nothing"]).is_err_and(|why| why.to_string().contains("--plant")));
+    }
+
+    #[test]
+    fn what_is_no_kernel_is_not_unpacked() {
+        assert_eq!(unpacked(b""), None);
+        assert_eq!(unpacked(&[0; 4096]), None);
+        // One block of `ab`, behind a payload that begins at once.
+        let block = lz4_flex::block::compress(b"ababababababababababab");
+        let length = (4 + 4 + block.len() + 4) as u32;
+        let mut image = vec![0; 0x400];
+        image[0x1f1] = 1;
+        image[0x24c..0x250].copy_from_slice(&length.to_le_bytes());
+        image.extend([0x02, 0x21, 0x4c, 0x18]);
+        image.extend((block.len() as u32).to_le_bytes());
+        image.extend(&block);
+        image.extend(22_u32.to_le_bytes());
+        assert_eq!(unpacked(&image).as_deref(), Some(&b"ababababababababababab"[..]));
     }
 }
