@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -84,10 +85,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         command.args(["-accel", "tcg,thread=single"]);
     }
     let name = Path::new(program).display().to_string();
-    let end = session::run(&mut command, &plugin, |seconds, finding| {
+    let end = session::run(&mut command, &plugin, None, |seconds, finding| {
         if is_wanted(arguments, &symbols, &finding) {
             eprint!("{}", said(&finding, Some(seconds), &symbols));
         }
+        ControlFlow::Continue(())
     });
     let end = end.map_err(|error| Error::input(&name, error))?.ok_or_else(|| {
         Error::Failed(format!("{name}: QEMU ended before the plugin could say what it has found"))

@@ -3,9 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -39,14 +40,15 @@ pub struct End {
 
 /// Runs a QEMU that is complete but for the plugin, and returns when it has ended, with all that
 /// was found; `None`: the plugin could not say it. Each finding is handed on when it is there, with
-/// the seconds since the plugin was loaded.
+/// the seconds since the plugin was loaded; with `Break`, and after `limit`, QEMU is killed.
 ///
 /// # Errors
 /// QEMU cannot be started, or the file of what is found cannot be made or read.
 pub fn run(
     command: &mut Command,
     plugin: &Path,
-    mut found: impl FnMut(f64, Finding),
+    limit: Option<Duration>,
+    mut found: impl FnMut(f64, Finding) -> ControlFlow<()>,
 ) -> io::Result<Option<End>> {
     let out = Out::new()?;
     let mut option = OsString::from("file=");
@@ -56,21 +58,28 @@ pub fn run(
     let mut child = command.arg("-plugin").arg(option).spawn()?;
     let mut lines = BufReader::new(File::open(&out.0)?);
     let (mut line, mut end) = (String::new(), None);
+    let started = Instant::now();
     loop {
         let is_over = child.try_wait()?.is_some();
+        let mut is_enough = limit.is_some_and(|limit| started.elapsed() > limit);
         while lines.read_line(&mut line)? > 0 {
             // The rest of it is still to come.
             if !line.ends_with('\n') {
                 break;
             }
             match serde_json::from_str(&line)? {
-                Line::Found { seconds, finding } => found(seconds, finding),
+                Line::Found { seconds, finding } => is_enough |= found(seconds, finding).is_break(),
                 Line::End { end: all } => end = Some(all),
             }
             line.clear();
         }
         if is_over {
             return Ok(end);
+        }
+        if is_enough {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
         }
         std::thread::sleep(Duration::from_millis(100));
     }

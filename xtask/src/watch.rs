@@ -6,9 +6,10 @@
 //! kernel knows nothing of it. Its load changes its memory in
 //! every way (`watch/guest`), so that what is wrong goes wrong within seconds.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use object::{Object as _, ObjectSegment as _};
@@ -183,13 +184,11 @@ impl Plant {
         count
     }
 
-    /// Whether it is found.
-    fn is_found(&self, findings: &[Finding]) -> Option<usize> {
-        findings.iter().position(|finding| {
-            !is_known(finding)
-                && self.rules.contains(&finding.rule)
-                && finding.missing.contains(self.missing)
-        })
+    /// Whether it is what was found.
+    fn is_found(&self, finding: &Finding) -> bool {
+        !is_known(finding)
+            && self.rules.contains(&finding.rule)
+            && finding.missing.contains(self.missing)
     }
 }
 
@@ -219,10 +218,7 @@ impl Files {
     /// QEMU with everything but the plugin, and the file of what the guest says.
     fn command(&self, kernel: &Path, cpus: u8, words: &str) -> Result<(Command, PathBuf)> {
         let console = fetch::scratch()?.join(format!("watched-{}", std::process::id()));
-        let qemu = self.emulator.command();
-        // A kernel with a bug may not come to its end.
-        let mut command = Command::new("timeout");
-        command.arg("600").arg(qemu.get_program()).args(qemu.get_args());
+        let mut command = self.emulator.command();
         let (machine, cpu, serial) = match self.arch {
             Arch::Arm64 => ("virt", CPU_MAX, "ttyAMA0"),
             Arch::X86_64 => ("q35", "max", "ttyS0"),
@@ -245,23 +241,42 @@ fn said(console: &Path) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// A boot: what was found, each with the seconds after which it was, and what the guest said.
+/// A boot.
 struct Watched {
-    end: End,
-    seconds: Vec<f64>,
+    /// All that was found; `None`: it was ended when that was found which was looked for, or it did
+    /// not come to its end.
+    end: Option<End>,
+    /// What was looked for, and after how many seconds it was found.
+    found: Option<(f64, Finding)>,
+    /// Kinds of findings until then.
+    kinds: usize,
     console: String,
 }
 
-/// Boots and watches.
-fn watch(files: &Files, kernel: &Path, cpus: u8, rounds: u32) -> Result<Watched> {
+/// A kernel with a bug may not come to its end.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Boots and watches, to the end or until one is found that is looked for.
+fn watch(
+    files: &Files,
+    kernel: &Path,
+    (cpus, rounds): (u8, u32),
+    is_it: impl Fn(&Finding) -> bool,
+) -> Result<Watched> {
     let (mut command, console) = files.command(kernel, cpus, &format!("rounds={rounds}"))?;
-    let mut seconds = Vec::new();
-    let end = session::run(&mut command, &files.plugin, |after, _| seconds.push(after));
+    let (mut found, mut kinds) = (None, 0);
+    let end = session::run(&mut command, &files.plugin, Some(LIMIT), |seconds, finding| {
+        kinds += usize::from(!is_known(&finding));
+        match is_it(&finding) {
+            true => {
+                found = Some((seconds, finding));
+                ControlFlow::Break(())
+            }
+            false => ControlFlow::Continue(()),
+        }
+    });
     let console = said(&console);
-    match end.about("QEMU")? {
-        Some(end) => Ok(Watched { end, seconds, console }),
-        None => Err(Error::Failed("QEMU ended before the plugin could say anything".into())),
-    }
+    Ok(Watched { end: end.about("QEMU")?, found, kinds, console })
 }
 
 /// Boots, watches, and says what was found.
@@ -294,12 +309,15 @@ pub fn run(args: &WatchArgs) -> Result<()> {
                 None => (kernel.clone(), 0),
                 Some(plant) => planted(&files, &kernel, plant)?,
             };
-            let watched = watch(&files, &image, args.cpus, args.rounds)?;
+            let size = (args.cpus, args.rounds);
+            let watched = watch(&files, &image, size, |finding| {
+                plant.is_some_and(|plant| plant.is_found(finding))
+            })?;
             let what =
                 plant.map_or_else(|| name.clone(), |plant| format!("{name}, {}", plant.name));
             let result = match plant {
                 None => judge(&watched),
-                Some(plant) => judge_planted(plant, count, &watched),
+                Some(_) => judge_planted(count, &watched),
             };
             let seconds = started.elapsed().as_secs_f64();
             let end = result.as_ref().map_or_else(|why| format!("FAILED: {why}"), Clone::clone);
@@ -357,9 +375,15 @@ fn planted(files: &Files, kernel: &Path, plant: &Plant) -> Result<(PathBuf, usiz
 fn address_of(files: &Files, kernel: &Path, function: &str) -> Result<u64> {
     let words = format!("rounds=1 symbols={function}");
     let (mut command, console) = files.command(kernel, 1, &words)?;
-    let status = command.status().about("QEMU");
+    let mut qemu = command.spawn().about("QEMU")?;
+    let started = Instant::now();
+    while qemu.try_wait().about("QEMU")?.is_none() && started.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // It may have ended.
+    let _ = qemu.kill();
+    qemu.wait().about("QEMU")?;
     let console = said(&console);
-    status?;
     let line = console.lines().find_map(|line| line.strip_prefix("symbol ")?.split_once(' '));
     let address = line.and_then(|(_, address)| u64::from_str_radix(address.trim(), 16).ok());
     address.ok_or_else(|| Error::Failed(format!("this kernel has no {function}")))
@@ -404,15 +428,17 @@ fn return_at(program: &mut [u8], address: u64) -> Option<()> {
 
 /// Whether a kernel as it is came out clean.
 fn judge(watched: &Watched) -> std::result::Result<String, String> {
-    let counts = watched.end.counts;
-    let unknown = watched.end.findings.iter().find(|finding| !is_known(finding));
+    let Some(End { counts, findings, .. }) = &watched.end else {
+        return Err(format!("it did not end: {}", watched.console.trim()));
+    };
+    let unknown = findings.iter().find(|finding| !is_known(finding));
     if let Some(Finding { rule, missing, then, at, .. }) = unknown {
         return Err(format!("{rule}: {missing}; {then}: CPU {} at {:#x}", at.cpu, at.pc));
     }
     if !watched.console.contains("watched: done") {
         return Err(format!("the load did not end well: {}", watched.console.trim()));
     }
-    let known: u64 = watched.end.findings.iter().map(|finding| finding.count).sum();
+    let known: u64 = findings.iter().map(|finding| finding.count).sum();
     let known = match known {
         0 => String::new(),
         known => format!(", and {known} pages of the kernel's that it maps anew without a DSB"),
@@ -424,26 +450,14 @@ fn judge(watched: &Watched) -> std::result::Result<String, String> {
 }
 
 /// Whether what was planted was found.
-fn judge_planted(
-    plant: &Plant,
-    count: usize,
-    watched: &Watched,
-) -> std::result::Result<String, String> {
+fn judge_planted(count: usize, watched: &Watched) -> std::result::Result<String, String> {
     if count == 0 {
         return Err("there is no place for it in this kernel".into());
     }
-    let findings = &watched.end.findings;
-    let Some(first) = plant.is_found(findings) else {
-        let others: Vec<_> =
-            findings.iter().map(|it| format!("{}: {}", it.rule, it.missing)).collect();
-        return Err(format!("at {count} places, and not found: {}", others.join("; ")));
+    let Some((seconds, Finding { rule, missing, .. })) = &watched.found else {
+        return Err(format!("at {count} places, and not found, but {} others", watched.kinds));
     };
-    let seconds = watched.seconds.get(first).copied().unwrap_or_default();
-    let Finding { rule, missing, .. } = &findings[first];
-    Ok(format!(
-        "at {count} places, found after {seconds:.1} s, {} kinds: {rule}: {missing}",
-        findings.iter().filter(|finding| !is_known(finding)).count()
-    ))
+    Ok(format!("at {count} places, found after {seconds:.1} s: {rule}: {missing}"))
 }
 
 #[cfg(test)]
