@@ -77,11 +77,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         Some(file) => Symbols::read(file)?,
         None => Symbols::default(),
     };
+    let needs_accelerator = needs_accelerator(&arguments.command)?;
     can_be_watched(&arguments.command)?;
     let (program, words) = arguments.command.split_first().unwrap_or((&arguments.command[0], &[]));
     let mut command = Command::new(program);
     command.args(words);
-    if !words.iter().any(|word| word == "-accel") {
+    if needs_accelerator {
         command.args(["-accel", "tcg,thread=single"]);
     }
     let name = Path::new(program).display().to_string();
@@ -125,20 +126,34 @@ fn plugin(named: Option<&Path>) -> Result<PathBuf, Error> {
     }
 }
 
+/// Whether QEMU has to be told to emulate all processors in one thread; refused is what cannot be
+/// watched.
+fn needs_accelerator(command: &[OsString]) -> Result<bool, Error> {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    let values = |options: &[&str]| {
+        let pairs = words.windows(2).filter(|pair| options.contains(&&*pair[0]));
+        pairs.map(|pair| pair[1].clone()).collect::<Vec<_>>()
+    };
+    let chosen = values(&["-accel"]);
+    let is_single = |value: &str| {
+        let mut parts = value.split(',');
+        parts.next() == Some("tcg") && parts.any(|part| part == "thread=single")
+    };
+    let other = words.iter().find(|word| matches!(&***word, "-enable-kvm" | "--enable-kvm"));
+    let machine = values(&["-M", "-machine", "--machine"]);
+    let machine = machine.iter().find(|value| value.contains("accel="));
+    let wrong = chosen.iter().find(|value| !is_single(value)).or(machine).or(other);
+    match wrong {
+        Some(wrong) => Err(Error::Usage(format!(
+            "{wrong}: only what QEMU emulates in one thread can be watched: leave the accelerator \
+             out, or give -accel tcg,thread=single"
+        ))),
+        None => Ok(chosen.is_empty()),
+    }
+}
+
 /// Whether a command is a QEMU that can be watched.
 fn can_be_watched(command: &[OsString]) -> Result<(), Error> {
-    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    let accelerates =
-        |word: &str| ["kvm", "hvf", "xen", "thread=multi"].iter().any(|with| word.contains(with));
-    let at = words.iter().position(|word| matches!(&**word, "-accel" | "-machine" | "-M"));
-    if words.iter().any(|word| word == "-enable-kvm")
-        || at.and_then(|at| words.get(at + 1)).is_some_and(|word| accelerates(word))
-    {
-        return Err(Error::Usage(
-            "only what QEMU emulates in one thread can be watched: leave out the accelerator"
-                .into(),
-        ));
-    }
     let name = Path::new(&command[0]).display().to_string();
     // With all its words: they may be those of a loader that runs QEMU.
     let said = Command::new(&command[0]).args(&command[1..]).arg("--version").output();
@@ -275,5 +290,42 @@ impl Symbols {
             Some((name, into)) => format!("CPU {} in {name}+{into:#x} ({:#x})", at.cpu, at.pc),
             None => format!("CPU {} at {:#x}", at.cpu, at.pc),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Symbols, needs_accelerator};
+    use tablewright_watch::At;
+
+    #[test]
+    fn all_processors_are_in_one_thread() {
+        let needs = |words: &str| {
+            let words: Vec<_> = words.split(' ').map(Into::into).collect();
+            needs_accelerator(&words).map_err(|error| error.to_string())
+        };
+        assert_eq!(needs("qemu -M virt -smp 2"), Ok(true));
+        assert_eq!(needs("qemu -M virt -accel tcg,thread=single"), Ok(false));
+        for (words, wrong) in [
+            ("qemu -M virt,accel=tcg", "virt,accel=tcg"),
+            ("qemu -M virt -machine accel=kvm", "accel=kvm"),
+            ("qemu -accel kvm", "kvm"),
+            ("qemu -accel tcg", "tcg"),
+            ("qemu -accel tcg,thread=multi", "tcg,thread=multi"),
+            ("qemu -enable-kvm", "-enable-kvm"),
+        ] {
+            let error = needs(words).err().unwrap_or_default();
+            assert!(error.starts_with(&format!("{wrong}: ")), "{words}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_instruction_is_in_the_function_before_it() {
+        let all = vec![(0x1000, "first".to_owned()), (0x1100, "second".to_owned())];
+        let symbols = Symbols { all };
+        let place = |pc| symbols.place(At { cpu: 1, pc });
+        assert_eq!(place(0x10ff), "CPU 1 in first+0xff (0x10ff)");
+        assert_eq!(place(0x1100), "CPU 1 in second+0x0 (0x1100)");
+        assert_eq!(place(0xfff), "CPU 1 at 0xfff");
     }
 }
