@@ -111,15 +111,7 @@ impl Tlbi {
             7 => (false, false),
             _ => return None,
         };
-        let all = Invalidation {
-            asid: None,
-            span: None,
-            leaves_only: false,
-            every_table: false,
-            hint: None,
-            globals: true,
-            broadcast,
-        };
+        let all = Invalidation { broadcast, ..Invalidation::LOCAL };
         let asid = Some((operand >> 48) as u16);
         match (self.op1, self.op2, is_range) {
             // VMALLE1, and what EL2 says of all that is the guest's.
@@ -276,15 +268,7 @@ mod tests {
 
     #[test]
     fn invalidations_are_what_the_manual_says() {
-        let all = Invalidation {
-            asid: None,
-            span: None,
-            leaves_only: false,
-            every_table: false,
-            hint: None,
-            globals: true,
-            broadcast: true,
-        };
+        let all = Invalidation { broadcast: true, ..Invalidation::LOCAL };
         // tlbi vmalle1is, vmalle1, aside1is
         assert_eq!(tlbi(0xd508_831f, 0), Some(all));
         assert_eq!(tlbi(0xd508_871f, 0), Some(Invalidation { broadcast: false, ..all }));
@@ -316,7 +300,7 @@ mod tests {
         };
         let operand = 1 << 48 | 1 << 46 | 1 << 44 | 3 << 39 | 0x200;
         assert_eq!(tlbi(0xd508_8220, operand), Some(range));
-        // The same with wide descriptors.
+        // With wide descriptors the operand counts 64 KiB.
         let Some(Instruction::Tlbi(wide)) = decode(0xd508_8220) else { panic!("a TLBI") };
         let operand = operand & !0xfff | 0x20;
         assert_eq!(wide.of(operand, true), Some(range));

@@ -106,8 +106,8 @@ impl Findings {
         &self.all
     }
 
-    /// Adds one. What there is to say is asked for only of the first of its kind, which is told by
-    /// the addresses of the instruction that changed the entry and of that which broke the rule.
+    /// Adds one. Two are of one kind if they break one rule by the same two instructions: the one
+    /// that changed the entry and the one that broke the rule. `say` is called for the first.
     /// Returns what was added.
     pub(crate) fn add(
         &mut self,

@@ -40,6 +40,17 @@ pub struct Invalidation {
 }
 
 impl Invalidation {
+    /// Of everything, on the processor's own.
+    pub const LOCAL: Self = Self {
+        asid: None,
+        span: None,
+        leaves_only: false,
+        every_table: false,
+        hint: None,
+        globals: true,
+        broadcast: false,
+    };
+
     /// Says what it is: `of ASID 7, 0x1000..=0x1fff, of leaves, at level 3`.
     pub fn describe(&self) -> String {
         let mut parts = Vec::new();

@@ -197,18 +197,16 @@ impl Tables {
         }
     }
 
-    /// The tables right below one, and the first address of each.
-    pub(crate) fn below(&self, number: Number, regime: Regime) -> Vec<(Number, u64)> {
+    /// The tables right below one.
+    fn below(&self, number: Number, regime: Regime) -> Vec<Number> {
         let Some(table) = self.get(number) else { return Vec::new() };
         let last = table.level == regime.last_level();
         let entries = table.entries.iter().enumerate().filter(|(_, entry)| !last && **entry != 0);
-        let tables = entries.filter_map(|(index, &entry)| {
-            let place = table.place(regime, index);
-            match place.read(entry) {
-                Entry::Table(pa) => Some((self.at(pa).0?, place.va)),
+        let tables =
+            entries.filter_map(|(index, &entry)| match table.place(regime, index).read(entry) {
+                Entry::Table(pa) => self.at(pa).0,
                 _ => None,
-            }
-        });
+            });
         tables.collect()
     }
 
@@ -221,7 +219,7 @@ impl Tables {
                 out.push((place, entry));
             }
         }
-        for (below, _) in self.below(number, regime) {
+        for below in self.below(number, regime) {
             self.leaves(below, regime, out);
         }
     }
@@ -234,7 +232,7 @@ impl Tables {
             return;
         }
         out.push(number);
-        for (below, _) in self.below(number, regime) {
+        for below in self.below(number, regime) {
             self.detach(below, regime, out);
         }
     }

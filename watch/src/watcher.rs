@@ -649,19 +649,12 @@ impl Watcher {
         });
         self.switch(at, true, root.map(|_| (kernel, Tag::Any)), false);
         self.switch(at, false, root, flushes == Flushes::Nothing);
-        let all = Invalidation {
-            asid: None,
-            span: None,
-            leaves_only: false,
-            every_table: false,
-            hint: None,
-            globals: true,
-            broadcast: false,
-        };
         let by = match flushes {
             Flushes::Nothing => return,
-            Flushes::All => all,
-            Flushes::Own => Invalidation { asid: now.pcid(), globals: false, ..all },
+            Flushes::All => Invalidation::LOCAL,
+            Flushes::Own => {
+                Invalidation { asid: now.pcid(), globals: false, ..Invalidation::LOCAL }
+            }
         };
         self.forgets(at, by);
     }

@@ -203,11 +203,8 @@ impl Control {
         Invalidation {
             asid: self.pcid(),
             span: Some(Span { first, last: first | 0xfff }),
-            leaves_only: false,
             every_table: true,
-            hint: None,
-            globals: true,
-            broadcast: false,
+            ..Invalidation::LOCAL
         }
     }
 

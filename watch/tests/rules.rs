@@ -1,8 +1,11 @@
 //! All that a kernel may leave out, one thing after the other: each is found, and the kernel that
 //! leaves out nothing is clean.
 
+mod common;
+
 use std::collections::HashMap;
 
+use common::reader;
 use tablewright_watch::arm64::decode;
 use tablewright_watch::{At, Rule, Watcher};
 
@@ -69,13 +72,7 @@ impl Kernel {
 
     fn run(&mut self, instruction: u32, operand: u64) {
         self.pc += 4;
-        let memory = &self.memory;
-        let mut read = |pa: u64, words: &mut [u64]| {
-            for (word, value) in (0..).zip(words) {
-                *value = memory.get(&(pa + 8 * word)).copied().unwrap_or(0);
-            }
-            true
-        };
+        let mut read = reader(&self.memory);
         let at = At { cpu: self.cpu, pc: self.pc };
         let what = decode(instruction).expect("an instruction that matters");
         self.watcher.execute(at, what, operand, &mut read);
@@ -88,13 +85,7 @@ impl Kernel {
     fn store(&mut self, pa: u64, value: u64) {
         self.pc += 4;
         self.memory.insert(pa, value);
-        let memory = &self.memory;
-        let mut read = |pa: u64, words: &mut [u64]| {
-            for (word, value) in (0..).zip(words) {
-                *value = memory.get(&(pa + 8 * word)).copied().unwrap_or(0);
-            }
-            true
-        };
+        let mut read = reader(&self.memory);
         let at = At { cpu: self.cpu, pc: self.pc };
         self.watcher.store_word(at, pa, value, &mut read);
     }

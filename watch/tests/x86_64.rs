@@ -1,7 +1,10 @@
 //! All that a kernel of x86-64 may leave out, and the kernel that leaves out nothing.
 
+mod common;
+
 use std::collections::HashMap;
 
+use common::reader;
 use tablewright_watch::{At, Control, Flushes, Rule, Watcher};
 
 const ROOT: u64 = 0x10_0000;
@@ -51,13 +54,7 @@ impl Kernel {
         let at = self.at();
         let now = Control { cr3: root, ..ON };
         let flushes = now.flushes(&ON, 3);
-        let memory = &self.memory;
-        self.watcher.control(at, now, flushes, &mut |pa: u64, words: &mut [u64]| {
-            for (word, value) in (0..).zip(words) {
-                *value = memory.get(&(pa + 8 * word)).copied().unwrap_or(0);
-            }
-            true
-        });
+        self.watcher.control(at, now, flushes, &mut reader(&self.memory));
     }
 
     fn store(&mut self, pa: u64, value: u64) {
@@ -230,13 +227,7 @@ fn an_identifier_is_given_to_another_root_after_a_flush() {
             let at = kernel.at();
             let now = Control { cr3: root | bit, cr4, ..ON };
             let flushes = now.flushes(&Control { cr4, ..ON }, 3);
-            let memory = &kernel.memory;
-            kernel.watcher.control(at, now, flushes, &mut |pa: u64, words: &mut [u64]| {
-                for (word, value) in (0..).zip(words) {
-                    *value = memory.get(&(pa + 8 * word)).copied().unwrap_or(0);
-                }
-                true
-            });
+            kernel.watcher.control(at, now, flushes, &mut reader(&kernel.memory));
         }
         let found: &[Rule] = if flushes { &[] } else { &[Rule::IdentifierReused] };
         assert_eq!(kernel.found(), found);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use object::{Object as _, ObjectSection as _};
+use tablewright_watch::session;
 
 use crate::debian::{self, Debian, Release};
 use crate::fetch::{self, QEMU, output};
@@ -140,7 +141,7 @@ impl Emulator {
     pub fn version(&self) -> Result<String> {
         let mut command = self.command();
         let said = output(command.arg("--version"))?;
-        let version = version(&said).map(String::from);
+        let version = session::version(&said).map(String::from);
         version.ok_or_else(|| {
             let name = command.get_program().to_string_lossy();
             Error::Other(format!("{name} is no QEMU"))
@@ -148,16 +149,13 @@ impl Emulator {
     }
 }
 
-/// The version in what QEMU says of it.
-fn version(said: &str) -> Option<&str> {
-    said.split_once("QEMU emulator version ")?.1.split_ascii_whitespace().next()
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::{Emulator, interpreter, version};
+    use tablewright_watch::session::version;
+
+    use super::{Emulator, interpreter};
 
     #[test]
     fn a_version_is_read() {

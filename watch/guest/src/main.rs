@@ -60,10 +60,10 @@ impl Mapped {
         unsafe { libc::madvise(self.at.cast(), self.pages * PAGE, advice) };
     }
 
-    /// Moves it to other addresses, with so many pages.
+    /// Makes it larger or smaller, which may move it to another address.
     fn resize(&mut self, pages: usize) {
         let (old, new) = (self.pages * PAGE, pages * PAGE);
-        // SAFETY: memory of its own, of which no reference is kept.
+        // SAFETY: memory of its own; no reference to it exists.
         let at = unsafe { libc::mremap(self.at.cast(), old, new, libc::MREMAP_MAYMOVE) };
         if at != libc::MAP_FAILED {
             (self.at, self.pages) = (at.cast(), pages);
@@ -73,19 +73,18 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: memory of its own, of which no reference is kept.
+        // SAFETY: memory of its own; no reference to it exists.
         unsafe { libc::munmap(self.at.cast(), self.pages * PAGE) };
     }
 }
 
-/// One thread: so many changes, drawn by a number.
+/// Changes memory in random ways: the work of one thread.
 fn work(mut seed: u64, rounds: u64) {
     let name = format!("/file-{seed}");
     let mut draw = |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) as usize % below
     };
-
     for round in 0..rounds {
         let number = round << 32 | draw(1 << 20) as u64;
         match draw(8) {
@@ -122,12 +121,12 @@ fn work(mut seed: u64, rounds: u64) {
                 memory.check(number);
             }
             3 => {
-                // Where huge pages are: one of 2 MiB, taken apart.
+                // A hole splits a transparent huge page.
                 let Some(memory) = Mapped::new(1024, libc::MAP_PRIVATE, None) else { continue };
                 memory.advise(libc::MADV_HUGEPAGE);
                 memory.write(number);
-                // Another thread may map something into the hole: it is none of this memory any
-                // more.
+                // Another thread may map its memory into the hole, so the hole is not unmapped
+                // again.
                 let hole = Mapped { at: memory.at.wrapping_add(700 * PAGE), pages: 3 };
                 let behind = Mapped { at: memory.at.wrapping_add(703 * PAGE), pages: 321 };
                 let before = Mapped { at: memory.at, pages: 700 };

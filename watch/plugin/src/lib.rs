@@ -11,7 +11,6 @@
 //! The interface is QEMU's, in version 7 of it: QEMU 11.1. The few functions that are used are
 //! declared here.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::File;
 use std::io::Write as _;
@@ -163,20 +162,19 @@ unsafe impl Send for Register {}
 
 /// The memory of the machine.
 struct Machine {
-    bytes: Bytes,
+    /// An array of GLib's that lives as long as the plugin, for what QEMU reads.
+    bytes: *mut Array,
 }
 
-struct Bytes(UnsafeCell<*mut Array>);
-
 // SAFETY: used under the lock alone.
-unsafe impl Send for Bytes {}
+unsafe impl Send for Machine {}
 
 impl tablewright_watch::Memory for Machine {
     fn read(&mut self, pa: u64, words: &mut [u64]) -> bool {
         // SAFETY: an array of GLib's that lives as long as the plugin; QEMU has made it as long as
         // what was asked for when it says that it has read that.
         unsafe {
-            let bytes = *self.bytes.0.get();
+            let bytes = self.bytes;
             if qemu_plugin_read_memory_hwaddr(pa, bytes, words.len() * 8) != 0 {
                 return false;
             }
@@ -195,7 +193,7 @@ impl Machine {
         // SAFETY: a handle of QEMU's, in a callback that may look at registers; an array of GLib's
         // that lives as long as the plugin.
         unsafe {
-            let bytes = *self.bytes.0.get();
+            let bytes = self.bytes;
             g_byte_array_set_size(bytes, 0);
             if register.0.is_null() || !qemu_plugin_read_register(register.0, bytes) {
                 return 0;
@@ -255,7 +253,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
         _ => return 1,
     };
     // SAFETY: GLib's function has no obligations.
-    let bytes = Bytes(UnsafeCell::new(unsafe { g_byte_array_new() }));
+    let bytes = unsafe { g_byte_array_new() };
     *state() = Some(State {
         is_x86,
         watcher: Watcher::new(cpus),
@@ -381,7 +379,7 @@ extern "C" fn stored(cpu: c_uint, info: u32, address: u64, data: *mut c_void) {
         let cpu = state.processor(cpu);
         state.watcher.in_kernel(cpu as u8);
     }
-    // SAFETY: within the callback of an access, of which these are.
+    // SAFETY: in the callback of this access.
     let (pa, value, bytes) = unsafe {
         let physical = qemu_plugin_get_hwaddr(info, address);
         if physical.is_null() || qemu_plugin_hwaddr_is_io(physical) {
@@ -447,7 +445,7 @@ impl State {
                 let first = self.register(at.cpu, arm64::operand(word));
                 self.zero(at, first & !(self.block - 1), self.block);
             }
-            // As zero: a table that is filled with something else at once is none any more.
+            // Taken for zero: what fills a table with another byte makes it useless as a table.
             Instruction::Set { address, bytes, .. } => {
                 let first = self.register(at.cpu, address);
                 let bytes = self.register(at.cpu, bytes);
