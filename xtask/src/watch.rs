@@ -292,7 +292,10 @@ pub fn run(args: &WatchArgs) -> Result<()> {
         initrd: fetch::scratch()?.join(format!("initrd-watched-{}", name_of(&args.arch))),
     };
     let kernel = match (&args.kernel, args.arch) {
-        (Some(kernel), _) => kernel.clone(),
+        (Some(kernel), _) => {
+            std::fs::metadata(kernel).about(kernel.display())?;
+            kernel.clone()
+        }
         (None, Arch::Arm64) => fetch::kernel_arm64(args.release)?,
         (None, Arch::X86_64) => fetch::guest_x86(None)?.0,
     };
