@@ -15,7 +15,7 @@ unsafe extern "C" {
     safe static rodata_start: u8;
     safe static data_start: u8;
     safe static image_end: u8;
-    safe static second_start: u8;
+    safe static hart_start: u8;
 }
 
 /// Returns the addresses of the image's code, constants and data, and of its end.
@@ -54,24 +54,28 @@ pub unsafe fn machine(tree: u64, hart: u64) -> Option<(Span<Pa>, Features, [u64;
     Some((ram, features, [hart, other]))
 }
 
-/// Returns the address at which the second hart begins.
-pub fn second() -> u64 {
-    &raw const second_start as u64 - KERNEL
+/// Returns the address at which each hart begins.
+///
+/// OpenSBI before 1.3 lets a hart go before it has stored where the hart is to begin, which is then
+/// where the first one did. With one address for both there is nothing to race for.
+pub fn start_address() -> u64 {
+    &raw const hart_start as u64 - KERNEL
 }
 
 global_asm!(
     r#"
     .pushsection .start, "ax"
-    .global start, second_start
-    start:
+    .global hart_start
+    hart_start:
     mv s0, a0                       // the hart
     mv s1, a1                       // the firmware's description of the machine
     la sp, first_stack
     la s2, first_main
-    j 1f
-    second_start:
-    mv s0, a0
-    mv s1, a1
+    // The first that comes is the first.
+    la t0, arrived
+    li t1, 1
+    amoswap.w t1, t1, (t0)
+    beqz t1, 1f
     la sp, second_stack
     la s2, second_main
     // Sv39, with the first GiB of memory where it is and at KERNEL, for the time being.
@@ -98,6 +102,8 @@ global_asm!(
     .fill 507, 8, 0
     .quad 0x80000000 >> 2 | 0xcf
     .fill 1, 8, 0
+    arrived:
+    .quad 0
     .popsection
 
     .pushsection .bss.stack, "aw", @nobits

@@ -447,7 +447,7 @@ extern "C" fn first_main(tree: u64, hart: u64) -> ! {
         say(format_args!("map: {} MiB, {tables} tables", ram.size() >> 20));
         platform::shootdown().ok_or("too many harts")?;
         if !is_alone {
-            let started = sbi_rt::hart_start(harts[1] as usize, boot::second() as usize, 0);
+            let started = sbi_rt::hart_start(harts[1] as usize, boot::start_address() as usize, 0);
             if started.is_err() {
                 return Err("the second hart does not start");
             }
