@@ -1,6 +1,8 @@
 //! Guest memory: slots, faults and what they map, zaps.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
 use tablewright::guest::{
@@ -357,6 +359,31 @@ fn what_was_looked_up_before_a_zap_is_not_mapped_after_it() {
     let request = vm.request(&write(0x1000)).unwrap();
     assert_eq!(gather.map(&request, &page), Ok(Mapped::Installed));
     assert!(gather.finish(|_| ()).is_ok());
+}
+
+/// A harvest beside an eviction was told that the slots were being changed.
+#[test]
+fn a_zap_is_no_change_of_the_slots() {
+    let (platform, mut cells) = (platform::<K4>(false), cells::<2>());
+    let guest = vm::<K4>(&platform, &mut cells);
+    let slot = Slot::memory(span(0, MIB), 0).with_log(Log::ByFault);
+    guest.insert(slot).unwrap();
+    let mut gather = guest.gather();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(guest.zap(span(0, MIB)));
+            }
+        });
+        let looked_up = (0..20_000).try_for_each(|_| {
+            guest.slot(Ipa::new(0))?;
+            gather.protect(&slot, 0..1)?;
+            guest.replace(slot).map(drop)
+        });
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(looked_up, Ok(()));
+    });
 }
 
 #[test]

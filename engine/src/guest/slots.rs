@@ -301,37 +301,42 @@ impl<'s> SlotTable<'s> {
         Self { cells, version: AtomicU64::new(0), number: next_serial(0) }
     }
 
+    /// Looks into the cells until they were not written meanwhile. Returns what was found, and the
+    /// version under which that is so.
+    #[inline]
+    fn read<T>(&self, look: impl Fn(&'s [SlotCell]) -> T) -> Result<(T, Version), SlotError> {
+        loop {
+            let number = self.version.load(Ordering::Acquire);
+            if number & 1 != 0 {
+                return Err(SlotError::Busy);
+            }
+            let found = look(self.cells);
+            fence(Ordering::Acquire);
+            if self.version.load(Ordering::Relaxed) == number {
+                return Ok((found, Version { guest: self.number, number }));
+            }
+            // Outdated, by a zap or by a change that is over: not a reason to refuse.
+        }
+    }
+
     /// The slot that holds an address, if any, and the version under which that is so.
     #[inline]
     pub fn find(&self, at: u64) -> Result<(Option<Packed>, Version), SlotError> {
-        let version = self.version.load(Ordering::Acquire);
-        if version & 1 != 0 {
-            return Err(SlotError::Busy);
-        }
-        // Cells without a slot come last. Half-written cells make the search end anywhere, but it
-        // ends.
-        let after = self.cells.partition_point(|cell| {
-            cell.size.load(Ordering::Relaxed) != 0 && cell.first.load(Ordering::Relaxed) <= at
-        });
-        let cell = after.checked_sub(1).and_then(|index| self.cells.get(index));
-        let slot = cell.and_then(SlotCell::load).filter(|slot| slot.guest.contains(Ipa::new(at)));
-        fence(Ordering::Acquire);
-        if self.version.load(Ordering::Relaxed) != version {
-            return Err(SlotError::Busy);
-        }
-        let version = Version { guest: self.number, number: version };
-        Ok((slot, version))
+        self.read(|cells| {
+            // Cells without a slot come last. Half-written cells make the search end anywhere, but
+            // it ends.
+            let after = cells.partition_point(|cell| {
+                cell.size.load(Ordering::Relaxed) != 0 && cell.first.load(Ordering::Relaxed) <= at
+            });
+            let cell = after.checked_sub(1).and_then(|index| cells.get(index));
+            cell.and_then(SlotCell::load).filter(|slot| slot.guest.contains(Ipa::new(at)))
+        })
     }
 
     /// Whether some slot is so.
     pub fn any(&self, is_so: impl Fn(&Slot) -> bool) -> Result<bool, SlotError> {
-        let version = self.version.load(Ordering::Acquire);
-        let found = self.cells.iter().filter_map(SlotCell::load).any(|slot| is_so(&slot.slot()));
-        fence(Ordering::Acquire);
-        match version & 1 == 0 && self.version.load(Ordering::Relaxed) == version {
-            true => Ok(found),
-            false => Err(SlotError::Busy),
-        }
+        let of = |cell: &SlotCell| cell.load().is_some_and(|slot| is_so(&slot.slot()));
+        self.read(|cells| cells.iter().any(of)).map(|(found, _)| found)
     }
 
     /// Whether nothing has changed since. Asked in a walk: a zap waits for the walks that began
@@ -352,15 +357,10 @@ impl<'s> SlotTable<'s> {
         &self,
         change: impl FnOnce(&mut SlotChange<'_>) -> Result<T, SlotError>,
     ) -> Result<T, SlotError> {
-        let version = self.version.load(Ordering::Relaxed);
-        if version & 1 != 0
-            || self
-                .version
-                .compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed)
-                .is_err()
-        {
-            return Err(SlotError::Busy);
-        }
+        let odd = |version: u64| (version & 1 == 0).then_some(version + 1);
+        self.version
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, odd)
+            .map_err(|_| SlotError::Busy)?;
         fence(Ordering::Release);
         let used = |cell: &&SlotCell| cell.size.load(Ordering::Relaxed) != 0;
         let done = change(&mut SlotChange {
