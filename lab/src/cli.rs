@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::error::Error;
 use crate::output::report;
 use crate::{
-    ask, compare, dirty_log, doctor, first, fit, litmus, machine, map_mem, migrate,
+    ask, compare, dirty_log, doctor, first, fit, inspect, litmus, machine, map_mem, migrate,
     page_table_test, record, reproduce, tlb_flush, watch, write_protect,
 };
 
@@ -75,6 +75,8 @@ enum Command {
     Migrate(migrate::Arguments),
     /// Run a kernel in QEMU and find what is wrong with its TLB maintenance
     Watch(watch::Arguments),
+    /// Say what the page tables in a core, an image of memory or a running QEMU map
+    Inspect(inspect::Arguments),
     /// List the machines that experiments can be run on, check one of your own, or print one to
     /// start from
     Machine(machine::Arguments),
@@ -122,6 +124,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::Record(arguments) => record::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Watch(arguments) => watch::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Machine(arguments) => machine::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

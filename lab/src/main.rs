@@ -15,6 +15,7 @@ mod first;
 mod fit;
 mod format;
 mod guest;
+mod inspect;
 mod kvm;
 mod litmus;
 mod machine;

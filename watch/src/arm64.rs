@@ -170,10 +170,13 @@ fn range(operand: u64, wide: bool) -> Option<(Span, Option<i8>)> {
 
 /// The registers of a processor that say where its tables are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Registers {
-    sctlr: u64,
-    ttbr: [u64; 2],
-    tcr: u64,
+pub struct Registers {
+    /// SCTLR.
+    pub sctlr: u64,
+    /// TTBR0 and TTBR1.
+    pub ttbr: [u64; 2],
+    /// TCR.
+    pub tcr: u64,
 }
 
 impl Registers {
@@ -193,9 +196,9 @@ impl Registers {
         self.tcr >> 59 & 1 != 0
     }
 
-    /// The root of a half, how it is read, and the identifier under which (DDI 0487 D23.2, TCR_EL1,
-    /// TTBR0_EL1). `None`: there is no translation.
-    pub(crate) fn root(&self, upper: bool) -> Option<(u64, Regime, u16)> {
+    /// Returns the root of a half, how it is read, and the identifier under which (DDI 0487 D23.2,
+    /// TCR_EL1, TTBR0_EL1). `None`: there is no translation.
+    pub fn root(&self, upper: bool) -> Option<(u64, Regime, u16)> {
         let field = |first: u32, bits: u32| self.tcr >> first & ((1 << bits) - 1);
         let (size, disabled, granule) = match upper {
             false => {
@@ -213,15 +216,9 @@ impl Registers {
         let granule = [Granule::K4, Granule::K16, Granule::K64][granule?];
         let bits = 64 - size;
         let wide = field(59, 1) != 0 || bits > 48;
-        if !(25..=if wide { 52 } else { 48 }).contains(&bits) {
-            return None;
-        }
-        let regime = Regime::Arm64Stage1Sized { granule, input_bits: bits as u8, wide };
-        let ttbr = self.ttbr[usize::from(upper)];
-        let root = match wide {
-            false => ttbr & 0xffff_ffff_fffe,
-            true => ttbr & 0xffff_ffff_ffc0 | (ttbr >> 2 & 0xf) << 48,
-        };
+        let input_bits = input_bits(bits, 25, wide)?;
+        let regime = Regime::Arm64Stage1Sized { granule, input_bits, wide };
+        let root = base(self.ttbr[usize::from(upper)], wide);
         // TCR_EL1.A1 says which register holds the ASID, AS how large it is.
         let asid = (self.ttbr[field(22, 1) as usize] >> 48) as u16;
         let asid = if field(36, 1) != 0 { asid } else { asid & 0xff };
@@ -229,9 +226,54 @@ impl Registers {
     }
 }
 
+/// The size of an address, if there are such.
+fn input_bits(bits: u64, least: u64, wide: bool) -> Option<u8> {
+    (least..=if wide { 52 } else { 48 }).contains(&bits).then_some(bits as u8)
+}
+
+/// The address in a TTBR: with wide descriptors its highest bits are in bits 5:2.
+fn base(ttbr: u64, wide: bool) -> u64 {
+    match wide {
+        false => ttbr & 0xffff_ffff_fffe,
+        true => ttbr & 0xffff_ffff_ffc0 | (ttbr >> 2 & 0xf) << 48,
+    }
+}
+
+/// TG0.
+fn granule(tcr: u64) -> Option<Granule> {
+    [Some(Granule::K4), Some(Granule::K64), Some(Granule::K16), None][(tcr >> 14 & 3) as usize]
+}
+
+/// Returns the root of EL2's own translation, where it has one range of addresses, and how it is
+/// read (DDI 0487 D23.2, TCR_EL2). `None`: there is no such translation.
+pub fn el2(tcr: u64, ttbr: u64) -> Option<(Regime, u64)> {
+    let (bits, granule) = (64 - (tcr & 0x3f), granule(tcr)?);
+    let wide = tcr >> 32 & 1 != 0 || bits > 48;
+    let input_bits = input_bits(bits, 25, wide)?;
+    Some((Regime::Arm64El2 { granule, input_bits, wide }, base(ttbr, wide)))
+}
+
+/// Returns the root of a stage 2, and how it is read, with HCR_EL2.FWB or without (DDI 0487 D23.2,
+/// VTCR_EL2). `None`: there is no such translation, or it starts at another level than the lowest
+/// at which it can.
+pub fn stage2(vtcr: u64, vttbr: u64, forced_write_back: bool) -> Option<(Regime, u64)> {
+    let (bits, granule) = (64 - (vtcr & 0x3f), granule(vtcr)?);
+    let wide = vtcr >> 32 & 1 != 0 || bits > 48;
+    let input_bits = input_bits(bits, 32, wide)?;
+    let regime = Regime::Arm64Stage2 { granule, input_bits, wide, forced_write_back };
+    // SL2 and SL0.
+    let start = match (granule, vtcr >> 33 & 1, vtcr >> 6 & 3) {
+        (Granule::K4, 1, 0) => -1,
+        (Granule::K4, 0, start @ 0..=2) => 2 - start as i8,
+        (Granule::K16 | Granule::K64, _, start) => 3 - start as i8,
+        _ => return None,
+    };
+    (start == regime.start_level()).then(|| (regime, base(vttbr, wide)))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Instruction, Register, decode};
+    use super::{Granule, Instruction, Regime, Register, decode, el2, stage2};
     use crate::invalidation::{Invalidation, Span};
 
     fn tlbi(instruction: u32, operand: u64) -> Option<Invalidation> {
@@ -304,5 +346,23 @@ mod tests {
         let Some(Instruction::Tlbi(wide)) = decode(0xd508_8220) else { panic!("a TLBI") };
         let operand = operand & !0xfff | 0x20;
         assert_eq!(wide.of(operand, true), Some(range));
+    }
+    /// Values as Linux has them with 40 and 48 bits, and this project's hypervisor.
+    #[test]
+    fn a_hypervisors_registers_name_trees() {
+        let of = |input_bits| Regime::Arm64Stage2 {
+            granule: Granule::K4,
+            input_bits,
+            wide: false,
+            forced_write_back: false,
+        };
+        // T0SZ 24, SL0 1: two tables at level 1. T0SZ 16, SL0 2: one at level 0.
+        assert_eq!(stage2(0x8002_3558, 7 << 48 | 0x4000_2000, false), Some((of(40), 0x4000_2000)));
+        assert_eq!(stage2(0x8002_3590, 0x4000_0001, false), Some((of(48), 0x4000_0000)));
+        // 40 bits from level 0 on: not the lowest.
+        assert_eq!(stage2(0x8002_3598, 0x4000_0000, false), None);
+        let regime = Regime::Arm64El2 { granule: Granule::K4, input_bits: 39, wide: false };
+        assert_eq!(el2(25, 0x4000_0000), Some((regime, 0x4000_0000)));
+        assert_eq!(el2(3 << 14 | 25, 0x4000_0000), None);
     }
 }

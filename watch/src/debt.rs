@@ -94,13 +94,15 @@ impl Debt {
 
     /// The change, in words.
     pub(crate) fn change(&self) -> Change {
+        let Place { regime, level, va } = self.place;
+        let words = |descriptor| describe(regime, level, va, descriptor);
         Change {
             at: self.at,
             span: self.place.span(),
             entry: self.entry,
             level: self.place.level,
-            old: describe(self.place, self.olds.last().copied().unwrap_or_default()),
-            new: describe(self.place, self.new),
+            old: words(self.olds.last().copied().unwrap_or_default()),
+            new: words(self.new),
         }
     }
 

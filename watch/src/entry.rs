@@ -100,8 +100,10 @@ pub(crate) fn allows_less(old: &Leaf, new: &Leaf) -> bool {
         || is_writable(old) && !is_writable(new)
 }
 
-/// An entry in words.
-pub(crate) fn describe(place: Place, descriptor: u64) -> String {
+/// Says what an entry of a table of `level` means, of which the first address that it translates is
+/// `va`.
+pub fn describe(regime: Regime, level: i8, va: u64, descriptor: u64) -> String {
+    let place = Place { regime, level, va };
     match place.read(descriptor) {
         Entry::Invalid if descriptor == 0 => "nothing".into(),
         Entry::Invalid => format!("nothing ({descriptor:#x})"),

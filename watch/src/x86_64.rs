@@ -169,9 +169,9 @@ pub enum Flushes {
 const CR4_PCIDE: u64 = 1 << 17;
 
 impl Control {
-    /// The root, how it is read, and its identifier. `None`: there is no translation of 64-bit
-    /// mode.
-    pub(crate) fn root(&self) -> Option<(u64, Regime, u16)> {
+    /// Returns the root, how it is read, and its identifier. `None`: there is no translation of
+    /// 64-bit mode.
+    pub fn root(&self) -> Option<(u64, Regime, u16)> {
         let is_on = self.cr0 >> 31 & 1 != 0 && self.efer >> 10 & 1 != 0;
         let levels = if self.cr4 >> 12 & 1 != 0 { 5 } else { 4 };
         let root = self.cr3 & 0x000f_ffff_ffff_f000;

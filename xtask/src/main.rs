@@ -7,6 +7,7 @@
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
 //! | `cargo xtask check` | judges what the hypervisor executes by the rules of the machine |
 //! | `cargo xtask formats` | asks emulated processors about tables of each format |
+//! | `cargo xtask inspect` | holds what is read of guests' tables against what QEMU says |
 //! | `cargo xtask kvm` | compares experiments on KVM inside emulated computers |
 //! | `cargo xtask linear` | counts the barriers of a linear map, in QEMU and on the machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
@@ -35,6 +36,7 @@ mod formats;
 mod hyperv;
 mod hyperv_tests;
 mod initramfs;
+mod inspect;
 mod kvm;
 mod kvm_figures;
 mod linear;
@@ -183,6 +185,8 @@ enum Command {
     },
     /// Watch Debian's kernels for what is wrong with their TLB maintenance, and find planted bugs
     Watch(watch::WatchArgs),
+    /// Hold what `tablewright inspect` reads of guests against what QEMU says of them
+    Inspect(inspect::InspectArgs),
     /// Boot a matrix of guests under load, and check what comes out
     TestGuest(test_guest::TestArgs),
 }
@@ -276,6 +280,7 @@ fn main() -> ExitCode {
         Command::Processes { json } => processes::run(json, |line| say!("{line}")),
         Command::TlbFlush { json, rounds } => measure::run(json, rounds),
         Command::Watch(args) => watch::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::TestGuest(args) => test_guest::run(&args),
     };
     match done {

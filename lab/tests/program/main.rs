@@ -5,6 +5,7 @@
 mod command_line;
 mod common;
 mod dirty_log;
+mod inspect;
 mod keys;
 mod kvm;
 mod litmus;

@@ -1,0 +1,381 @@
+//! The registers that say where tables are, by their names, and the trees of tables that they name.
+
+use std::collections::BTreeMap;
+
+use tablewright_walker::{Half, Regime};
+use tablewright_watch::arm64;
+use tablewright_watch::x86_64::Control;
+
+/// Values by names in small letters: `ttbr1`, `cr3`, `satp`.
+#[derive(Clone, Debug, Default)]
+pub struct Registers(BTreeMap<&'static str, u64>);
+
+/// Names that are known.
+const NAMES: [&str; 23] = [
+    "ttbr0",
+    "ttbr1",
+    "tcr",
+    "sctlr",
+    "mair",
+    "hcr",
+    "vttbr",
+    "vtcr",
+    "ttbr0_el2",
+    "ttbr1_el2",
+    "tcr_el2",
+    "sctlr_el2",
+    "mair_el2",
+    "cr0",
+    "cr3",
+    "cr4",
+    "efer",
+    "pat",
+    "eptp",
+    "ncr3",
+    "satp",
+    "vsatp",
+    "hgatp",
+];
+
+/// The name in small letters, without an exception level that is clear.
+fn known(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase();
+    let plain = name.strip_suffix("_el1").unwrap_or(&name);
+    let plain = match plain {
+        "hcr_el2" | "vttbr_el2" | "vtcr_el2" => plain.trim_end_matches("_el2"),
+        plain => plain,
+    };
+    NAMES.into_iter().find(|known| *known == plain)
+}
+
+/// Tables under one root, and how they are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree {
+    /// The register.
+    pub name: &'static str,
+    pub regime: Regime,
+    /// Its physical address; the guest's, if there is a [`stage2`](Self::stage2).
+    pub root: u64,
+    /// The half of the addresses that it translates, where each has a root.
+    pub half: Half,
+    /// The root of the translation of the addresses in it, and how it is read.
+    pub stage2: Option<(Regime, u64)>,
+    /// MAIR or IA32_PAT, which say what the numbers of memory types mean.
+    pub types: Option<u64>,
+}
+
+impl Tree {
+    /// Whether an address is in the half that it translates.
+    pub fn has(&self, address: u64) -> bool {
+        match self.regime {
+            Regime::Arm64Stage1Sized { .. } => (self.half == Half::Upper) == (address >> 63 != 0),
+            _ => true,
+        }
+    }
+
+    /// Whether it translates what a guest takes for physical addresses.
+    pub fn is_stage2(&self) -> bool {
+        matches!(
+            self.regime,
+            Regime::Arm64Stage2 { .. }
+                | Regime::Ept { .. }
+                | Regime::Npt { .. }
+                | Regime::Riscv { guest: true, .. }
+        )
+    }
+}
+
+impl Registers {
+    /// Whether one of this name says something.
+    pub fn is_one(name: &str) -> bool {
+        known(name).is_some()
+    }
+
+    /// Sets one. `false`: there is no such.
+    pub fn set(&mut self, name: &str, value: u64) -> bool {
+        known(name).map(|name| self.0.insert(name, value)).is_some()
+    }
+
+    /// All that are known.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.0.iter().map(|(name, value)| (*name, *value))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes those of others that they have.
+    pub fn extend(&mut self, others: &[(String, u64)]) -> Result<(), String> {
+        for (name, value) in others {
+            if !self.set(name, *value) {
+                return Err(format!("--reg {name}: the registers are {}", NAMES.join(", ")));
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+
+    fn or_zero(&self, name: &str) -> u64 {
+        self.get(name).unwrap_or(0)
+    }
+
+    /// Reads a processor of x86-64 in a core that QEMU wrote (target/i386/arch_dump.c: a version,
+    /// a size, 18 registers of 8 bytes, 10 segments of 24, and CR0 to CR4).
+    pub fn of_qemu_note(note: &[u8]) -> Option<Self> {
+        const CR: usize = 8 + 18 * 8 + 10 * 24;
+        let word = |at: usize| Some(u64::from_le_bytes(note.get(at..at + 8)?.try_into().ok()?));
+        let mut registers = Self::default();
+        for (name, number) in [("cr0", 0), ("cr3", 3), ("cr4", 4)] {
+            registers.set(name, word(CR + 8 * number)?);
+        }
+        Some(registers)
+    }
+
+    /// The trees that they name, of which those that guests have to be translated say so.
+    pub fn trees(&self) -> Result<Vec<Tree>, String> {
+        let mut trees = Vec::new();
+        let stage2 = self.stage2(&mut trees)?;
+        self.arm64(stage2, &mut trees)?;
+        if let Some(cr3) = self.get("cr3") {
+            let on = Control { cr0: 1 << 31, cr3, cr4: self.or_zero("cr4"), efer: 1 << 10 };
+            let control = Control {
+                cr0: self.get("cr0").unwrap_or(on.cr0),
+                efer: self.get("efer").unwrap_or(on.efer),
+                ..on
+            };
+            // Paging that is off, or of 32 bits, is not told here.
+            if let Some((root, regime, _)) = control.root() {
+                let types = self.get("pat");
+                let half = Half::Lower;
+                trees.push(Tree { name: "CR3", regime, root, half, stage2, types });
+            }
+        }
+        let hgatp = sv(self.or_zero("hgatp"), true);
+        let of = |(regime, root)| Tree {
+            name: "",
+            regime,
+            root,
+            half: Half::Lower,
+            stage2: None,
+            types: None,
+        };
+        trees.extend(hgatp.map(|tree| Tree { name: "hgatp", ..of(tree) }));
+        let vsatp = sv(self.or_zero("vsatp"), false);
+        trees.extend(vsatp.map(|tree| Tree { name: "vsatp", stage2: hgatp, ..of(tree) }));
+        let satp = sv(self.or_zero("satp"), false);
+        trees.extend(satp.map(|tree| Tree { name: "satp", ..of(tree) }));
+        Ok(trees)
+    }
+
+    /// Adds the tree of a stage 2, if there is one.
+    fn stage2(&self, trees: &mut Vec<Tree>) -> Result<Option<(Regime, u64)>, String> {
+        let of = |name, (regime, root)| Tree {
+            name,
+            regime,
+            root,
+            half: Half::Lower,
+            stage2: None,
+            types: None,
+        };
+        if let Some(eptp) = self.get("eptp") {
+            // SDM vol. 3C 25.6.11: bits 5:3 are the levels less one.
+            let levels = (eptp >> 3 & 7) as u8 + 1;
+            if !matches!(levels, 4 | 5) {
+                return Err(format!("eptp {eptp:#x}: it has {levels} levels, and EPT has 4 or 5"));
+            }
+            let tree = (Regime::Ept { levels, mode_based: false }, eptp & 0xf_ffff_ffff_f000);
+            trees.push(of("EPTP", tree));
+            return Ok(Some(tree));
+        }
+        if let Some(ncr3) = self.get("ncr3") {
+            let tree = (Regime::Npt { levels: 4 }, ncr3 & 0xf_ffff_ffff_f000);
+            trees.push(of("nCR3", tree));
+            return Ok(Some(tree));
+        }
+        // HCR_EL2.VM.
+        let is_on = self.get("hcr").is_none_or(|hcr| hcr & 1 != 0);
+        let (Some(vttbr), Some(vtcr)) = (self.get("vttbr"), self.get("vtcr")) else {
+            return Ok(None);
+        };
+        if !is_on || vttbr == 0 {
+            return Ok(None);
+        }
+        let forced = self.or_zero("hcr") >> 46 & 1 != 0;
+        let tree = arm64::stage2(vtcr, vttbr, forced).ok_or_else(|| {
+            format!("vtcr {vtcr:#x}: it starts at a level that is not known here")
+        })?;
+        trees.push(of("VTTBR", tree));
+        Ok(Some(tree))
+    }
+
+    fn arm64(&self, stage2: Option<(Regime, u64)>, trees: &mut Vec<Tree>) -> Result<(), String> {
+        // HCR_EL2.E2H: EL2 has two halves, as EL1.
+        let is_host = self.or_zero("hcr") >> 34 & 1 != 0;
+        let levels = [
+            (["ttbr0", "ttbr1", "tcr", "sctlr", "mair"], ["TTBR0", "TTBR1"], stage2),
+            (
+                ["ttbr0_el2", "ttbr1_el2", "tcr_el2", "sctlr_el2", "mair_el2"],
+                ["TTBR0_EL2", "TTBR1_EL2"],
+                None,
+            ),
+        ];
+        for ([ttbr0, ttbr1, tcr, sctlr, mair], names, stage2) in levels {
+            let roots = [self.get(ttbr0), self.get(ttbr1)];
+            if roots == [None, None] {
+                continue;
+            }
+            let is_el2 = ttbr0 == "ttbr0_el2";
+            let tcr = match self.get(tcr) {
+                Some(tcr) => tcr,
+                None => {
+                    let given = if roots[0].is_some() { ttbr0 } else { ttbr1 };
+                    return Err(format!("{given} needs --reg {tcr}=VALUE"));
+                }
+            };
+            let registers = arm64::Registers {
+                sctlr: self.get(sctlr).unwrap_or(1),
+                ttbr: roots.map(Option::unwrap_or_default),
+                tcr,
+            };
+            let types = self.get(mair);
+            for upper in [false, true] {
+                if roots[usize::from(upper)].is_none_or(|root| root == 0) {
+                    continue;
+                }
+                let tree = match is_el2 && !is_host {
+                    false => registers.root(upper).map(|(root, regime, _)| (regime, root)),
+                    true if upper => None,
+                    true => arm64::el2(tcr, registers.ttbr[0]),
+                };
+                let Some((regime, root)) = tree else { continue };
+                let half = if upper { Half::Upper } else { Half::Lower };
+                let name = names[usize::from(upper)];
+                trees.push(Tree { name, regime, root, half, stage2, types });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tree of `satp`, `vsatp` or `hgatp` (PRIV 4.1.11, 8.2.10): a mode, and the number of a frame.
+fn sv(value: u64, guest: bool) -> Option<(Regime, u64)> {
+    let levels = match value >> 60 {
+        mode @ 8..=10 => mode as u8 - 5,
+        _ => return None,
+    };
+    Some((Regime::Riscv { levels, guest }, (value & ((1 << 44) - 1)) << 12))
+}
+
+/// Registers that lead to the tables of a Linux kernel, by what it says of itself (its
+/// Documentation/admin-guide/kdump/vmcoreinfo.rst). None: it says too little.
+pub fn of_vmcoreinfo(text: &str) -> Registers {
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+        let line = line.trim_end_matches('\0');
+        match line.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16).ok(),
+            // Symbols are in hexadecimal digits without a sign.
+            None if name.starts_with("SYMBOL") => u64::from_str_radix(line, 16).ok(),
+            None => line.parse::<i64>().ok().map(|number| number as u64),
+        }
+    };
+    let mut registers = Registers::default();
+    let Some(root) = value("SYMBOL(swapper_pg_dir)") else { return registers };
+    if let Some(offset) = value("NUMBER(kimage_voffset)") {
+        let page = value("PAGESIZE").unwrap_or(4096);
+        let (tg1, is_small) = match page {
+            0x4000 => (1, true),
+            0x1_0000 => (3, false),
+            _ => (2, true),
+        };
+        let size = value("NUMBER(TCR_EL1_T1SZ)").unwrap_or(16);
+        // More than 48 bits of 4 and 16 KiB are those of wide descriptors, TCR_EL1.DS.
+        let wide = u64::from(size < 16 && is_small);
+        registers.set("ttbr1", root.wrapping_sub(offset));
+        registers.set("tcr", size << 16 | tg1 << 30 | wide << 59);
+    } else if let Some(base) = value("NUMBER(phys_base)") {
+        let five = value("NUMBER(pgtable_l5_enabled)").unwrap_or(0) & 1;
+        registers.set("cr3", root.wrapping_sub(0xffff_ffff_8000_0000).wrapping_add(base));
+        registers.set("cr4", five << 12);
+    } else if let (Some(offset), Some(bits)) =
+        (value("NUMBER(va_kernel_pa_offset)"), value("NUMBER(VA_BITS)"))
+    {
+        let mode = match bits {
+            57 => 10,
+            48 => 9,
+            _ => 8,
+        };
+        registers.set("satp", mode << 60 | root.wrapping_sub(offset) >> 12);
+    }
+    registers
+}
+
+/// The granule of a regime in words.
+pub fn shape(regime: Regime) -> String {
+    let pages = match regime.page_shift() {
+        12 => "4 KiB",
+        14 => "16 KiB",
+        _ => "64 KiB",
+    };
+    format!("pages of {pages}, addresses of {} bits", regime.input_bits())
+}
+
+/// The memory of a leaf in words: what `memory` says under these types.
+pub fn memory_type(regime: Regime, types: Option<u64>, memory: u8) -> String {
+    let field = types.map(|types| (types >> (8 * (memory & 7))) as u8);
+    let known = match (regime, field) {
+        (Regime::Ept { .. }, _) => match memory & 7 {
+            0 => "uncached",
+            1 => "write-combining",
+            4 => "write-through",
+            5 => "write-protected",
+            6 => "write-back",
+            _ => "reserved",
+        },
+        (Regime::Riscv { .. }, _) => match memory {
+            0 => "as the platform",
+            1 => "uncached",
+            2 => "device",
+            _ => "reserved",
+        },
+        // D8.6.6: MemAttr<3:2> is zero for devices. With FWB it only restricts stage 1.
+        (Regime::Arm64Stage2 { forced_write_back: false, .. }, _) => match memory {
+            0b1111 => "write-back",
+            0b0101 => "uncached",
+            0..=3 => "device",
+            _ => "mixed",
+        },
+        (Regime::Arm64Stage2 { .. }, _) => match memory {
+            0b0110 => "write-back",
+            0b0111 => "as stage 1",
+            0b0101 => "uncached",
+            0..=3 => "device",
+            _ => "reserved",
+        },
+        (Regime::X86_64 { .. } | Regime::Npt { .. }, Some(field)) => match field & 7 {
+            0 => "uncached",
+            1 => "write-combining",
+            4 => "write-through",
+            5 => "write-protected",
+            6 => "write-back",
+            7 => "uncached-minus",
+            _ => "reserved",
+        },
+        (_, Some(field)) if !matches!(regime, Regime::X86_64 { .. } | Regime::Npt { .. }) => {
+            match field {
+                0xff => "write-back",
+                0xf0 => "tagged",
+                0xbb => "write-through",
+                0x44 => "uncached",
+                0x00..=0x0f => "device",
+                _ => "mixed",
+            }
+        }
+        _ => return format!("type {memory}"),
+    };
+    known.to_owned()
+}
