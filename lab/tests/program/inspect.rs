@@ -209,7 +209,7 @@ fn what_cannot_be_read_is_said_in_one_line() {
     let dump = Scratch::new("inspect-what-kdump", b"KDUMP   \x06\0\0\0");
     let elf = Scratch::new(
         "inspect-what-elf",
-        &std::fs::read(env!("CARGO_BIN_EXE_tablewright")).expect("it"),
+        std::fs::read(env!("CARGO_BIN_EXE_tablewright")).expect("it"),
     );
     for (words, wrong) in [
         (vec!["/nowhere/core"], "/nowhere/core: No such file"),
