@@ -133,7 +133,7 @@ impl Source {
         for part in parts {
             for from in (0..part.bytes).step_by(chunk.len()) {
                 let bytes = chunk.len().min((part.bytes - from) as usize);
-                file.seek(SeekFrom::Start(part.offset + from))?;
+                file.seek(SeekFrom::Start(part.offset.saturating_add(from)))?;
                 file.read_exact(&mut chunk[..bytes])?;
                 for page in chunk[..bytes].chunks(4096).filter(|page| page.starts_with(START)) {
                     let found = of_vmcoreinfo(&String::from_utf8_lossy(page));
@@ -155,7 +155,9 @@ impl Source {
                 From::File { file, parts } => {
                     let part = parts.iter().find_map(|part| {
                         let into = pa.checked_sub(part.pa)?;
-                        (into.checked_add(4096)? <= part.bytes).then(|| part.offset + into)
+                        part.offset
+                            .checked_add(into)
+                            .filter(|_| into.saturating_add(4096) <= part.bytes)
                     })?;
                     file.seek(SeekFrom::Start(part))
                         .and_then(|_| file.read_exact(&mut bytes))

@@ -292,7 +292,7 @@ pub fn of_vmcoreinfo(text: &str) -> Registers {
             0x1_0000 => (3, false),
             _ => (2, true),
         };
-        let size = value("NUMBER(TCR_EL1_T1SZ)").unwrap_or(16);
+        let size = value("NUMBER(TCR_EL1_T1SZ)").unwrap_or(16) & 0x3f;
         // More than 48 bits of 4 and 16 KiB are those of wide descriptors, TCR_EL1.DS.
         let wide = u64::from(size < 16 && is_small);
         registers.set("ttbr1", root.wrapping_sub(offset));
