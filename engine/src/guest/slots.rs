@@ -417,3 +417,46 @@ impl SlotChange<'_> {
         Ok(slot)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::{Slot, SlotCell, SlotError, SlotTable};
+    use crate::{Ipa, Span};
+
+    fn slot() -> Slot {
+        Slot::memory(Span::new(Ipa::new(0), 0x1000).unwrap(), 0)
+    }
+
+    #[test]
+    fn slots_that_are_being_changed_are_busy_for_all() {
+        let mut cells = [SlotCell::new()];
+        let table = SlotTable::new(&mut cells);
+        let changed = table.change(|slots| {
+            for _ in 0..2 {
+                assert_eq!(table.find(0).err(), Some(SlotError::Busy));
+                assert_eq!(table.any(|_| true), Err(SlotError::Busy));
+                assert_eq!(table.change(|_| Ok(())), Err(SlotError::Busy));
+                // It stays so beside a zap.
+                table.outdate();
+            }
+            slots.insert(slot())
+        });
+        assert_eq!((changed, table.any(|_| true)), (Ok(()), Ok(true)));
+    }
+
+    #[test]
+    fn a_look_beside_a_change_is_taken_again() {
+        let mut cells = [SlotCell::new()];
+        let table = SlotTable::new(&mut cells);
+        assert_eq!(table.change(|slots| slots.insert(slot())), Ok(()));
+        let looks = Cell::new(0);
+        let found = table.any(|_| {
+            looks.set(looks.get() + 1);
+            table.change(|slots| slots.remove(0)).unwrap();
+            true
+        });
+        assert_eq!((found, looks.get()), (Ok(false), 1));
+    }
+}
