@@ -347,6 +347,7 @@ mod tests {
         let operand = operand & !0xfff | 0x20;
         assert_eq!(wide.of(operand, true), Some(range));
     }
+
     /// Values as Linux has them with 40 and 48 bits, and this project's hypervisor.
     #[test]
     fn a_hypervisors_registers_name_trees() {

@@ -100,8 +100,7 @@ pub(crate) fn allows_less(old: &Leaf, new: &Leaf) -> bool {
         || is_writable(old) && !is_writable(new)
 }
 
-/// Says what an entry of a table of `level` means, of which the first address that it translates is
-/// `va`.
+/// Describes an entry of a table of `level` in words. `va` is the first address that it translates.
 pub fn describe(regime: Regime, level: i8, va: u64, descriptor: u64) -> String {
     let place = Place { regime, level, va };
     match place.read(descriptor) {

@@ -2,6 +2,7 @@
 //! stopped in the middle of their work, are read by the gdb stub, from a core and from an image.
 //! All that they map has to be what QEMU's monitor says.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::Value;
+use tablewright_machine::splitmix::below;
 
 use crate::child::ends_with_us;
 use crate::debian::Release;
@@ -215,28 +217,22 @@ fn number(text: &str) -> Option<u64> {
     u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
 }
 
-/// Addresses of which some are mapped and some are not, at borders above all.
+/// Picks addresses inside regions, and half of them just outside, where mistakes are likely.
 fn addresses(regions: &[Value], count: u32) -> Vec<u64> {
-    let mut state = 1_u64;
-    let mut next = || {
-        // Steele, Lea and Flood: SplitMix.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    };
+    let stream = Cell::new(1);
+    let next = |bound| below(&stream, bound);
     let mut all = Vec::new();
     while all.len() < count as usize && !regions.is_empty() {
-        let region = &regions[next() as usize % regions.len()];
+        let region = &regions[next(regions.len() as u64) as usize];
         let (Some(first), Some(last)) =
             (number(texts(region, "first")), number(texts(region, "last")))
         else {
             break;
         };
-        all.push(match next() % 4 {
-            0 => first.wrapping_sub(1 + next() % 0x4000),
-            1 => last.wrapping_add(1 + next() % 0x4000),
-            _ => first + next() % (last - first + 1).max(1),
+        all.push(match next(4) {
+            0 => first.wrapping_sub(1 + next(0x4000)),
+            1 => last.wrapping_add(1 + next(0x4000)),
+            _ => first + next(last - first + 1),
         });
     }
     all
@@ -244,7 +240,8 @@ fn addresses(regions: &[Value], count: u32) -> Vec<u64> {
 
 /// Compares one guest in every way: what there is to say of it.
 fn compare(tool: &Path, guest: &Guest, count: u32) -> Result<String> {
-    let mut machine = Machine::start(guest)?;
+    // One works for so short a time that it may end before it is stopped.
+    let mut machine = Machine::start(guest).or_else(|_| Machine::start(guest))?;
     let file = |name: &str| machine.files.join(name).display().to_string();
     let (stub, core, image) = (format!("gdb:{}", file("gdb")), file("core"), file("image"));
     let wrong = |what: String| Error::Failed(format!("{}: {what}", guest.name));
@@ -285,7 +282,6 @@ fn compare(tool: &Path, guest: &Guest, count: u32) -> Result<String> {
         let upper = |all: &Value| -> Vec<String> {
             let rows = all["rows"].as_array().into_iter().flatten();
             let rows = rows.filter(|row| row["tree"] == tree && texts(row, "first").len() == 18);
-            // What a process has in the kernel's half is not in its first tables.
             rows.map(|row| format!("{} {}", row["first"], row["physical"])).collect()
         };
         let plain = inspect(tool, &[image.clone(), "--base".into(), base.clone()])?;
@@ -384,7 +380,7 @@ fn listed(rows: &[Value], list: &str) -> std::result::Result<u64, String> {
 /// Compares all guests.
 ///
 /// # Errors
-/// What cannot be had, and the first that differs.
+/// A file or an emulator cannot be had; or inspect and QEMU differ, and where they do first.
 pub fn run(args: &InspectArgs) -> Result<()> {
     let guests = guests()?;
     let mut cargo = fetch::cargo();

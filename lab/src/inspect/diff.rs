@@ -54,7 +54,7 @@ fn of(tree: &Tree, before: &[Run], after: &[Run]) -> Vec<Difference> {
         if same(old, new) {
             continue;
         }
-        // What goes on in both is one difference.
+        // Merge with the difference before if both maps simply continue.
         let on = |was: Option<Run>, is: Option<Run>, from: u64| match (was, is) {
             (None, None) => true,
             (Some(was), Some(is)) => {

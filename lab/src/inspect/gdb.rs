@@ -1,8 +1,8 @@
 //! The gdb stub of a running QEMU: registers of the system and physical memory.
 //!
-//! What is sent and answered is in "GDB Remote Serial Protocol"; that memory is read by physical
-//! addresses is QEMU's own (docs/system/gdb.rst, `Qqemu.PhyMemMode`). QEMU stops the machine when
-//! somebody connects, and has it go on when they detach, which is done when a stub is dropped.
+//! The packets are those of the GDB manual, "Remote Serial Protocol", and of QEMU's
+//! docs/system/gdb.rst (`Qqemu.PhyMemMode`: addresses are physical). QEMU stops the machine on a
+//! connection, and resumes it on a detach. Dropping a [`Stub`] detaches.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -39,7 +39,7 @@ impl Stub {
             ));
         }
         // QEMU counts CPUs from 1.
-        if stub.ask(&format!("Hg{:x}", cpu + 1))? != "OK" {
+        if stub.ask(&format!("Hg{:x}", u64::from(cpu) + 1))? != "OK" {
             return Err(io::Error::other(format!("there is no CPU {cpu}")));
         }
         Ok(stub)
@@ -70,7 +70,7 @@ impl Stub {
         loop {
             match byte()? {
                 b'#' => break,
-                // What has a meaning of its own is escaped.
+                // An escape: the next byte, with bit 5 inverted.
                 b'}' => answer.push(byte()? ^ 0x20),
                 byte => answer.push(byte),
             }
@@ -141,9 +141,9 @@ impl Stub {
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        // If nobody is there any more, there is nothing to leave.
-        let _ = self.ask("Qqemu.PhyMemMode:0");
-        if !self.keep_stopped {
+        // A peer that does not answer this would not answer a detach.
+        let is_there = self.ask("Qqemu.PhyMemMode:0").is_ok();
+        if is_there && !self.keep_stopped {
             let _ = self.ask("D");
         }
     }
@@ -166,7 +166,7 @@ fn stream(address: &str) -> io::Result<Box<dyn Stream>> {
     Ok(Box::new(stream))
 }
 
-/// Two digits a byte, as many as there are bytes.
+/// Fills `bytes` from two hexadecimal digits each.
 fn from_hex(hex: &str, bytes: &mut [u8]) -> io::Result<()> {
     let wrong = || io::Error::other(format!("the stub answers {hex:?}"));
     if hex.len() < 2 * bytes.len() || !hex.is_ascii() {

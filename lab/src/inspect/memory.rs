@@ -18,7 +18,7 @@ use crate::file::open_regular;
 /// The words of a page of 4 KiB.
 type Page = [u64; 512];
 
-/// Physical memory, of which each page is read once.
+/// Physical memory. Pages are cached: each is read from its source once.
 pub struct Source {
     from: From,
     pages: HashMap<u64, Option<Box<Page>>>,
@@ -176,12 +176,14 @@ impl Source {
 
 impl Memory for Source {
     fn read(&mut self, pa: u64, words: &mut [u64]) -> bool {
-        for (number, word) in words.iter_mut().enumerate() {
-            let at = pa + 8 * number as u64;
-            match self.page(at & !0xfff) {
-                Some(page) => *word = page[(at & 0xfff) as usize / 8],
-                None => return false,
-            }
+        let (mut at, mut rest) = (pa, words);
+        while !rest.is_empty() {
+            let Some(page) = self.page(at & !0xfff) else { return false };
+            let from = &page[(at & 0xfff) as usize / 8..];
+            let (now, later) = rest.split_at_mut(rest.len().min(from.len()));
+            now.copy_from_slice(&from[..now.len()]);
+            at += 8 * now.len() as u64;
+            rest = later;
         }
         true
     }

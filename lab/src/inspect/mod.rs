@@ -190,7 +190,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         return print(arguments, parameters(&[]), rows, walked);
     }
     let all = read(&trees, &mut source);
-    // What is stopped goes on.
+    // Resumes QEMU: all has been read.
     drop(source);
     if let Some(name) = &arguments.diff {
         let Opened { mut source, trees, .. } = Opened::open(name, arguments)?;

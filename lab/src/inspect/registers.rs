@@ -65,6 +65,11 @@ pub struct Tree {
 }
 
 impl Tree {
+    /// A tree that translates all addresses by itself.
+    fn alone(name: &'static str, (regime, root): (Regime, u64)) -> Self {
+        Self { name, regime, root, half: Half::Lower, stage2: None, types: None }
+    }
+
     /// Whether an address is in the half that it translates.
     pub fn has(&self, address: u64) -> bool {
         match self.regime {
@@ -135,52 +140,35 @@ impl Registers {
         Some(registers)
     }
 
-    /// The trees that they name, of which those that guests have to be translated say so.
+    /// Returns the trees that they name. A guest's tree carries the stage 2 behind it.
     pub fn trees(&self) -> Result<Vec<Tree>, String> {
         let mut trees = Vec::new();
         let stage2 = self.stage2(&mut trees)?;
         self.arm64(stage2, &mut trees)?;
         if let Some(cr3) = self.get("cr3") {
-            let on = Control { cr0: 1 << 31, cr3, cr4: self.or_zero("cr4"), efer: 1 << 10 };
+            // Without the others, paging is on, in long mode.
             let control = Control {
-                cr0: self.get("cr0").unwrap_or(on.cr0),
-                efer: self.get("efer").unwrap_or(on.efer),
-                ..on
+                cr0: self.get("cr0").unwrap_or(1 << 31),
+                cr3,
+                cr4: self.or_zero("cr4"),
+                efer: self.get("efer").unwrap_or(1 << 10),
             };
-            // Paging that is off, or of 32 bits, is not told here.
             if let Some((root, regime, _)) = control.root() {
                 let types = self.get("pat");
-                let half = Half::Lower;
-                trees.push(Tree { name: "CR3", regime, root, half, stage2, types });
+                trees.push(Tree { stage2, types, ..Tree::alone("CR3", (regime, root)) });
             }
         }
         let hgatp = sv(self.or_zero("hgatp"), true);
-        let of = |(regime, root)| Tree {
-            name: "",
-            regime,
-            root,
-            half: Half::Lower,
-            stage2: None,
-            types: None,
-        };
-        trees.extend(hgatp.map(|tree| Tree { name: "hgatp", ..of(tree) }));
+        trees.extend(hgatp.map(|tree| Tree::alone("hgatp", tree)));
         let vsatp = sv(self.or_zero("vsatp"), false);
-        trees.extend(vsatp.map(|tree| Tree { name: "vsatp", stage2: hgatp, ..of(tree) }));
+        trees.extend(vsatp.map(|tree| Tree { stage2: hgatp, ..Tree::alone("vsatp", tree) }));
         let satp = sv(self.or_zero("satp"), false);
-        trees.extend(satp.map(|tree| Tree { name: "satp", ..of(tree) }));
+        trees.extend(satp.map(|tree| Tree::alone("satp", tree)));
         Ok(trees)
     }
 
     /// Adds the tree of a stage 2, if there is one.
     fn stage2(&self, trees: &mut Vec<Tree>) -> Result<Option<(Regime, u64)>, String> {
-        let of = |name, (regime, root)| Tree {
-            name,
-            regime,
-            root,
-            half: Half::Lower,
-            stage2: None,
-            types: None,
-        };
         if let Some(eptp) = self.get("eptp") {
             // SDM vol. 3C 25.6.11: bits 5:3 are the levels less one.
             let levels = (eptp >> 3 & 7) as u8 + 1;
@@ -188,12 +176,12 @@ impl Registers {
                 return Err(format!("eptp {eptp:#x}: it has {levels} levels, and EPT has 4 or 5"));
             }
             let tree = (Regime::Ept { levels, mode_based: false }, eptp & 0xf_ffff_ffff_f000);
-            trees.push(of("EPTP", tree));
+            trees.push(Tree::alone("EPTP", tree));
             return Ok(Some(tree));
         }
         if let Some(ncr3) = self.get("ncr3") {
             let tree = (Regime::Npt { levels: 4 }, ncr3 & 0xf_ffff_ffff_f000);
-            trees.push(of("nCR3", tree));
+            trees.push(Tree::alone("nCR3", tree));
             return Ok(Some(tree));
         }
         // HCR_EL2.VM.
@@ -208,7 +196,7 @@ impl Registers {
         let tree = arm64::stage2(vtcr, vttbr, forced).ok_or_else(|| {
             format!("vtcr {vtcr:#x}: it starts at a level that is not known here")
         })?;
-        trees.push(of("VTTBR", tree));
+        trees.push(Tree::alone("VTTBR", tree));
         Ok(Some(tree))
     }
 
@@ -328,14 +316,7 @@ pub fn shape(regime: Regime) -> String {
 pub fn memory_type(regime: Regime, types: Option<u64>, memory: u8) -> String {
     let field = types.map(|types| (types >> (8 * (memory & 7))) as u8);
     let known = match (regime, field) {
-        (Regime::Ept { .. }, _) => match memory & 7 {
-            0 => "uncached",
-            1 => "write-combining",
-            4 => "write-through",
-            5 => "write-protected",
-            6 => "write-back",
-            _ => "reserved",
-        },
+        (Regime::Ept { .. }, _) => type_x86(memory & 7),
         (Regime::Riscv { .. }, _) => match memory {
             0 => "as the platform",
             1 => "uncached",
@@ -357,25 +338,28 @@ pub fn memory_type(regime: Regime, types: Option<u64>, memory: u8) -> String {
             _ => "reserved",
         },
         (Regime::X86_64 { .. } | Regime::Npt { .. }, Some(field)) => match field & 7 {
-            0 => "uncached",
-            1 => "write-combining",
-            4 => "write-through",
-            5 => "write-protected",
-            6 => "write-back",
             7 => "uncached-minus",
-            _ => "reserved",
+            number => type_x86(number),
         },
-        (_, Some(field)) if !matches!(regime, Regime::X86_64 { .. } | Regime::Npt { .. }) => {
-            match field {
-                0xff => "write-back",
-                0xf0 => "tagged",
-                0xbb => "write-through",
-                0x44 => "uncached",
-                0x00..=0x0f => "device",
-                _ => "mixed",
-            }
-        }
-        _ => return format!("type {memory}"),
+        (_, Some(0xff)) => "write-back",
+        (_, Some(0xf0)) => "tagged",
+        (_, Some(0xbb)) => "write-through",
+        (_, Some(0x44)) => "uncached",
+        (_, Some(0x00..=0x0f)) => "device",
+        (_, Some(_)) => "mixed",
+        (_, None) => return format!("type {memory}"),
     };
     known.to_owned()
+}
+
+/// A memory type of x86 (SDM vol. 3A 13.3), as EPT and IA32_PAT have it.
+fn type_x86(number: u8) -> &'static str {
+    match number & 7 {
+        0 => "uncached",
+        1 => "write-combining",
+        4 => "write-through",
+        5 => "write-protected",
+        6 => "write-back",
+        _ => "reserved",
+    }
 }

@@ -120,7 +120,7 @@ pub fn read(tree: &Tree, memory: &mut dyn Memory) -> Found {
 }
 
 /// Returns the first address that an entry translates.
-pub fn address(regime: Regime, half: Half, level: i8, table: u64, index: usize) -> u64 {
+fn address(regime: Regime, half: Half, level: i8, table: u64, index: usize) -> u64 {
     let va = table + index as u64 * regime.entry_size(level);
     let above = 64 - regime.input_bits();
     match (regime, half) {
@@ -142,10 +142,10 @@ fn table(
     memory: &mut Through<'_>,
     found: &mut Found,
 ) {
-    let mut entries = vec![0; regime.table_entries(level)];
     if found.tables.len() == MOST {
         return;
     }
+    let mut entries = vec![0; regime.table_entries(level)];
     found.tables.push((pa, entries.len() as u64 * 8));
     let problem = |index, what| Problem { va: address(regime, half, level, va, index), what };
     if found.tables.len() == MOST {

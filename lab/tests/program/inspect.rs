@@ -150,13 +150,15 @@ fn an_audit_finds_what_is_wrong_and_a_sound_map_is_clean() {
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    // The same memory with another type, a table in a page of the user's, half a run, an entry
-    // without a meaning, and a table that is nowhere.
-    image.set(2, 4, 0x1000_3000 >> 2 | 0xd3 | 1 << 61);
-    image.set(2, 5, (BASE + 0x2000) >> 2 | 0xd7);
-    image.set(2, 16, 0x1001_8000 >> 2 | 0xd3 | 1 << 63);
-    image.set(2, 6, 0x1000_4000 >> 2 | 0xc5);
-    image.set(0, 5, 0x9000_0000 >> 2 | 1);
+    for (table, index, entry) in [
+        (2, 4, 0x1000_3000 >> 2 | 0xd3 | 1 << 61), // mapped before, with another type
+        (2, 5, (BASE + 0x2000) >> 2 | 0xd7),       // a table, writable for the user
+        (2, 16, 0x1001_8000 >> 2 | 0xd3 | 1 << 63), // one page of a run
+        (2, 6, 0x1000_4000 >> 2 | 0xc5),           // reserved: writable, not readable
+        (0, 5, 0x9000_0000 >> 2 | 1),              // a table outside of memory
+    ] {
+        image.set(table, index, entry);
+    }
     let raw = Scratch::new("inspect-audit-wrong", image.bytes());
     let output = tablewright(&[&["inspect", raw.path()], &base[..]].concat());
     let text = stdout(&output);
