@@ -57,8 +57,6 @@ struct Context {
     loaded: Cpus,
     /// Processors that may remember something of it.
     held: Cpus,
-    /// How often it was loaded.
-    loads: u64,
 }
 
 /// A processor.
@@ -81,7 +79,7 @@ struct Issued {
 
 enum Of {
     Debt { debt: u64, paid: Vec<(Tag, Cpus)> },
-    Context { space: usize, tag: Tag, loads: u64, cpus: Cpus },
+    Context { space: usize, tag: Tag, cpus: Cpus },
 }
 
 /// A page that user memory has lost, and that may be reached still.
@@ -541,8 +539,7 @@ impl Watcher {
                 let away = if is_empty { Cpus::MAX } else { !context.loaded };
                 let cpus = cpus & away & context.held;
                 if cpus != 0 {
-                    let loads = if is_empty { u64::MAX } else { context.loads };
-                    let of = Of::Context { space, tag: context.tag, loads, cpus };
+                    let of = Of::Context { space, tag: context.tag, cpus };
                     self.cpus[usize::from(at.cpu)].issued.push(Issued { by, of });
                 }
             }
@@ -585,12 +582,9 @@ impl Watcher {
                         self.settle(debt);
                     }
                 }
-                Of::Context { space, tag, loads, cpus } => {
+                Of::Context { space, tag, cpus } => {
                     let Some(Some(of)) = self.spaces.get_mut(space) else { continue };
-                    let is_it = |context: &&mut Context| {
-                        context.tag == tag && (loads == u64::MAX || context.loads == loads)
-                    };
-                    if let Some(context) = of.contexts.iter_mut().find(is_it) {
+                    if let Some(context) = of.contexts.iter_mut().find(|c| c.tag == tag) {
                         context.held &= !cpus;
                         left.push(space);
                     }
@@ -785,13 +779,12 @@ impl Watcher {
         let context = match of.contexts.iter().position(|context| context.tag == tag) {
             Some(known) => &mut of.contexts[known],
             None => {
-                of.contexts.push(Context { tag, loaded: 0, held: 0, loads: 0 });
+                of.contexts.push(Context { tag, loaded: 0, held: 0 });
                 let last = of.contexts.len() - 1;
                 &mut of.contexts[last]
             }
         };
         context.loaded |= bit;
-        context.loads += 1;
         self.hold(space);
         if upper || !check || self.is_empty(space) {
             return;
@@ -828,13 +821,20 @@ impl Watcher {
     }
 
     /// Notes that those who have a space loaded may remember something of it, if there is
-    /// anything.
+    /// anything. An invalidation that was issued before says nothing of that.
     fn hold(&mut self, space: usize) {
         if self.is_empty(space) {
             return;
         }
-        if let Some(Some(of)) = self.spaces.get_mut(space) {
-            of.contexts.iter_mut().for_each(|context| context.held |= context.loaded);
+        let Some(Some(held)) = self.spaces.get_mut(space) else { return };
+        held.contexts.iter_mut().for_each(|context| context.held |= context.loaded);
+        for issued in self.cpus.iter_mut().flat_map(|cpu| &mut cpu.issued) {
+            if let Of::Context { space: of, tag, cpus } = &mut issued.of
+                && *of == space
+            {
+                let contexts = held.contexts.iter().filter(|context| context.tag == *tag);
+                contexts.for_each(|context| *cpus &= !context.loaded);
+            }
         }
     }
 }
