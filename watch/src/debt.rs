@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::At;
-use crate::entry::{Place, describe};
+use crate::entry::{Place, Types, describe};
 use crate::finding::Change;
 use crate::invalidation::{Invalidation, Span};
 use crate::tables::Number;
@@ -93,9 +93,9 @@ impl Debt {
     }
 
     /// The change, in words.
-    pub(crate) fn change(&self) -> Change {
+    pub(crate) fn change(&self, types: Types) -> Change {
         let Place { regime, level, va } = self.place;
-        let words = |descriptor| describe(regime, level, va, descriptor);
+        let words = |descriptor| describe(regime, types.mair, level, va, descriptor);
         Change {
             at: self.at,
             span: self.place.span(),

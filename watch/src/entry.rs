@@ -43,15 +43,15 @@ impl Place {
 /// The meaning of the numbers of memory types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Types {
-    /// MAIR_EL1.
-    pub(crate) mair: u64,
+    /// MAIR_EL1, once it was written.
+    pub(crate) mair: Option<u64>,
 }
 
 impl Types {
     /// The attributes of a type. Tags are no part of them: Tagged Normal memory is write-back
     /// (DDI 0487 D23.2, MAIR_EL1), and of one memory type and cacheability with what is not tagged.
     fn attributes(self, index: u8) -> u8 {
-        match (self.mair >> (8 * (index & 7))) as u8 {
+        match (self.mair.unwrap_or(0) >> (8 * (index & 7))) as u8 {
             0xf0 => 0xff,
             attributes => attributes,
         }
@@ -100,8 +100,9 @@ pub(crate) fn allows_less(old: &Leaf, new: &Leaf) -> bool {
         || is_writable(old) && !is_writable(new)
 }
 
-/// Describes an entry of a table of `level` in words. `va` is the first address that it translates.
-pub fn describe(regime: Regime, level: i8, va: u64, descriptor: u64) -> String {
+/// Describes an entry of a table of `level` in words. `va` is the first address that it translates;
+/// `types` is as in [`memory_type`].
+pub fn describe(regime: Regime, types: Option<u64>, level: i8, va: u64, descriptor: u64) -> String {
     let place = Place { regime, level, va };
     match place.read(descriptor) {
         Entry::Invalid if descriptor == 0 => "nothing".into(),
@@ -115,10 +116,61 @@ pub fn describe(regime: Regime, level: i8, va: u64, descriptor: u64) -> String {
             };
             let (kernel, user) = (leaf.access.privileged, leaf.access.user);
             let run = if leaf.contiguous { " of a run" } else { "" };
-            format!(
-                "{size}{run} at {:#x}, kernel {kernel}, user {user}, memory type {}",
-                leaf.pa, leaf.memory
-            )
+            let memory = memory_type(regime, types, leaf.memory);
+            format!("{size}{run} at {:#x}, kernel {kernel}, user {user}, {memory}", leaf.pa)
         }
+    }
+}
+
+/// The memory of a leaf in words: what `memory` says under these `types`, which are MAIR or
+/// IA32_PAT where the regime has one.
+pub fn memory_type(regime: Regime, types: Option<u64>, memory: u8) -> String {
+    let field = types.map(|types| (types >> (8 * (memory & 7))) as u8);
+    let known = match (regime, field) {
+        (Regime::Ept { .. }, _) => type_x86(memory & 7),
+        (Regime::Riscv { .. }, _) => match memory {
+            0 => "as the platform",
+            1 => "uncached",
+            2 => "device",
+            _ => "reserved",
+        },
+        // D8.6.6: MemAttr<3:2> is zero for devices. With FWB it only restricts stage 1.
+        (Regime::Arm64Stage2 { forced_write_back: false, .. }, _) => match memory {
+            0b1111 => "write-back",
+            0b0101 => "uncached",
+            0..=3 => "device",
+            _ => "mixed",
+        },
+        (Regime::Arm64Stage2 { .. }, _) => match memory {
+            0b0110 => "write-back",
+            0b0111 => "as stage 1",
+            0b0101 => "uncached",
+            0..=3 => "device",
+            _ => "reserved",
+        },
+        (Regime::X86_64 { .. } | Regime::Npt { .. }, Some(field)) => match field & 7 {
+            7 => "uncached-minus",
+            number => type_x86(number),
+        },
+        (_, Some(0xff)) => "write-back",
+        (_, Some(0xf0)) => "tagged",
+        (_, Some(0xbb)) => "write-through",
+        (_, Some(0x44)) => "uncached",
+        (_, Some(0x00..=0x0f)) => "device",
+        (_, Some(_)) => "mixed",
+        (_, None) => return format!("type {memory}"),
+    };
+    known.to_owned()
+}
+
+/// A memory type of x86 (SDM vol. 3A 13.3), as EPT and IA32_PAT have it.
+fn type_x86(number: u8) -> &'static str {
+    match number & 7 {
+        0 => "uncached",
+        1 => "write-combining",
+        4 => "write-through",
+        5 => "write-protected",
+        6 => "write-back",
+        _ => "reserved",
     }
 }

@@ -38,7 +38,7 @@ mod tables;
 mod watcher;
 pub mod x86_64;
 
-pub use entry::describe;
+pub use entry::{describe, memory_type};
 pub use finding::{Change, Finding, Findings, Rule};
 pub use invalidation::{Invalidation, Span};
 pub use watcher::{Counts, Watcher};

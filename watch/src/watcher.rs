@@ -480,7 +480,9 @@ impl Watcher {
     /// Notes a breach that is about a debt.
     fn say(&mut self, rule: Rule, debt: u64, at: At, then: String) {
         let Some(owed) = self.debts.get(&debt) else { return };
-        self.findings.add(rule, Some(owed.at), at, || (Some(owed.change()), owed.missing(), then));
+        let types = self.types;
+        let said = || (Some(owed.change(types)), owed.missing(), then);
+        self.findings.add(rule, Some(owed.at), at, said);
     }
 
     fn tlbi(&mut self, at: At, tlbi: Tlbi, operand: u64) {
@@ -614,7 +616,7 @@ impl Watcher {
         cpu.registers.write(register, value);
         // Of the same value on every processor of a system.
         if register == Register::Mair {
-            self.types.mair = value;
+            self.types.mair = Some(value);
         }
         for upper in [false, true] {
             let root = self.cpus[usize::from(at.cpu)].registers.root(upper);

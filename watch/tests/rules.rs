@@ -386,5 +386,5 @@ fn kinds_are_counted_and_said_once() {
     assert_eq!(finding.count, 4);
     let change = finding.change.as_ref().expect("of an entry");
     assert_eq!((change.span.first, change.span.last, change.level), (0, 0xfff, 3));
-    assert_eq!(change.old, "4 KiB at 0x40000000, kernel rw-, user rwx, memory type 0");
+    assert_eq!(change.old, "4 KiB at 0x40000000, kernel rw-, user rwx, device");
 }

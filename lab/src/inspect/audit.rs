@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 use tablewright_walker::{Access, Regime};
+use tablewright_watch::memory_type;
 
-use super::registers::{Tree, memory_type};
+use super::registers::Tree;
 use super::tree::{Found, Problem, Run};
 use crate::size::human;
 

@@ -1,8 +1,9 @@
 //! The differences between the maps in two memories.
 
 use serde::Serialize;
+use tablewright_watch::memory_type;
 
-use super::registers::{Tree, memory_type};
+use super::registers::Tree;
 use super::tree::{Found, Run};
 
 /// Addresses that are mapped in one way in one, and in another in the other.

@@ -16,7 +16,7 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 use tablewright_walker::{Access, Fault, Leaf, Walk};
-use tablewright_watch::{Memory as _, describe};
+use tablewright_watch::{Memory as _, describe, memory_type};
 
 use crate::error::Error;
 use crate::output::report::{self, Report, count, counted};
@@ -24,7 +24,7 @@ use crate::size::human;
 use audit::Remark;
 use diff::Difference;
 use memory::Source;
-use registers::{Registers, Tree, memory_type, shape};
+use registers::{Registers, Tree, shape};
 use tree::{Found, Kind, Run, Through};
 
 #[derive(Args, Debug)]
@@ -426,7 +426,7 @@ fn way(
             table: hex(table),
             index,
             entry: format!("{:#018x}", word[0]),
-            meaning: describe(tree.regime, level, first, word[0]),
+            meaning: describe(tree.regime, tree.types, level, first, word[0]),
         });
         let Some(leaf) = walk.step(word[0]).map_err(words)? else { continue };
         let at = leaf.physical(address);
