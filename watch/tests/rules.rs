@@ -318,21 +318,23 @@ fn an_identifier_is_given_to_another_root_after_a_flush() {
 /// what this processor held stayed.
 #[test]
 fn who_loads_a_root_before_a_flush_is_complete_holds_it_alone() {
-    for (cpu, is_wrong) in [(0, false), (1, true)] {
+    for (identifier, cpu, is_wrong) in [(7, 0, false), (7, 1, true), (9, 1, false)] {
         let mut kernel = Kernel::new();
         kernel.memory.insert(OTHER, (OTHER + 0x1000) | TABLE);
-        kernel.load(OTHER, 8);
+        for cpu in [1, 0] {
+            kernel.cpu = cpu;
+            kernel.load(OTHER, 8);
+        }
         kernel.run(DSB_ISHST, 0);
         kernel.run(VMALLE1IS, 0);
         kernel.cpu = 1;
-        kernel.load(OTHER, 8);
-        kernel.load(ROOT, 7);
+        kernel.load(ROOT, identifier);
         kernel.cpu = 0;
         kernel.run(DSB_ISH, 0);
         kernel.cpu = cpu;
         kernel.load(OTHER, 7);
         let found: &[Rule] = if is_wrong { &[Rule::IdentifierReused] } else { &[] };
-        assert_eq!(kernel.found(), found, "CPU {cpu}");
+        assert_eq!(kernel.found(), found, "CPU {cpu}, {identifier}");
     }
 }
 
