@@ -3,7 +3,7 @@
 
 use tablewright_walker::{Granule, Regime};
 
-use crate::invalidation::{Invalidation, Span};
+use crate::invalidation::{Hint, Invalidation, Span};
 
 /// An instruction that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ const fn extended(address: u64, bits: u32) -> u64 {
 
 /// The operand of a TLBI by address (C5.5, TLBI VAE1): bits 55 to 12 of it, and a hint of granule
 /// and level.
-fn page(operand: u64) -> (Span, Option<i8>) {
+fn page(operand: u64) -> (Span, Option<Hint>) {
     let first = extended(operand << 12, 56);
     let hint = operand >> 44 & 0xf;
     // Without a granule there is no hint.
@@ -147,11 +147,12 @@ fn page(operand: u64) -> (Span, Option<i8>) {
     };
     let level = if hint >> 2 == 0 { None } else { Some((hint & 3) as i8) };
     let level = level.filter(|&level| level != 0 || granule == Granule::K4);
-    (Span { first, last: first | ((1 << granule.page_shift()) - 1) }, level)
+    let hint = level.map(|level| Hint { granule, level: Some(level) });
+    (Span { first, last: first | ((1 << granule.page_shift()) - 1) }, hint)
 }
 
 /// The operand of a TLBI by range (C5.5, TLBI RVAE1).
-fn range(operand: u64, wide: bool) -> Option<(Span, Option<i8>)> {
+fn range(operand: u64, wide: bool) -> Option<(Span, Option<Hint>)> {
     let granule = match operand >> 46 & 3 {
         1 => Granule::K4,
         2 => Granule::K16,
@@ -165,7 +166,8 @@ fn range(operand: u64, wide: bool) -> Option<(Span, Option<i8>)> {
     let level = (operand >> 37 & 3) as i8;
     let bytes = (number + 1) << (5 * scale + 1) << shift;
     let last = first.saturating_add(bytes - 1);
-    Some((Span { first, last }, (level != 0).then_some(level)))
+    let level = (level != 0).then_some(level);
+    Some((Span { first, last }, Some(Hint { granule, level })))
 }
 
 /// The registers of a processor that say where its tables are.
@@ -274,7 +276,7 @@ pub fn stage2(vtcr: u64, vttbr: u64, forced_write_back: bool) -> Option<(Regime,
 #[cfg(test)]
 mod tests {
     use super::{Granule, Instruction, Regime, Register, decode, el2, stage2};
-    use crate::invalidation::{Invalidation, Span};
+    use crate::invalidation::{Hint, Invalidation, Span};
 
     fn tlbi(instruction: u32, operand: u64) -> Option<Invalidation> {
         match decode(instruction)? {
@@ -321,7 +323,7 @@ mod tests {
             asid: Some(7),
             span: Some(Span { first: 0x1000, last: 0x1fff }),
             leaves_only: true,
-            hint: Some(3),
+            hint: Some(Hint { granule: Granule::K4, level: Some(3) }),
             ..all
         };
         assert_eq!(tlbi(0xd508_83a0, 7 << 48 | 7 << 44 | 1), Some(page));
@@ -338,6 +340,7 @@ mod tests {
         let range = Invalidation {
             asid: Some(1),
             span: Some(Span { first: 0x20_0000, last: 0x20_0000 + 0x10_0000 - 1 }),
+            hint: Some(Hint { granule: Granule::K4, level: None }),
             ..all
         };
         let operand = 1 << 48 | 1 << 46 | 1 << 44 | 3 << 39 | 0x200;

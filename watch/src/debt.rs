@@ -83,6 +83,7 @@ pub(crate) enum Why {
     OtherAsid,
     LeavesOnly,
     OtherLevel,
+    OtherGranule,
     Local,
 }
 
@@ -114,11 +115,14 @@ impl Debt {
             true => self.place.level < level,
             false => self.place.level == level,
         };
+        let page_shift = self.place.regime.page_shift();
         if self.published < needed {
             return (Vec::new(), Some(Why::Unpublished));
         } else if by.leaves_only && self.is_table {
             return (Vec::new(), Some(Why::LeavesOnly));
-        } else if by.hint.is_some_and(|level| !is_at(level)) {
+        } else if by.hint.is_some_and(|hint| hint.granule.page_shift() != page_shift) {
+            return (Vec::new(), Some(Why::OtherGranule));
+        } else if by.hint.and_then(|hint| hint.level).is_some_and(|level| !is_at(level)) {
             return (Vec::new(), Some(Why::OtherLevel));
         }
         let cpus = if by.broadcast { Cpus::MAX } else { 1 << cpu };
@@ -159,6 +163,7 @@ impl Debt {
             Why::OtherAsid => "it is not of the address space",
             Why::LeavesOnly => "it is of leaves alone, and this was a table",
             Why::OtherLevel => "its hint names another level",
+            Why::OtherGranule => "its hint names another granule",
             Why::Local => "other CPUs may remember it",
         };
         format!(

@@ -1,6 +1,7 @@
 //! Invalidations, whatever the architecture: that which they name.
 
 use serde::{Deserialize, Serialize};
+use tablewright_walker::Granule;
 
 /// Addresses, first and last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,16 @@ impl Span {
     }
 }
 
+/// What an invalidation says of the leaf that it is about: if that is wrong, nothing has to be
+/// invalidated (DDI 0487 C5.5, TTL and TG).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// The granule of its tables.
+    pub granule: Granule,
+    /// Its level; `None`: any.
+    pub level: Option<i8>,
+}
+
 /// An invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation {
@@ -31,8 +42,8 @@ pub struct Invalidation {
     pub leaves_only: bool,
     /// Of the tables on the way to every other address, too (SDM vol. 3A 5.10.4.1, INVLPG).
     pub every_table: bool,
-    /// The level at which the leaf is, if that is said. Of a leaf elsewhere nothing is invalidated.
-    pub hint: Option<i8>,
+    /// Where the leaf is, if that is said. Of one that is elsewhere nothing is invalidated.
+    pub hint: Option<Hint>,
     /// Of what is global, too.
     pub globals: bool,
     /// By every processor, and not by this one alone.
@@ -57,7 +68,13 @@ impl Invalidation {
         parts.extend(self.asid.map(|asid| format!("of ASID {asid}")));
         parts.extend(self.span.map(|span| format!("of {:#x}..={:#x}", span.first, span.last)));
         parts.extend(self.leaves_only.then(|| "of leaves alone".into()));
-        parts.extend(self.hint.map(|level| format!("at level {level}")));
+        if let Some(Hint { granule, level }) = self.hint {
+            let level = level.map_or("any".into(), |level| level.to_string());
+            parts.push(format!(
+                "at level {level} of {} KiB granules",
+                1 << granule.page_shift() >> 10
+            ));
+        }
         parts.push(if self.broadcast {
             "everywhere".into()
         } else {

@@ -40,7 +40,7 @@ pub mod x86_64;
 
 pub use entry::{describe, memory_type};
 pub use finding::{Change, Finding, Findings, Rule};
-pub use invalidation::{Invalidation, Span};
+pub use invalidation::{Hint, Invalidation, Span};
 pub use watcher::{Counts, Watcher};
 pub use x86_64::{Control, Flushes};
 

@@ -28,6 +28,7 @@ const DSB_NSH: u32 = 0xd503_379f;
 /// Without the register, which is x0.
 const VAE1IS: u32 = 0xd508_8320;
 const VALE1IS: u32 = 0xd508_83a0;
+const RVALE1IS: u32 = 0xd508_82a0;
 const VALE1: u32 = 0xd508_87a0;
 const ASIDE1IS: u32 = 0xd508_8340;
 const VMALLE1: u32 = 0xd508_8700;
@@ -150,6 +151,8 @@ fn a_flush_that_is_not_whole_is_found_and_named() {
     let other_page = asid(7) | 1;
     // The hint of 4 KiB granules and level 2.
     let other_level = asid(7) | 0b0110 << 44;
+    // An address of the upper half, not cut off: 64 KiB granules and level 3.
+    let other_granule = asid(7) | 0b1111 << 44;
     let cases: &[(&str, Steps<'_>)] = &[
         ("neither a DSB nor an invalidation", &[]),
         ("no invalidation of it", &[(DSB_ISHST, 0), (DSB_ISH, 0)]),
@@ -181,12 +184,17 @@ fn a_flush_that_is_not_whole_is_found_and_named() {
             assert!(kernel.missing().contains(missing), "{missing}: {}", kernel.missing());
         }
     }
-    for (missing, operand) in
-        [("no invalidation of it", other_page), ("another level", other_level)]
-    {
+    // 64 KiB from address 0 on, in granules of that size.
+    let other_range = asid(7) | 3 << 46;
+    for (missing, tlbi, operand) in [
+        ("no invalidation of it", VALE1IS, other_page),
+        ("another level", VALE1IS, other_level),
+        ("another granule", VALE1IS, other_granule),
+        ("another granule", RVALE1IS, other_range),
+    ] {
         let mut kernel = Kernel::new();
         kernel.store(LAST, 0);
-        kernel.flush(VALE1IS, operand);
+        kernel.flush(tlbi, operand);
         kernel.clear(PAGE);
         assert_eq!(kernel.found(), [Rule::PageReused]);
         assert!(kernel.missing().contains(missing), "{}", kernel.missing());
