@@ -2,9 +2,9 @@
 //! in them.
 //!
 //! A bug is planted in the kernel's image: where an instruction of an invalidation stands, which is
-//! taken out or becomes another; or at the beginning of a function, which then does nothing. The
-//! kernel knows nothing of it. Its load changes its memory in
-//! every way (`watch/guest`), so that what is wrong goes wrong within seconds.
+//! taken out or becomes another; or at the beginning of a function, which then does nothing, or
+//! something before its time. The kernel knows nothing of it. Its load changes its memory in every
+//! way (`watch/guest`), so that what is wrong goes wrong within seconds.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -65,10 +65,14 @@ enum How {
     Becomes(fn(u32, &[u32], &[u32]) -> Option<u32>),
     /// A function of x86-64 returns at once.
     Returns(&'static str),
+    /// A function of arm64 first calls another with its own argument. What does that takes the
+    /// place of a third, which is never executed.
+    CallsFirst([&'static str; 3]),
 }
 
 const REUSED: &[Rule] = &[Rule::BreakBeforeMake, Rule::PageReused, Rule::TableReused];
 const NOP: u32 = 0xd503_201f;
+const PACIASP: u32 = 0xd503_233f;
 const DSB_ISHST: u32 = 0xd503_3a9f;
 const DSB_ISH: u32 = 0xd503_3b9f;
 /// How far a barrier is from its invalidation.
@@ -132,6 +136,12 @@ const PLANTS: &[Plant] = &[
         how: How::Becomes(|it, _, _| is_any(it, &[(3, 1), (2, 1)]).then_some(it | 4 << 5)),
         rules: REUSED,
         missing: "it is of leaves alone, and this was a table",
+    },
+    Plant {
+        name: "freed-early",
+        how: How::CallsFirst(["tlb_finish_mmu", "tlb_batch_pages_flush", "kernel_halt"]),
+        rules: &[Rule::PageReused],
+        missing: "",
     },
 ];
 
@@ -373,17 +383,29 @@ fn planted(files: &Files, kernel: &Path, plant: &Plant) -> Result<(PathBuf, usiz
                 Error::Other(format!("{}: no kernel that LZ4 has packed", kernel.display()))
             })?;
             std::fs::write(&file, &image).about(file.display())?;
-            let address = address_of(files, &file, function)?;
+            let [address] = addresses_of(files, &file, [function])?;
             usize::from(return_at(&mut image, address).is_some())
+        }
+        How::CallsFirst([function, other, unused]) => {
+            let names = ["_stext", function, other, unused];
+            let [text, places @ ..] = addresses_of(files, kernel, names)?;
+            // The image begins where 2 MiB do, and its code less than that behind.
+            let base = text & !((2 << 20) - 1);
+            let places = places.map(|place| place.wrapping_sub(base) as usize);
+            usize::from(call_first(&mut image, places).is_some())
         }
     };
     std::fs::write(&file, image).about(file.display())?;
     Ok((file, count))
 }
 
-/// The address at which the kernel says that a function of its own is.
-fn address_of(files: &Files, kernel: &Path, function: &str) -> Result<u64> {
-    let words = format!("rounds=1 symbols={function}");
+/// The addresses at which the kernel says that functions of its own are.
+fn addresses_of<const N: usize>(
+    files: &Files,
+    kernel: &Path,
+    functions: [&str; N],
+) -> Result<[u64; N]> {
+    let words = format!("rounds=1 symbols={}", functions.join(","));
     let (mut command, console) = files.command(kernel, 1, &words)?;
     let mut qemu = command.spawn().about("QEMU")?;
     let started = Instant::now();
@@ -394,9 +416,47 @@ fn address_of(files: &Files, kernel: &Path, function: &str) -> Result<u64> {
     let _ = qemu.kill();
     qemu.wait().about("QEMU")?;
     let console = said(&console);
-    let line = console.lines().find_map(|line| line.strip_prefix("symbol ")?.split_once(' '));
-    let address = line.and_then(|(_, address)| u64::from_str_radix(address.trim(), 16).ok());
-    address.ok_or_else(|| Error::Failed(format!("this kernel has no {function}")))
+    let mut addresses = [0; N];
+    for (function, found) in functions.iter().zip(&mut addresses) {
+        let lines =
+            console.lines().filter_map(|line| line.strip_prefix("symbol ")?.split_once(' '));
+        let address = lines
+            .filter(|(name, _)| name == function)
+            .find_map(|(_, address)| u64::from_str_radix(address.trim(), 16).ok());
+        *found = address.ok_or_else(|| Error::Failed(format!("this kernel has no {function}")))?;
+    }
+    Ok(addresses)
+}
+
+/// Has a function of an image of arm64 first call another, by code in the place of a third.
+fn call_first(image: &mut [u8], [function, other, unused]: [usize; 3]) -> Option<()> {
+    // Each begins with the room of a tracer, and then signs its return address.
+    let signed = |image: &[u8], at: usize| {
+        (at..at + 16).step_by(4).find(|&at| image.get(at..at + 4) == Some(&PACIASP.to_le_bytes()))
+    };
+    let (function, unused) = (signed(image, function)?, signed(image, unused)?);
+    let branch = |link: u32, from: usize, to: usize| {
+        let words = (to as i64 - from as i64) / 4;
+        link << 31 | 5 << 26 | words as u32 & ((1 << 26) - 1)
+    };
+    let code = [
+        PACIASP,
+        0xa9be_7bfd, // stp x29, x30, [sp, #-32]!
+        0xf900_0be0, // str x0, [sp, #16]
+        branch(1, unused + 12, other),
+        0xf940_0be0, // ldr x0, [sp, #16]
+        0xa8c2_7bfd, // ldp x29, x30, [sp], #32
+        branch(0, unused + 24, function + 4),
+    ];
+    for (index, word) in code.into_iter().enumerate() {
+        image
+            .get_mut(unused + index * 4..)?
+            .first_chunk_mut::<4>()?
+            .copy_from_slice(&word.to_le_bytes());
+    }
+    let word = branch(0, function, unused).to_le_bytes();
+    image.get_mut(function..)?.first_chunk_mut::<4>()?.copy_from_slice(&word);
+    Some(())
 }
 
 /// The kernel in an image of x86-64 (Linux' `Documentation/arch/x86/boot.rst`: `setup_sects`,
@@ -472,7 +532,7 @@ fn judge_planted(count: usize, watched: &Watched) -> std::result::Result<String,
 
 #[cfg(test)]
 mod tests {
-    use super::{DSB_ISH, DSB_ISHST, NOP, PLANTS, chosen, unpacked};
+    use super::{DSB_ISH, DSB_ISHST, NOP, PACIASP, PLANTS, call_first, chosen, unpacked};
     use crate::Arch;
 
     /// dsb ishst; tlbi vale1is, x1; tlbi vae1is, x1; tlbi aside1is, x1; dsb ish; nop; dsb ish
@@ -502,6 +562,29 @@ mod tests {
             let expected: Vec<u8> = expected.iter().flat_map(|word| word.to_le_bytes()).collect();
             assert_eq!(image, expected, "{name}");
         }
+    }
+
+    /// At 0 a function, at 32 the other, at 64 the one that is never executed.
+    #[test]
+    fn a_function_calls_another_first() {
+        let mut words = [NOP; 40];
+        (words[2], words[10], words[18]) = (PACIASP, PACIASP, PACIASP);
+        let mut image: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(call_first(&mut image, [0, 32, 64]), Some(()));
+        // b .+64 over the signing of the first, which is done in the third.
+        words[2] = 0x1400_0010;
+        words[18..25].copy_from_slice(&[
+            PACIASP,
+            0xa9be_7bfd,
+            0xf900_0be0,
+            0x97ff_fff3, // bl .-52
+            0xf940_0be0,
+            0xa8c2_7bfd,
+            0x17ff_ffeb, // b .-84
+        ]);
+        let expected: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(image, expected);
+        assert_eq!(call_first(&mut image, [96, 32, 64]), None);
     }
 
     #[test]
