@@ -3,7 +3,7 @@
 
 use tablewright_walker::{Granule, Regime};
 
-use crate::invalidation::{Hint, Invalidation, Span};
+use crate::invalidation::{Hint, Invalidation, Span, Stages};
 
 /// An instruction that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,20 @@ pub enum Register {
     Tcr,
     /// `MAIR_EL1`
     Mair,
+    /// `SCTLR_EL2`
+    SctlrEl2,
+    /// `HCR_EL2`
+    Hcr,
+    /// `TTBR0_EL2`
+    TtbrEl2,
+    /// `TCR_EL2`
+    TcrEl2,
+    /// `MAIR_EL2`
+    MairEl2,
+    /// `VTTBR_EL2`
+    Vttbr,
+    /// `VTCR_EL2`
+    Vtcr,
 }
 
 /// The fields of a TLBI that say which it is (C5.5).
@@ -91,6 +105,13 @@ pub fn decode(instruction: u32) -> Option<Instruction> {
         0xd518_2020 => Register::Ttbr1,
         0xd518_2040 => Register::Tcr,
         0xd518_a200 => Register::Mair,
+        0xd51c_1000 => Register::SctlrEl2,
+        0xd51c_1100 => Register::Hcr,
+        0xd51c_2000 => Register::TtbrEl2,
+        0xd51c_2040 => Register::TcrEl2,
+        0xd51c_2100 => Register::Vttbr,
+        0xd51c_2140 => Register::Vtcr,
+        0xd51c_a200 => Register::MairEl2,
         _ => return None,
     }))
 }
@@ -101,9 +122,31 @@ pub const fn operand(instruction: u32) -> u8 {
 }
 
 impl Tlbi {
-    /// Returns what it invalidates, of the EL1&0 regime; `None`: nothing of that. With `wide`
-    /// descriptors, TCR_EL1.DS, ranges begin at multiples of 64 KiB.
-    pub fn of(self, operand: u64, wide: bool) -> Option<Invalidation> {
+    /// Returns what it invalidates on a processor with these registers; `None`: nothing that is
+    /// looked at.
+    pub fn of(self, operand: u64, registers: &Registers) -> Option<Invalidation> {
+        let vmid = Some(registers.vmid());
+        // By intermediate physical addresses, which have an order of their own.
+        if let (4, 0 | 4) = (self.op1, self.crm) {
+            let (is_range, leaves_only, broadcast) = match (self.crm, self.op2) {
+                (0, 1) | (4, 0) => (false, false, true),
+                (0, 5) | (4, 4) => (false, true, true),
+                (0, 2) | (4, 3) => (true, false, true),
+                (0, 6) | (4, 7) => (true, true, true),
+                (4, 1) => (false, false, false),
+                (4, 5) => (false, true, false),
+                (4, 2) => (true, false, false),
+                (4, 6) => (true, true, false),
+                _ => return None,
+            };
+            let (span, hint) = match is_range {
+                true => range(operand, registers.vtcr >> 32 & 1 != 0)?,
+                false => page(operand & ((1 << 40) - 1) | operand & 0xf << 44),
+            };
+            let (span, stages) = (Some(span), Stages::Second);
+            let of = Invalidation { stages, vmid, broadcast, ..Invalidation::LOCAL };
+            return Some(Invalidation { span, hint, leaves_only, ..of });
+        }
         let (is_range, broadcast) = match self.crm {
             1 | 3 => (false, true),
             2 | 5 => (true, true),
@@ -111,17 +154,28 @@ impl Tlbi {
             7 => (false, false),
             _ => return None,
         };
-        let all = Invalidation { broadcast, ..Invalidation::LOCAL };
+        let all = Invalidation { vmid, broadcast, ..Invalidation::LOCAL };
         let asid = Some((operand >> 48) as u16);
         match (self.op1, self.op2, is_range) {
-            // VMALLE1, and what EL2 says of all that is the guest's.
-            (0, 0, false) | (4, 4 | 6, false) => Some(all),
+            (0, 0, false) => Some(all),
             (0, 2, false) => Some(Invalidation { asid, globals: false, ..all }),
             (0, 1 | 3 | 5 | 7, _) => {
+                let wide = registers.tcr >> 59 & 1 != 0;
                 let (span, hint) = if is_range { range(operand, wide)? } else { page(operand) };
                 let asid = if self.op2 & 2 == 0 { asid } else { None };
                 let leaves_only = self.op2 & 4 != 0;
                 Some(Invalidation { asid, span: Some(span), leaves_only, hint, ..all })
+            }
+            // VMALLS12E1, ALLE1, ALLE2.
+            (4, 6, false) => Some(Invalidation { stages: Stages::Both, ..all }),
+            (4, 4, false) => Some(Invalidation { stages: Stages::Both, vmid: None, ..all }),
+            (4, 0, false) => Some(Invalidation { stages: Stages::El2, ..all }),
+            (4, 1 | 5, _) => {
+                let wide = registers.tcr_el2 >> 32 & 1 != 0;
+                let (span, hint) = if is_range { range(operand, wide)? } else { page(operand) };
+                let leaves_only = self.op2 == 5;
+                let stages = Stages::El2;
+                Some(Invalidation { stages, span: Some(span), leaves_only, hint, ..all })
             }
             _ => None,
         }
@@ -170,6 +224,24 @@ fn range(operand: u64, wide: bool) -> Option<(Span, Option<Hint>)> {
     Some((Span { first, last }, Some(Hint { granule, level })))
 }
 
+/// The addresses that a root translates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The lower half of EL1&0: of TTBR0.
+    Lower,
+    /// The upper half: of TTBR1.
+    Upper,
+    /// All addresses of EL2, without HCR_EL2.E2H.
+    El2,
+    /// The addresses that a guest takes for physical: stage 2.
+    Guest,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Lower, Self::Upper, Self::El2, Self::Guest];
+}
+
 /// The registers of a processor that say where its tables are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Registers {
@@ -179,40 +251,80 @@ pub struct Registers {
     pub ttbr: [u64; 2],
     /// TCR.
     pub tcr: u64,
+    /// HCR_EL2.
+    pub hcr: u64,
+    /// SCTLR_EL2.
+    pub sctlr_el2: u64,
+    /// TTBR0_EL2.
+    pub ttbr_el2: u64,
+    /// TCR_EL2.
+    pub tcr_el2: u64,
+    /// VTTBR_EL2.
+    pub vttbr: u64,
+    /// VTCR_EL2.
+    pub vtcr: u64,
 }
 
 impl Registers {
     pub(crate) fn write(&mut self, register: Register, value: u64) {
         match register {
+            // A guest's own.
+            Register::Sctlr | Register::Ttbr0 | Register::Ttbr1 | Register::Tcr
+                if self.has_guest() => {}
             Register::Sctlr => self.sctlr = value,
             Register::Ttbr0 => self.ttbr[0] = value,
             Register::Ttbr1 => self.ttbr[1] = value,
             Register::Tcr => self.tcr = value,
-            // It says nothing of where.
-            Register::Mair => {}
+            Register::SctlrEl2 => self.sctlr_el2 = value,
+            Register::Hcr => self.hcr = value,
+            Register::TtbrEl2 => self.ttbr_el2 = value,
+            Register::TcrEl2 => self.tcr_el2 = value,
+            Register::Vttbr => self.vttbr = value,
+            Register::Vtcr => self.vtcr = value,
+            // They say nothing of where.
+            Register::Mair | Register::MairEl2 => {}
         }
     }
 
-    /// Descriptors are wide: TCR_EL1.DS.
-    pub(crate) fn is_wide(&self) -> bool {
-        self.tcr >> 59 & 1 != 0
+    /// Stage 2 is in use: HCR_EL2.VM.
+    pub(crate) fn has_guest(&self) -> bool {
+        self.hcr & 1 != 0
     }
 
-    /// Returns the root of a half, how it is read, and the identifier under which (DDI 0487 D23.2,
-    /// TCR_EL1, TTBR0_EL1). `None`: there is no translation.
-    pub fn root(&self, upper: bool) -> Option<(u64, Regime, u16)> {
+    /// The identifier of the guest, as large as VTCR_EL2.VS says.
+    fn vmid(&self) -> u16 {
+        let vmid = (self.vttbr >> 48) as u16;
+        if self.vtcr >> 19 & 1 != 0 { vmid } else { vmid & 0xff }
+    }
+
+    /// Returns the root of a part, how it is read, and the ASID or VMID under which (DDI 0487
+    /// D23.2, TCR_EL1, TTBR0_EL1). `None`: there is no translation; or it is a guest's own, whose
+    /// tables are at addresses of the guest's.
+    pub fn root(&self, part: Part) -> Option<(u64, Regime, u16)> {
         let field = |first: u32, bits: u32| self.tcr >> first & ((1 << bits) - 1);
-        let (size, disabled, granule) = match upper {
-            false => {
+        let (size, disabled, granule) = match part {
+            Part::Lower => {
                 (field(0, 6), field(7, 1), [Some(0), Some(2), Some(1), None][field(14, 2) as usize])
             }
-            true => (
+            Part::Upper => (
                 field(16, 6),
                 field(23, 1),
                 [None, Some(1), Some(0), Some(2)][field(30, 2) as usize],
             ),
+            Part::El2 => {
+                // With E2H, bit 34, it is as EL1&0, and has that's names for its registers.
+                let is_on = self.sctlr_el2 & 1 != 0 && self.hcr >> 34 & 1 == 0;
+                let (regime, root) = el2(self.tcr_el2, self.ttbr_el2).filter(|_| is_on)?;
+                return Some((root, regime, 0));
+            }
+            Part::Guest => {
+                let forced = self.hcr >> 46 & 1 != 0;
+                let (regime, root) =
+                    stage2(self.vtcr, self.vttbr, forced).filter(|_| self.has_guest())?;
+                return Some((root, regime, self.vmid()));
+            }
         };
-        if self.sctlr & 1 == 0 || disabled != 0 {
+        if self.sctlr & 1 == 0 || disabled != 0 || self.has_guest() {
             return None;
         }
         let granule = [Granule::K4, Granule::K16, Granule::K64][granule?];
@@ -220,7 +332,7 @@ impl Registers {
         let wide = field(59, 1) != 0 || bits > 48;
         let input_bits = input_bits(bits, 25, wide)?;
         let regime = Regime::Arm64Stage1Sized { granule, input_bits, wide };
-        let root = base(self.ttbr[usize::from(upper)], wide);
+        let root = base(self.ttbr[usize::from(part == Part::Upper)], wide);
         // TCR_EL1.A1 says which register holds the ASID, AS how large it is.
         let asid = (self.ttbr[field(22, 1) as usize] >> 48) as u16;
         let asid = if field(36, 1) != 0 { asid } else { asid & 0xff };
@@ -275,12 +387,17 @@ pub fn stage2(vtcr: u64, vttbr: u64, forced_write_back: bool) -> Option<(Regime,
 
 #[cfg(test)]
 mod tests {
-    use super::{Granule, Instruction, Regime, Register, decode, el2, stage2};
-    use crate::invalidation::{Hint, Invalidation, Span};
+    use super::{Granule, Instruction, Regime, Register, Registers, decode, el2, stage2};
+    use crate::invalidation::{Hint, Invalidation, Span, Stages};
+
+    /// Registers with VMID 3.
+    fn guest() -> Registers {
+        Registers { vttbr: 0xff03 << 48, ..Registers::default() }
+    }
 
     fn tlbi(instruction: u32, operand: u64) -> Option<Invalidation> {
         match decode(instruction)? {
-            Instruction::Tlbi(tlbi) => tlbi.of(operand, false),
+            Instruction::Tlbi(tlbi) => tlbi.of(operand, &guest()),
             _ => None,
         }
     }
@@ -302,6 +419,10 @@ mod tests {
             (0xd518_2023, Some(Instruction::Write(Register::Ttbr1))),
             (0xd518_2045, Some(Instruction::Write(Register::Tcr))),
             (0xd518_1000, Some(Instruction::Write(Register::Sctlr))),
+            (0xd51c_1100, Some(Instruction::Write(Register::Hcr))),
+            (0xd51c_2008, Some(Instruction::Write(Register::TtbrEl2))),
+            (0xd51c_2108, Some(Instruction::Write(Register::Vttbr))),
+            (0xd51c_2148, Some(Instruction::Write(Register::Vtcr))),
             (0xd50b_7420, Some(Instruction::Zero)), // dc zva, x0
             // setp [x0]!, x1!, x2
             (0x19c2_0420, Some(Instruction::Set { address: 0, bytes: 1, value: 2 })),
@@ -312,7 +433,7 @@ mod tests {
 
     #[test]
     fn invalidations_are_what_the_manual_says() {
-        let all = Invalidation { broadcast: true, ..Invalidation::LOCAL };
+        let all = Invalidation { vmid: Some(3), broadcast: true, ..Invalidation::LOCAL };
         // tlbi vmalle1is, vmalle1, aside1is
         assert_eq!(tlbi(0xd508_831f, 0), Some(all));
         assert_eq!(tlbi(0xd508_871f, 0), Some(Invalidation { broadcast: false, ..all }));
@@ -348,7 +469,33 @@ mod tests {
         // With wide descriptors the operand counts 64 KiB.
         let Some(Instruction::Tlbi(wide)) = decode(0xd508_8220) else { panic!("a TLBI") };
         let operand = operand & !0xfff | 0x20;
-        assert_eq!(wide.of(operand, true), Some(range));
+        let registers = Registers { tcr: 1 << 59, ..guest() };
+        assert_eq!(wide.of(operand, &registers), Some(range));
+    }
+
+    #[test]
+    fn invalidations_of_a_hypervisor_are_what_the_manual_says() {
+        let of = |stages| Invalidation { stages, vmid: Some(3), ..Invalidation::LOCAL };
+        let everywhere = |stages| Invalidation { broadcast: true, ..of(stages) };
+        // tlbi vmalls12e1is, alle1is, alle2
+        assert_eq!(tlbi(0xd50c_83df, 0), Some(everywhere(Stages::Both)));
+        let of_all = Invalidation { vmid: None, ..everywhere(Stages::Both) };
+        assert_eq!(tlbi(0xd50c_839f, 0), Some(of_all));
+        assert_eq!(tlbi(0xd50c_871f, 0), Some(of(Stages::El2)));
+        // tlbi vale2is; tlbi ipas2le1is with a hint of level 3; tlbi ipas2e1. Bits above an address
+        // of 52 bits are none of it.
+        let page = |by| Invalidation { span: Some(Span { first: 0x1000, last: 0x1fff }), ..by };
+        let leaf = |by| Invalidation { leaves_only: true, ..page(by) };
+        assert_eq!(tlbi(0xd50c_83a0, 1), Some(leaf(everywhere(Stages::El2))));
+        let hint = Some(Hint { granule: Granule::K4, level: Some(3) });
+        let hinted = Invalidation { hint, ..leaf(everywhere(Stages::Second)) };
+        assert_eq!(tlbi(0xd50c_80a0, 1 << 63 | 7 << 44 | 1), Some(hinted));
+        assert_eq!(tlbi(0xd50c_8420, 1), Some(page(of(Stages::Second))));
+        // tlbi ripas2le1is: 2 pages.
+        let hint = Some(Hint { granule: Granule::K4, level: None });
+        let span = Some(Span { first: 0x1000, last: 0x2fff });
+        let range = Invalidation { span, hint, ..leaf(everywhere(Stages::Second)) };
+        assert_eq!(tlbi(0xd50c_80c0, 1 << 46 | 1), Some(range));
     }
 
     /// Values as Linux has them with 40 and 48 bits, and this project's hypervisor.

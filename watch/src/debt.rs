@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use tablewright_walker::Regime;
+
 use crate::At;
 use crate::entry::{Place, Types, describe};
 use crate::finding::Change;
-use crate::invalidation::{Invalidation, Span};
+use crate::invalidation::{Cpus, Invalidation, Span, Stages};
 use crate::tables::Number;
-
-/// Processors, one bit each.
-pub(crate) type Cpus = u64;
 
 /// Under which identifiers something is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +19,31 @@ pub(crate) enum Tag {
     Asid(u16),
     /// Of any: all have to be named.
     Any,
+    /// Of EL2, which has none.
+    El2,
+    /// Of a guest: stage 2 alone.
+    Guest(u16),
+    /// Of a guest: what is combined of stage 1 and stage 2.
+    Combined(u16),
 }
 
 impl Tag {
     /// Whether an invalidation names it (DDI 0487 C5.5): one by address takes what is global with
-    /// it, one of an address space does not.
+    /// it, one of an address space does not. What is combined has addresses of the guest's, which
+    /// nobody knows here.
     pub(crate) fn is_named(self, by: &Invalidation) -> bool {
+        let is_of = |vmid| by.vmid.is_none_or(|named| named == vmid);
+        let is_first = matches!(by.stages, Stages::First | Stages::Both) && is_of(0);
         match self {
-            Self::Global => by.globals,
-            Self::Asid(asid) => by.asid.is_none_or(|named| named == asid),
-            Self::Any => by.asid.is_none(),
+            Self::Global => is_first && by.globals,
+            Self::Asid(asid) => is_first && by.asid.is_none_or(|named| named == asid),
+            Self::Any => is_first && by.asid.is_none(),
+            Self::El2 => by.stages == Stages::El2,
+            Self::Guest(vmid) => matches!(by.stages, Stages::Second | Stages::Both) && is_of(vmid),
+            Self::Combined(vmid) => {
+                let is_all = by.asid.is_none() && by.span.is_none();
+                matches!(by.stages, Stages::First | Stages::Both) && is_all && is_of(vmid)
+            }
         }
     }
 }
@@ -81,6 +95,8 @@ pub(crate) enum Why {
     NotComplete,
     Unpublished,
     OtherAsid,
+    /// It is of stage 2 alone.
+    Combined,
     LeavesOnly,
     OtherLevel,
     OtherGranule,
@@ -93,10 +109,16 @@ impl Debt {
         self.owed.iter().fold(0, |all, (_, cpus)| all | cpus)
     }
 
+    /// Those that may remember it under this identifier.
+    fn cpus_of(&self, tag: Tag) -> Cpus {
+        let owed = self.owed.iter().find(|(owed, _)| *owed == tag);
+        owed.map_or(0, |(_, cpus)| *cpus)
+    }
+
     /// The change, in words.
     pub(crate) fn change(&self, types: Types) -> Change {
         let Place { regime, level, va } = self.place;
-        let words = |descriptor| describe(regime, types.mair, level, va, descriptor);
+        let words = |descriptor| describe(regime, types.of(regime), level, va, descriptor);
         Change {
             at: self.at,
             span: self.place.span(),
@@ -105,6 +127,11 @@ impl Debt {
             old: words(self.olds.last().copied().unwrap_or_default()),
             new: words(self.new),
         }
+    }
+
+    /// Whether it is of a stage 2.
+    pub(crate) fn is_of_guest(&self) -> bool {
+        matches!(self.place.regime, Regime::Arm64Stage2 { .. })
     }
 
     /// Takes what an invalidation covers: who is covered, or why not all of it is.
@@ -116,7 +143,9 @@ impl Debt {
             false => self.place.level == level,
         };
         let page_shift = self.place.regime.page_shift();
-        if self.published < needed {
+        if !self.owed.iter().any(|(tag, _)| tag.is_named(by)) {
+            return (Vec::new(), Some(Why::OtherAsid));
+        } else if self.published < needed {
             return (Vec::new(), Some(Why::Unpublished));
         } else if by.leaves_only && self.is_table {
             return (Vec::new(), Some(Why::LeavesOnly));
@@ -127,8 +156,16 @@ impl Debt {
         }
         let cpus = if by.broadcast { Cpus::MAX } else { 1 << cpu };
         let named = self.owed.iter().filter(|(tag, _)| tag.is_named(by));
-        let covered: Vec<_> = named.map(|&(tag, of)| (tag, of & cpus)).collect();
+        // What is combined is made anew of what is remembered of stage 2, as long as that is.
+        let source = |tag| match tag {
+            Tag::Combined(vmid) if by.stages == Stages::First => self.cpus_of(Tag::Guest(vmid)),
+            _ => 0,
+        };
+        let covered: Vec<_> = named.map(|&(tag, of)| (tag, of & cpus & !source(tag))).collect();
         let why = match () {
+            () if covered.len() < self.owed.len() && by.stages == Stages::Second => {
+                Some(Why::Combined)
+            }
             () if covered.len() < self.owed.len() => Some(Why::OtherAsid),
             () if !by.broadcast && self.owed.iter().any(|(_, of)| of & !cpus != 0) => {
                 Some(Why::Local)
@@ -160,7 +197,9 @@ impl Debt {
         let why = match why {
             Why::NotComplete => "no DSB has completed it",
             Why::Unpublished => "no DSB stands between the change and it",
+            Why::OtherAsid if self.is_of_guest() => "it is not of the guest's stage 2",
             Why::OtherAsid => "it is not of the address space",
+            Why::Combined => "it leaves what is combined with stage 1",
             Why::LeavesOnly => "it is of leaves alone, and this was a table",
             Why::OtherLevel => "its hint names another level",
             Why::OtherGranule => "its hint names another granule",

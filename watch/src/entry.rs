@@ -45,13 +45,26 @@ impl Place {
 pub(crate) struct Types {
     /// MAIR_EL1, once it was written.
     pub(crate) mair: Option<u64>,
+    /// MAIR_EL2.
+    pub(crate) mair_el2: Option<u64>,
 }
 
 impl Types {
+    /// The register that a regime has.
+    pub(crate) fn of(self, regime: Regime) -> Option<u64> {
+        match regime {
+            Regime::Arm64El2 { .. } => self.mair_el2,
+            _ => self.mair,
+        }
+    }
+
     /// The attributes of a type. Tags are no part of them: Tagged Normal memory is write-back
     /// (DDI 0487 D23.2, MAIR_EL1), and of one memory type and cacheability with what is not tagged.
-    fn attributes(self, index: u8) -> u8 {
-        match (self.mair.unwrap_or(0) >> (8 * (index & 7))) as u8 {
+    fn attributes(self, regime: Regime, index: u8) -> u8 {
+        if matches!(regime, Regime::Arm64Stage2 { .. }) {
+            return index;
+        }
+        match (self.of(regime).unwrap_or(0) >> (8 * (index & 7))) as u8 {
             0xf0 => 0xff,
             attributes => attributes,
         }
@@ -59,7 +72,13 @@ impl Types {
 }
 
 /// Why an entry may not become another without a break (DDI 0487 D8.17.1), if it may not.
-pub(crate) fn needs_break(old: Entry, new: Entry, types: Types) -> Option<&'static str> {
+pub(crate) fn needs_break(
+    regime: Regime,
+    old: Entry,
+    new: Entry,
+    types: Types,
+) -> Option<&'static str> {
+    let attributes = |leaf: Leaf| types.attributes(regime, leaf.memory);
     match (old, new) {
         (Entry::Invalid, _) | (_, Entry::Invalid) => None,
         (Entry::Table(old), Entry::Table(new)) => (old != new).then_some("another table"),
@@ -69,16 +88,26 @@ pub(crate) fn needs_break(old: Entry, new: Entry, types: Types) -> Option<&'stat
         (Entry::Leaf(old), Entry::Leaf(new)) => {
             let differences = [
                 (old.pa != new.pa, "another output address"),
-                (
-                    types.attributes(old.memory) != types.attributes(new.memory),
-                    "another memory type",
-                ),
+                (attributes(old) != attributes(new), "another memory type"),
                 (old.shareability != new.shareability, "another shareability"),
                 (old.contiguous != new.contiguous, "another size, by the Contiguous bit"),
                 (new.global && !old.global, "global, and was not"),
             ];
             differences.into_iter().find(|(differs, _)| *differs).map(|(_, why)| why)
         }
+    }
+}
+
+/// The page that an entry gives to user memory. Of a guest's nobody knows whether the guest or the
+/// hypervisor writes to it.
+pub(crate) fn user_page(place: Place, entry: u64) -> Option<u64> {
+    match place.read(entry) {
+        Entry::Leaf(_) if matches!(place.regime, Regime::Arm64Stage2 { .. }) => None,
+        Entry::Leaf(leaf) if leaf.size == 1 << place.regime.page_shift() => {
+            let user = leaf.access.user;
+            (user.read || user.write || user.execute).then_some(leaf.pa)
+        }
+        _ => None,
     }
 }
 

@@ -23,6 +23,7 @@
 //! | `entry.rs` | what a change of one entry means |
 //! | `tables.rs` | the tables that walks can reach, and what is in them |
 //! | `debt.rs` | what was changed and may be remembered |
+//! | `space.rs` | who may remember something of a root |
 //! | `watcher.rs` | the rules |
 //! | `session.rs` | how QEMU is run with the plugin |
 
@@ -34,13 +35,14 @@ mod entry;
 mod finding;
 mod invalidation;
 pub mod session;
+mod space;
 mod tables;
 mod watcher;
 pub mod x86_64;
 
 pub use entry::{describe, memory_type};
 pub use finding::{Change, Finding, Findings, Rule};
-pub use invalidation::{Hint, Invalidation, Span};
+pub use invalidation::{Hint, Invalidation, Span, Stages};
 pub use watcher::{Counts, Watcher};
 pub use x86_64::{Control, Flushes};
 

@@ -13,6 +13,7 @@ use tablewright_walker::Regime;
 
 use crate::Memory;
 use crate::entry::{Entry, Place};
+use crate::invalidation::Cpus;
 
 /// The number of a table.
 pub(crate) type Number = u32;
@@ -30,6 +31,8 @@ pub(crate) struct Table {
     pub(crate) links: u32,
     /// The debt that has to be paid before it is forgotten.
     pub(crate) debt: Option<u64>,
+    /// Processors that have stored to it since nothing leads to it.
+    pub(crate) late: Cpus,
 }
 
 impl Table {
@@ -151,7 +154,8 @@ impl Tables {
             return None;
         }
         let number = self.free.pop().unwrap_or(self.all.len() as Number);
-        let table = Table { space, pa, level, va, entries, valid: 0, links: 1, debt: None };
+        let (valid, links, debt, late) = (0, 1, None, 0);
+        let table = Table { space, pa, level, va, entries, valid, links, debt, late };
         let bytes = table.entries.len() as u64 * 8;
         match self.all.get_mut(number as usize) {
             Some(slot) => *slot = Some(table),
@@ -176,6 +180,7 @@ impl Tables {
         if table.links == 1 {
             // It was detached, and is back, perhaps at another address.
             (table.space, table.va, table.debt, table.valid) = (space, place.va, None, 0);
+            table.late = 0;
             self.link_below(number, place.regime, memory);
         }
     }

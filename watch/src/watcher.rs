@@ -11,12 +11,13 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use tablewright_walker::Regime;
 
-use crate::arm64::{Instruction, Register, Registers, Tlbi};
-use crate::debt::{Cpus, Debt, Index, Near, Published, Tag, Why};
-use crate::entry::{Entry, Place, Types, allows_less, needs_break};
+use crate::arm64::{Instruction, Part, Register, Registers, Tlbi};
+use crate::debt::{Debt, Index, Near, Published, Tag, Why};
+use crate::entry::{Entry, Place, Types, allows_less, needs_break, user_page};
 use crate::finding::{Finding, Findings, Rule};
-use crate::invalidation::{Invalidation, Span};
-use crate::tables::{Number, Tables};
+use crate::invalidation::{Cpus, Invalidation, Span, Stages};
+use crate::space::{Context, NO_TABLE, Space};
+use crate::tables::Tables;
 use crate::x86_64::{Control, Flushes};
 use crate::{At, Memory};
 
@@ -39,32 +40,12 @@ pub struct Counts {
     pub most: usize,
 }
 
-/// A root of tables.
-struct Space {
-    root: u64,
-    /// It is of the half of TTBR1.
-    upper: bool,
-    regime: Regime,
-    table: Number,
-    contexts: Vec<Context>,
-    debts: Index,
-}
-
-/// An identifier under which a root was loaded.
-struct Context {
-    tag: Tag,
-    /// Processors that have it loaded.
-    loaded: Cpus,
-    /// Processors that may remember something of it.
-    held: Cpus,
-}
-
 /// A processor.
 #[derive(Default)]
 struct Cpu {
     registers: Registers,
-    /// The space and the tag that are loaded, of each half.
-    loaded: [Option<(usize, Tag)>; 2],
+    /// The space and the tag that are loaded, of each part.
+    loaded: [Option<(usize, Tag)>; Part::ALL.len()],
     /// Debts of what it has changed since its last DSB.
     unpublished: Vec<u64>,
     /// Invalidations that it has issued since its last whole DSB.
@@ -93,7 +74,7 @@ struct Lost {
 pub struct Watcher {
     cpus: Vec<Cpu>,
     spaces: Vec<Option<Space>>,
-    by_root: HashMap<(u64, bool), usize>,
+    by_root: HashMap<(u64, Part), usize>,
     /// The spaces with debts.
     owing: BTreeSet<usize>,
     tables: Tables,
@@ -217,9 +198,20 @@ impl Watcher {
         let (was, is) = (place.read(old), place.read(value));
         if links == 0 {
             // Zero ends a walk, and does no harm.
-            if let (true, Some(debt)) = (is != Entry::Invalid, debt) {
-                let then = format!("the table at {:#x}, which it led to, was written to", table.pa);
-                self.say(Rule::TableReused, debt, at, then);
+            if is != Entry::Invalid
+                && let Some(number) = debt
+                && let Some(debt) = self.debts.get(&number)
+            {
+                // Where kernels walk without a lock, another processor may have found the table
+                // before it was cut off, and store one entry after that.
+                let by = 1 << at.cpu;
+                let is_late = debt.at.cpu != at.cpu && table.late & by == 0;
+                table.late |= by;
+                if !is_late {
+                    let pa = table.pa;
+                    let then = format!("the table at {pa:#x}, which it led to, was written to");
+                    self.say(Rule::TableReused, number, at, then);
+                }
             }
             return;
         }
@@ -236,7 +228,10 @@ impl Watcher {
     fn change(&mut self, stored: &Stored, memory: &mut dyn Memory) {
         let &Stored { at, space, place, was, is, .. } = stored;
         self.counts.changes += 1;
-        let broken = needs_break(was, is, self.types);
+        let Some(Some(of)) = self.spaces.get(space) else { return };
+        let broken = needs_break(of.regime, was, is, self.types);
+        // While no walk can be made the break may come later.
+        let is_walked = of.is_walked();
         let is_less = match (was, is) {
             (Entry::Leaf(old), Entry::Leaf(new)) => allows_less(&old, &new),
             _ => false,
@@ -248,7 +243,8 @@ impl Watcher {
         let is_lost = broken.is_some() || was != Entry::Invalid && is == Entry::Invalid;
         if is_lost || is_less {
             let debt = self.owe(stored, is_lost);
-            if let (Some(why), Some(debt), false) = (broken, debt, self.is_x86) {
+            let is_wrong = is_walked && !self.is_x86;
+            if let (Some(why), Some(debt), true) = (broken, debt, is_wrong) {
                 let then = format!("it was made {why} at once");
                 self.say(Rule::BreakBeforeMake, debt, at, then);
             }
@@ -282,14 +278,14 @@ impl Watcher {
         if of.debts.is_empty() {
             return;
         }
-        let (regime, types) = (of.regime, self.types);
+        let (regime, types, is_walked) = (of.regime, self.types, of.is_walked());
         for debt in of.debts.meeting(Some(place.span()), |level| regime.entry_size(level)) {
-            let Some(owed) = self.debts.get(&debt) else { continue };
+            let Some(owed) = self.debts.get_mut(&debt) else { continue };
             let is_same = owed.place.level == place.level;
             let is_below = owed.place.size() < place.size();
             let olds = || owed.olds.iter().map(|&old| owed.place.read(old));
             let why = match is_same {
-                true => olds().find_map(|old| needs_break(old, is, types)),
+                true => olds().find_map(|old| needs_break(regime, old, is, types)),
                 false if is_below && owed.lost && matches!(is, Entry::Leaf(_)) => {
                     Some("another size")
                 }
@@ -299,6 +295,8 @@ impl Watcher {
                 if is_same && why.is_none() {
                     self.settle(debt);
                 }
+            } else if why.is_some() && !is_walked {
+                owed.new = stored.new;
             } else if let Some(why) = why {
                 let then = format!("it was made {why}, before the break was complete");
                 self.say(Rule::BreakBeforeMake, debt, at, then);
@@ -321,7 +319,8 @@ impl Watcher {
     fn owe(&mut self, stored: &Stored, lost: bool) -> Option<u64> {
         let &Stored { at, space, place, pa, old, new, was, is } = stored;
         let of = self.spaces.get(space)?.as_ref()?;
-        let (regime, before) = (of.regime, of.debts.get(place.level, place.va));
+        let (regime, is_walked) = (of.regime, of.is_walked());
+        let before = of.debts.get(place.level, place.va);
         let mut owed = of.owed(matches!(was, Entry::Leaf(leaf) if leaf.global));
         let (mut tables, mut leaves) = (Vec::new(), Vec::new());
         if let Entry::Table(pa) = was
@@ -366,7 +365,11 @@ impl Watcher {
                 self.lose(page, debt);
             }
         }
-        let published = if self.is_x86 { Published::Everywhere } else { Published::No };
+        // While no walk can be made none can see what was.
+        let published = match self.is_x86 || !is_walked {
+            true => Published::Everywhere,
+            false => Published::No,
+        };
         let (near, reused) = (None, None);
         let is_table = matches!(was, Entry::Table(_));
         let made = Debt {
@@ -458,12 +461,17 @@ impl Watcher {
         let Some(lost) = self.lost.get_mut(&page) else { return };
         let is_next = pa == page || pa == lost.next;
         lost.next = if is_next { pa + bytes } else { u64::MAX };
-        if lost.next < page + 0x1000 || !is_next || at.pc >> 63 == 0 {
+        if lost.next < page + 0x1000 || !is_next {
             return;
         }
         let debts = lost.debts.clone();
         for debt in debts {
             let Some(owed) = self.debts.get(&debt) else { continue };
+            let part = self.spaces[owed.space].as_ref().map(|of| of.part);
+            // A kernel is in the upper half, a hypervisor anywhere.
+            if at.pc >> 63 == 0 && matches!(part, Some(Part::Lower | Part::Upper)) {
+                continue;
+            }
             let is_table = owed.is_table;
             if self.is_x86 && !is_table {
                 self.reuse(debt, at, page);
@@ -488,7 +496,7 @@ impl Watcher {
     fn tlbi(&mut self, at: At, tlbi: Tlbi, operand: u64) {
         self.counts.invalidations += 1;
         let Some(cpu) = self.cpus.get(usize::from(at.cpu)) else { return };
-        let Some(by) = tlbi.of(operand, cpu.registers.is_wide()) else { return };
+        let Some(by) = tlbi.of(operand, &cpu.registers) else { return };
         self.invalidate(at, by);
     }
 
@@ -497,8 +505,7 @@ impl Watcher {
         let mut early = Vec::new();
         for &space in &self.owing {
             let Some(of) = &self.spaces[space] else { continue };
-            let is_other = by.span.is_some_and(|span| (span.first >> 63 != 0) != of.upper);
-            if is_other && !by.every_table {
+            if !of.is_meant(&by) {
                 continue;
             }
             let named = if by.every_table { None } else { by.span };
@@ -517,7 +524,9 @@ impl Watcher {
                     Some(why) => owed.near = near(why),
                     None => owed.near = near(Why::NotComplete),
                 }
-                if why == Some(Why::Unpublished) && owed.at.cpu == at.cpu {
+                // What follows an invalidation of stage 2 is not about the change itself.
+                let is_first = by.stages == Stages::First && owed.is_of_guest();
+                if why == Some(Why::Unpublished) && owed.at.cpu == at.cpu && !is_first {
                     early.push(debt);
                 }
                 if paid.iter().any(|(_, cpus)| *cpus != 0) {
@@ -603,7 +612,7 @@ impl Watcher {
         if !of.contexts.is_empty() || !of.debts.is_empty() || of.table == NO_TABLE {
             return;
         }
-        let (regime, table, key) = (of.regime, of.table, (of.root, of.upper));
+        let (regime, table, key) = (of.regime, of.table, (of.root, of.part));
         self.spaces[space] = None;
         self.by_root.remove(&key);
         let mut tables = Vec::new();
@@ -615,17 +624,24 @@ impl Watcher {
         let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
         cpu.registers.write(register, value);
         // Of the same value on every processor of a system.
-        if register == Register::Mair {
-            self.types.mair = Some(value);
+        match register {
+            Register::Mair if !cpu.registers.has_guest() => self.types.mair = Some(value),
+            Register::MairEl2 => self.types.mair_el2 = Some(value),
+            _ => {}
         }
-        for upper in [false, true] {
-            let root = self.cpus[usize::from(at.cpu)].registers.root(upper);
-            let now = root.and_then(|(root, regime, asid)| {
-                // What the kernel's half maps without being global is remembered under any.
-                let tag = if upper { Tag::Any } else { Tag::Asid(asid) };
-                Some((self.space_of(root, upper, regime, memory)?, tag))
+        for part in Part::ALL {
+            let root = self.cpus[usize::from(at.cpu)].registers.root(part);
+            let now = root.and_then(|(root, regime, id)| {
+                let tag = match part {
+                    Part::Lower => Tag::Asid(id),
+                    // What the kernel's half maps without being global is remembered under any.
+                    Part::Upper => Tag::Any,
+                    Part::El2 => Tag::El2,
+                    Part::Guest => Tag::Guest(id),
+                };
+                Some((self.space_of(root, part, regime, memory)?, tag))
             });
-            self.switch(at, upper, now, true);
+            self.switch(at, part, now, true);
         }
     }
 
@@ -641,10 +657,10 @@ impl Watcher {
             self.spaces.len() - 1
         });
         let root = now.root().and_then(|(root, regime, asid)| {
-            Some((self.space_of(root, false, regime, memory)?, Tag::Asid(asid)))
+            Some((self.space_of(root, Part::Lower, regime, memory)?, Tag::Asid(asid)))
         });
-        self.switch(at, true, root.map(|_| (kernel, Tag::Any)), false);
-        self.switch(at, false, root, flushes == Flushes::Nothing);
+        self.switch(at, Part::Upper, root.map(|_| (kernel, Tag::Any)), false);
+        self.switch(at, Part::Lower, root, flushes == Flushes::Nothing);
         let by = match flushes {
             Flushes::Nothing => return,
             Flushes::All => Invalidation::LOCAL,
@@ -707,7 +723,9 @@ impl Watcher {
     /// Whether one of these processors may use what a debt is about.
     fn is_usable(&self, debt: u64, cpus: Cpus) -> bool {
         let Some(owed) = self.debts.get(&debt) else { return false };
-        let has = |cpu: &Cpu| cpu.loaded[0].is_some_and(|(space, _)| space == owed.space);
+        let has = |cpu: &Cpu| {
+            cpu.loaded[Part::Lower as usize].is_some_and(|(space, _)| space == owed.space)
+        };
         let all = (0..).zip(&self.cpus);
         all.filter(|(number, _)| owed.cpus() & cpus & (1 << number) != 0).any(|(_, cpu)| has(cpu))
     }
@@ -723,18 +741,18 @@ impl Watcher {
     fn space_of(
         &mut self,
         root: u64,
-        upper: bool,
+        part: Part,
         regime: Regime,
         memory: &mut dyn Memory,
     ) -> Option<usize> {
-        let known = self.by_root.get(&(root, upper)).copied();
-        known.or_else(|| self.attach(root, upper, regime, memory))
+        let known = self.by_root.get(&(root, part)).copied();
+        known.or_else(|| self.attach(root, part, regime, memory))
     }
 
-    /// A processor has another root loaded for a half, or none. `check`: what it holds under the
+    /// A processor has another root loaded for a part, or none. `check`: what it holds under the
     /// same identifier stays.
-    fn switch(&mut self, at: At, upper: bool, now: Option<(usize, Tag)>, check: bool) {
-        let loaded = &mut self.cpus[usize::from(at.cpu)].loaded[usize::from(upper)];
+    fn switch(&mut self, at: At, part: Part, now: Option<(usize, Tag)>, check: bool) {
+        let loaded = &mut self.cpus[usize::from(at.cpu)].loaded[part as usize];
         let before = std::mem::replace(loaded, now);
         if now == before {
             return;
@@ -742,7 +760,7 @@ impl Watcher {
         // What is loaded is loaded before the other is unloaded, which may be the last that keeps
         // the space.
         if let Some((space, tag)) = now {
-            self.load(at, space, upper, tag, check);
+            self.load(at, space, tag, check);
         }
         if let Some((space, tag)) = before {
             self.unload(at.cpu, space, tag);
@@ -753,31 +771,31 @@ impl Watcher {
     fn attach(
         &mut self,
         root: u64,
-        upper: bool,
+        part: Part,
         regime: Regime,
         memory: &mut dyn Memory,
     ) -> Option<usize> {
         let space = self.spaces.iter().position(Option::is_none).unwrap_or(self.spaces.len());
-        let va = if upper { u64::MAX << regime.input_bits() } else { 0 };
+        let va = if part == Part::Upper { u64::MAX << regime.input_bits() } else { 0 };
         let place = (regime.start_level(), root, va);
         // Its page may be a table's that is known, of the other half or of another root.
         let table = self.tables.adopt(space, regime, place, memory)?;
-        let of =
-            Space { root, upper, regime, table, contexts: Vec::new(), debts: Index::default() };
+        let of = Space { root, part, regime, table, contexts: Vec::new(), debts: Index::default() };
         match self.spaces.get_mut(space) {
             Some(slot) => *slot = Some(of),
             None => self.spaces.push(Some(of)),
         }
-        self.by_root.insert((root, upper), space);
+        self.by_root.insert((root, part), space);
         self.counts.tables = self.counts.tables.max(self.tables.count());
         Some(space)
     }
 
-    fn load(&mut self, at: At, space: usize, upper: bool, tag: Tag, check: bool) {
+    fn load(&mut self, at: At, space: usize, tag: Tag, check: bool) {
         self.counts.roots += 1;
         let bit = 1 << at.cpu;
         let Some(Some(of)) = self.spaces.get_mut(space) else { return };
         let root = of.root;
+        let is_walked = of.is_walked();
         let context = match of.contexts.iter().position(|context| context.tag == tag) {
             Some(known) => &mut of.contexts[known],
             None => {
@@ -787,24 +805,52 @@ impl Watcher {
             }
         };
         context.loaded |= bit;
+        if !is_walked {
+            self.walks_begin(at, space);
+        }
         self.hold(space);
-        if upper || !check || self.is_empty(space) {
+        if !check || self.is_empty(space) {
             return;
         }
+        let name = match tag {
+            Tag::Asid(asid) => format!("ASID {asid}"),
+            Tag::Guest(vmid) => format!("VMID {vmid}"),
+            Tag::El2 => "EL2".into(),
+            _ => return,
+        };
         let holds = |of: &Space| of.contexts.iter().any(|c| c.tag == tag && c.held & bit != 0);
         let other = self.spaces.iter().enumerate().find_map(|(number, of)| {
             let of = of.as_ref()?;
-            (number != space && !of.upper && holds(of)).then_some(of.root)
+            (number != space && holds(of)).then_some(of.root)
         });
-        if let (Some(other), Tag::Asid(asid)) = (other, tag) {
+        if let Some(other) = other {
             self.findings.add(Rule::IdentifierReused, None, at, || {
                 let missing = format!(
-                    "an invalidation of ASID {asid} since the root at {other:#x} was loaded under \
-                     it on CPU {}",
+                    "an invalidation of {name} since the root at {other:#x} was loaded under it on \
+                     CPU {}",
                     at.cpu
                 );
                 (None, missing, format!("the root at {root:#x} was loaded under it"))
             });
+        }
+    }
+
+    /// Nobody has walked a space, and a processor does from here on: what was changed meanwhile
+    /// must not be remembered beside what is there now.
+    fn walks_begin(&mut self, at: At, space: usize) {
+        let Some(Some(of)) = self.spaces.get(space) else { return };
+        let (regime, types) = (of.regime, self.types);
+        if self.is_x86 {
+            return;
+        }
+        for debt in of.debts.meeting(None, |level| regime.entry_size(level)) {
+            let Some(owed) = self.debts.get(&debt) else { continue };
+            let is = owed.place.read(owed.new);
+            let mut olds = owed.olds.iter().map(|&old| owed.place.read(old));
+            if let Some(why) = olds.find_map(|old| needs_break(regime, old, is, types)) {
+                let then = format!("it was made {why}, and walks began before that was complete");
+                self.say(Rule::BreakBeforeMake, debt, at, then);
+            }
         }
     }
 
@@ -838,43 +884,6 @@ impl Watcher {
                 contexts.for_each(|context| *cpus &= !context.loaded);
             }
         }
-    }
-}
-
-/// The page that an entry gives to user memory.
-fn user_page(place: Place, entry: u64) -> Option<u64> {
-    match place.read(entry) {
-        Entry::Leaf(leaf) if leaf.size == 1 << place.regime.page_shift() => {
-            let user = leaf.access.user;
-            (user.read || user.write || user.execute).then_some(leaf.pa)
-        }
-        _ => None,
-    }
-}
-
-/// The root of the upper half on x86-64, whose tables have many.
-const NO_TABLE: Number = Number::MAX;
-
-impl Space {
-    fn of_upper_half() -> Self {
-        Self {
-            root: 0,
-            upper: true,
-            regime: Regime::X86_64 { levels: 5 },
-            table: NO_TABLE,
-            contexts: Vec::new(),
-            debts: Index::default(),
-        }
-    }
-
-    /// Returns who may remember a translation of this space.
-    fn owed(&self, global: bool) -> Vec<(Tag, Cpus)> {
-        let held = self.contexts.iter().filter(|context| context.held != 0);
-        if !global {
-            return held.map(|context| (context.tag, context.held)).collect();
-        }
-        let cpus = held.fold(0, |cpus, context| cpus | context.held);
-        if cpus == 0 { Vec::new() } else { vec![(Tag::Global, cpus)] }
     }
 }
 

@@ -245,6 +245,41 @@ fn what_needs_a_break_is_not_changed_at_once() {
     }
 }
 
+/// The firmware of virtual machines changes the block that it runs in so.
+#[test]
+fn who_walks_nothing_may_invalidate_after_the_change() {
+    let change = |kernel: &mut Kernel| {
+        for cpu in [1, 0] {
+            kernel.cpu = cpu;
+            kernel.run(SCTLR, 0);
+        }
+        kernel.store(LAST, (PAGE + 0x1000) | USER);
+    };
+    let mut kernel = Kernel::new();
+    change(&mut kernel);
+    kernel.run(VMALLE1IS, 0);
+    kernel.run(DSB_ISH, 0);
+    kernel.run(SCTLR, 1);
+    assert_eq!(kernel.found(), []);
+
+    // At once, or after a break: not invalidated, and by one of two.
+    for steps in [1, 2] {
+        for tlbi in [None, Some(VMALLE1)] {
+            let mut kernel = Kernel::new();
+            if steps == 2 {
+                kernel.store(LAST, 0);
+            }
+            change(&mut kernel);
+            if let Some(tlbi) = tlbi {
+                kernel.flush(tlbi, 0);
+            }
+            assert_eq!(kernel.found(), [], "{steps} {tlbi:?}");
+            kernel.run(SCTLR, 1);
+            assert_eq!(kernel.found(), [Rule::BreakBeforeMake], "{steps} {tlbi:?}");
+        }
+    }
+}
+
 #[test]
 fn a_table_is_reached_until_more_than_its_leaves_are_forgotten() {
     for (tlbi, found) in [(VAE1IS, &[][..]), (VALE1IS, &[Rule::TableReused])] {
@@ -265,6 +300,35 @@ fn a_table_is_reached_until_more_than_its_leaves_are_forgotten() {
     assert_eq!(kernel.found(), []);
     kernel.clear(PAGE);
     assert_eq!(kernel.found(), [Rule::PageReused]);
+}
+
+/// A fault on another processor is in a table that is cut off at the same time.
+#[test]
+fn a_walk_without_a_lock_stores_one_entry_late() {
+    let mut kernel = Kernel::new();
+    kernel.store(MIDDLE, 0);
+    kernel.cpu = 1;
+    kernel.store(LAST, 0);
+    kernel.store(LAST + 8, PAGE | USER);
+    assert_eq!(kernel.found(), []);
+    kernel.store(LAST + 16, PAGE | USER);
+    assert_eq!(kernel.found(), [Rule::TableReused]);
+    // Who has cut it off knows.
+    let mut kernel = Kernel::new();
+    kernel.store(MIDDLE, 0);
+    kernel.store(LAST + 8, PAGE | USER);
+    assert_eq!(kernel.found(), [Rule::TableReused]);
+    // It moves, is in use again, and is cut off anew.
+    let mut kernel = Kernel::new();
+    for entry in [MIDDLE, MIDDLE + 8] {
+        kernel.cpu = 0;
+        kernel.store(entry, 0);
+        kernel.cpu = 1;
+        kernel.store(LAST + entry - MIDDLE + 8, PAGE | USER);
+        kernel.cpu = 0;
+        kernel.store(entry + 8, LAST | TABLE);
+    }
+    assert_eq!(kernel.found(), []);
 }
 
 #[test]

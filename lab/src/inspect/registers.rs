@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tablewright_walker::{Half, Regime};
-use tablewright_watch::arm64;
+use tablewright_watch::arm64::{self, Part};
 use tablewright_watch::x86_64::Control;
 
 /// Values by names in small letters: `ttbr1`, `cr3`, `satp`.
@@ -228,20 +228,21 @@ impl Registers {
                 sctlr: self.get(sctlr).unwrap_or(1),
                 ttbr: roots.map(Option::unwrap_or_default),
                 tcr,
+                ..arm64::Registers::default()
             };
             let types = self.get(mair);
-            for upper in [false, true] {
-                if roots[usize::from(upper)].is_none_or(|root| root == 0) {
+            for (part, half) in [(Part::Lower, Half::Lower), (Part::Upper, Half::Upper)] {
+                let number = part as usize;
+                if roots[number].is_none_or(|root| root == 0) {
                     continue;
                 }
                 let tree = match is_el2 && !is_host {
-                    false => registers.root(upper).map(|(root, regime, _)| (regime, root)),
-                    true if upper => None,
+                    false => registers.root(part).map(|(root, regime, _)| (regime, root)),
+                    true if part == Part::Upper => None,
                     true => arm64::el2(tcr, registers.ttbr[0]),
                 };
                 let Some((regime, root)) = tree else { continue };
-                let half = if upper { Half::Upper } else { Half::Lower };
-                let name = names[usize::from(upper)];
+                let name = names[number];
                 trees.push(Tree { name, regime, root, half, stage2, types });
             }
         }

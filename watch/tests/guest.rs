@@ -1,0 +1,252 @@
+//! A hypervisor of a few lines: its guest's stage 2, and its own stage 1 of EL2.
+
+mod common;
+
+use std::collections::HashMap;
+
+use common::reader;
+use tablewright_watch::arm64::decode;
+use tablewright_watch::{At, Rule, Watcher};
+
+/// A stage 2 of 39 bits: a root of level 1, a table of level 2, one of level 3.
+const ROOT: u64 = 0x10_0000;
+const MIDDLE: u64 = 0x10_1000;
+const LAST: u64 = 0x10_2000;
+/// The root of another guest with the same tables.
+const OTHER: u64 = 0x10_8000;
+const PAGE: u64 = 0x4000_0000;
+const PC: u64 = 0x4100_0000;
+
+/// A page of a guest: AF, inner shareable, read and written, write-back.
+const LEAF: u64 = 1 << 10 | 3 << 8 | 3 << 6 | 0xf << 2 | 3;
+const WRITE: u64 = 1 << 7;
+const UNCACHED: u64 = 0b1010 << 2;
+const TABLE: u64 = 3;
+
+const DSB_ISHST: u32 = 0xd503_3a9f;
+const DSB_ISH: u32 = 0xd503_3b9f;
+/// Without the register, which is x0.
+const IPAS2E1IS: u32 = 0xd50c_8020;
+const IPAS2LE1IS: u32 = 0xd50c_80a0;
+const VMALLE1IS: u32 = 0xd508_8300;
+const VMALLS12E1: u32 = 0xd50c_87c0;
+const VMALLS12E1IS: u32 = 0xd50c_83c0;
+const ALLE1IS: u32 = 0xd50c_8380;
+const VAE1IS: u32 = 0xd508_8320;
+const ALLE2: u32 = 0xd50c_8700;
+const VAE2IS: u32 = 0xd50c_8320;
+const TTBR0: u32 = 0xd518_2000;
+const SCTLR: u32 = 0xd518_1000;
+const SCTLR_EL2: u32 = 0xd51c_1000;
+const HCR: u32 = 0xd51c_1100;
+const TTBR0_EL2: u32 = 0xd51c_2000;
+const TCR_EL2: u32 = 0xd51c_2040;
+const VTTBR: u32 = 0xd51c_2100;
+const VTCR: u32 = 0xd51c_2140;
+
+const VM: u64 = 1;
+
+struct Hypervisor {
+    watcher: Watcher,
+    memory: HashMap<u64, u64>,
+    cpu: u8,
+    pc: u64,
+}
+
+impl Hypervisor {
+    /// Two processors with a guest of VMID 7 whose page 0 is there.
+    fn new() -> Self {
+        let mut of = Self { watcher: Watcher::new(2), memory: HashMap::new(), cpu: 0, pc: PC };
+        for (entry, value) in [
+            (ROOT, MIDDLE | TABLE),
+            (MIDDLE, LAST | TABLE),
+            (LAST, PAGE | LEAF),
+            (OTHER, MIDDLE | TABLE),
+        ] {
+            of.memory.insert(entry, value);
+        }
+        for cpu in [1, 0] {
+            of.cpu = cpu;
+            // 39 bits from level 1 on, VMIDs of 16 bits.
+            of.run(VTCR, 25 | 1 << 6 | 1 << 19);
+            of.run(VTTBR, 7 << 48 | ROOT);
+            of.run(HCR, VM);
+        }
+        of
+    }
+
+    fn run(&mut self, instruction: u32, operand: u64) {
+        self.pc += 4;
+        let mut read = reader(&self.memory);
+        let at = At { cpu: self.cpu, pc: self.pc };
+        let what = decode(instruction).expect("an instruction that matters");
+        self.watcher.execute(at, what, operand, &mut read);
+    }
+
+    fn store(&mut self, pa: u64, value: u64) {
+        self.pc += 4;
+        self.memory.insert(pa, value);
+        let mut read = reader(&self.memory);
+        self.watcher.store_word(At { cpu: self.cpu, pc: self.pc }, pa, value, &mut read);
+    }
+
+    fn clear(&mut self, page: u64) {
+        for word in 0..512 {
+            self.store(page + word * 8, 0);
+        }
+    }
+
+    /// These instructions, each complete before the next.
+    fn flush(&mut self, all: &[(u32, u64)]) {
+        self.run(DSB_ISHST, 0);
+        for &(tlbi, operand) in all {
+            self.run(tlbi, operand);
+            self.run(DSB_ISH, 0);
+        }
+    }
+
+    fn found(&self) -> Vec<Rule> {
+        self.watcher.findings().iter().map(|finding| finding.rule).collect()
+    }
+
+    fn missing(&self) -> &str {
+        self.watcher.findings().first().map_or("", |finding| &finding.missing)
+    }
+}
+
+#[test]
+fn what_is_done_as_the_manual_says_is_clean() {
+    let mut of = Hypervisor::new();
+    let next = PAGE + 0x1000;
+    for flush in [
+        &[(IPAS2LE1IS, 0), (VMALLE1IS, 0)][..],
+        &[(IPAS2E1IS, 0), (VMALLE1IS, 0)],
+        &[(VMALLS12E1IS, 0)],
+        &[(ALLE1IS, 0)],
+    ] {
+        of.store(LAST, 0);
+        of.flush(flush);
+        of.store(LAST, next | LEAF);
+        // A log: writing is taken away, and given back.
+        of.store(LAST, (next | LEAF) & !WRITE);
+        of.flush(flush);
+        of.store(LAST, next | LEAF);
+    }
+    // A table is cut off, and given back.
+    of.store(MIDDLE, 0);
+    of.flush(&[(IPAS2E1IS, 0), (VMALLE1IS, 0)]);
+    of.clear(LAST);
+    assert_eq!(of.found(), []);
+}
+
+#[test]
+fn a_flush_of_half_of_it_is_found_and_named() {
+    type Steps<'a> = &'a [(u32, u64)];
+    let cases: &[(&str, Steps<'_>)] = &[
+        ("no invalidation of it", &[]),
+        ("it leaves what is combined", &[(IPAS2LE1IS, 0)]),
+        ("it leaves what is combined", &[(IPAS2LE1IS, 0), (VAE1IS, 0)]),
+        // What is combined first is combined anew.
+        ("it leaves what is combined", &[(VMALLE1IS, 0), (IPAS2LE1IS, 0)]),
+        ("no invalidation of it", &[(VMALLE1IS, 0)]),
+        ("no invalidation of it", &[(IPAS2LE1IS, 1), (VMALLE1IS, 0)]),
+        ("other CPUs", &[(VMALLS12E1, 0)]),
+        ("no invalidation of it", &[(ALLE2, 0)]),
+    ];
+    for (missing, steps) in cases {
+        let mut of = Hypervisor::new();
+        of.store(LAST, 0);
+        of.flush(steps);
+        of.store(LAST, (PAGE + 0x1000) | LEAF);
+        assert_eq!(of.found(), [Rule::BreakBeforeMake], "{missing}");
+        assert!(of.missing().contains(missing), "{missing}: {}", of.missing());
+    }
+    // The second is issued before the first is complete.
+    let mut of = Hypervisor::new();
+    of.store(LAST, 0);
+    of.run(DSB_ISHST, 0);
+    of.run(IPAS2LE1IS, 0);
+    of.run(VMALLE1IS, 0);
+    of.run(DSB_ISH, 0);
+    of.store(LAST, (PAGE + 0x1000) | LEAF);
+    assert_eq!(of.found(), [Rule::BreakBeforeMake]);
+}
+
+/// Its guest executes what it likes, and that is about its own tables, and not about the change.
+#[test]
+fn an_invalidation_of_the_guests_is_not_the_hypervisors() {
+    let mut of = Hypervisor::new();
+    of.store(LAST, 0);
+    of.cpu = 1;
+    of.run(VMALLE1IS, 0);
+    of.run(VAE1IS, 0);
+    of.run(SCTLR, 1);
+    of.run(TTBR0, 1 << 48 | MIDDLE);
+    of.cpu = 0;
+    of.run(VMALLE1IS, 0);
+    assert_eq!(of.found(), []);
+    of.run(IPAS2E1IS, 0);
+    assert_eq!(of.found(), [Rule::Unpublished]);
+}
+
+#[test]
+fn a_change_of_a_guests_page_has_its_break() {
+    let mut of = Hypervisor::new();
+    of.store(LAST, (PAGE | LEAF) ^ UNCACHED);
+    assert_eq!(of.found(), [Rule::BreakBeforeMake]);
+    assert!(of.watcher.findings()[0].then.contains("another memory type"));
+
+    let mut of = Hypervisor::new();
+    of.store(MIDDLE, 0);
+    of.flush(&[(IPAS2LE1IS, 0), (VMALLE1IS, 0)]);
+    of.clear(LAST);
+    assert_eq!(of.found(), [Rule::TableReused]);
+    assert!(of.missing().contains("of leaves alone, and this was a table"), "{}", of.missing());
+}
+
+#[test]
+fn a_vmid_is_given_to_another_guest_after_a_flush() {
+    for (flush, found) in [
+        (&[][..], &[Rule::IdentifierReused][..]),
+        (&[(VMALLE1IS, 0)], &[Rule::IdentifierReused]),
+        (&[(VMALLS12E1, 0)], &[]),
+        (&[(ALLE1IS, 0)], &[]),
+    ] {
+        let mut of = Hypervisor::new();
+        // One in which nothing is.
+        of.run(VTTBR, 7 << 48 | 0x20_0000);
+        of.flush(flush);
+        of.run(VTTBR, 7 << 48 | OTHER);
+        assert_eq!(of.found(), found);
+        // Bits above the root's address are the identifier.
+        of.run(VTTBR, 8 << 48 | OTHER);
+        assert_eq!(of.found(), found);
+    }
+}
+
+#[test]
+fn el2_has_one_half_and_no_identifiers() {
+    let page = |pa: u64| pa | 1 << 10 | 3 << 8 | 1 << 6 | 3;
+    for (flush, operand, found) in [
+        (VAE2IS, 0, &[][..]),
+        (ALLE2, 0, &[Rule::BreakBeforeMake]),
+        (VAE2IS, 1, &[Rule::BreakBeforeMake]),
+        (ALLE1IS, 0, &[Rule::BreakBeforeMake]),
+    ] {
+        let mut of = Hypervisor::new();
+        let [root, middle, last] = [0x20_0000, 0x20_1000, 0x20_2000];
+        for (entry, value) in [(root, middle | TABLE), (middle, last | TABLE), (last, page(PAGE))] {
+            of.memory.insert(entry, value);
+        }
+        for cpu in [1, 0] {
+            of.cpu = cpu;
+            of.run(TCR_EL2, 25);
+            of.run(TTBR0_EL2, root);
+            of.run(SCTLR_EL2, 1);
+        }
+        of.store(last, 0);
+        of.flush(&[(flush, operand)]);
+        of.store(last, page(PAGE + 0x1000));
+        assert_eq!(of.found(), found, "{flush:#x}");
+    }
+}
