@@ -50,13 +50,9 @@ pub fn run(
     limit: Option<Duration>,
     mut found: impl FnMut(f64, Finding) -> ControlFlow<()>,
 ) -> io::Result<Option<End>> {
-    let out = Out::new()?;
-    let mut option = OsString::from("file=");
-    option.push(comma_twice(plugin.as_os_str()));
-    option.push(",out=");
-    option.push(comma_twice(out.0.as_os_str()));
-    let mut child = command.arg("-plugin").arg(option).spawn()?;
-    let mut lines = BufReader::new(File::open(&out.0)?);
+    let loaded = Loaded::new(plugin)?;
+    let mut child = command.arg("-plugin").arg(&loaded.option).spawn()?;
+    let mut lines = BufReader::new(File::open(&loaded.out.0)?);
     let (mut line, mut end) = (String::new(), None);
     let started = Instant::now();
     loop {
@@ -94,6 +90,44 @@ pub fn version(said: &str) -> Option<&str> {
 pub fn is_new_enough(version: &str) -> bool {
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= QEMU
+}
+
+/// The plugin in a command line that somebody else runs.
+pub struct Loaded {
+    out: Out,
+    /// The value of QEMU's option `-plugin`.
+    pub option: OsString,
+}
+
+impl Loaded {
+    /// This plugin, which has said nothing yet.
+    ///
+    /// # Errors
+    /// The file for what it says cannot be made.
+    pub fn new(plugin: &Path) -> io::Result<Self> {
+        let out = Out::new()?;
+        let mut option = OsString::from("file=");
+        option.push(comma_twice(plugin.as_os_str()));
+        option.push(",out=");
+        option.push(comma_twice(out.0.as_os_str()));
+        Ok(Self { out, option })
+    }
+
+    /// Returns what it has found until now, each kind once.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn findings(&self) -> io::Result<Vec<Finding>> {
+        let lines = BufReader::new(File::open(&self.out.0)?).lines();
+        let mut findings = Vec::new();
+        for line in lines {
+            // The last may not be whole.
+            if let Ok(Line::Found { finding, .. }) = serde_json::from_str(&line?) {
+                findings.push(finding);
+            }
+        }
+        Ok(findings)
+    }
 }
 
 /// A file that is gone when it is not needed any more.

@@ -16,6 +16,7 @@ use std::time::Instant;
 use clap::Args;
 use tablewright_machine::replay::{Finding, Made, Replay, Replayed};
 use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
+use tablewright_watch as watch;
 
 use crate::counters::Count;
 use crate::emulator::Emulator;
@@ -23,7 +24,7 @@ use crate::fetch::{self, Files};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran, file};
 use crate::reports::Report;
 use crate::several::{self, Several};
-use crate::{About as _, Error, LIMIT, Leaves, Log, Result, load, out, planted, say};
+use crate::{About as _, Arch, Error, LIMIT, Leaves, Log, Result, load, out, planted, say};
 
 /// The guest of most runs: it touches its memory again and again.
 const GUEST: &str = "churn";
@@ -33,6 +34,9 @@ pub struct CheckArgs {
     /// Debian's kernel with its load instead of the small guest, with pages and tables taken away
     #[arg(long)]
     linux: bool,
+    /// Find what `tablewright watch` finds of any kernel, by QEMU 11.1 of Debian 13's backports
+    #[arg(long)]
+    watch: bool,
     /// Only say what runs there are
     #[arg(long)]
     list: bool,
@@ -55,6 +59,8 @@ struct Run {
     guests: u8,
     /// The planted bug, and the rules that may be the first to be broken.
     plant: Option<(&'static str, &'static [Rule])>,
+    /// The rule by which it is found in a kernel that is not known.
+    watched: Option<watch::Rule>,
 }
 
 impl Run {
@@ -70,6 +76,7 @@ impl Run {
             snapshot: false,
             guests: 0,
             plant: None,
+            watched: None,
         }
     }
 
@@ -112,6 +119,11 @@ impl Run {
         self.plant = Some((what, rules));
         self
     }
+
+    const fn watched(mut self, rule: watch::Rule) -> Self {
+        self.watched = Some(rule);
+        self
+    }
 }
 
 const PLAIN: &str = "cortex-a57";
@@ -129,26 +141,31 @@ const RUNS: &[Run] = &[
     Run::new("not-forgotten", CPU_MAX, Leaves::Pages)
         .guests(9)
         .evict(90)
-        .plant("not-forgotten", &[Rule::IdentifierReused]),
+        .plant("not-forgotten", &[Rule::IdentifierReused])
+        .watched(watch::Rule::IdentifierReused),
     Run::new("old-identifier", CPU_MAX, Leaves::Pages)
         .guests(9)
         .evict(90)
-        .plant("old-identifier", &[Rule::IdentifierReused]),
+        .plant("old-identifier", &[Rule::IdentifierReused])
+        .watched(watch::Rule::IdentifierReused),
     Run::new("wrong-vmid", CPU_MAX, Leaves::Pages)
         .guests(9)
-        .evict(90)
-        .plant("wrong-vmid", &[Rule::Invalidation]),
+        .evict(900)
+        .plant("wrong-vmid", &[Rule::Invalidation])
+        .watched(watch::Rule::BreakBeforeMake),
     Run::new("root-of-flush", CPU_MAX, Leaves::Pages)
         .guests(9)
         .evict(90)
-        .plant("root-of-flush", &[Rule::IdentifierReused]),
+        .plant("root-of-flush", &[Rule::IdentifierReused])
+        .watched(watch::Rule::IdentifierReused),
     Run::new("no-isb", CPU_MAX, Leaves::Pages)
         .guests(9)
         .evict(90)
         .plant("no-isb", &[Rule::Invalidation]),
     Run::new("combined-first", CPU_MAX, Leaves::Pages)
         .evict(20)
-        .plant("combined-first", &[Rule::Invalidation]),
+        .plant("combined-first", &[Rule::Invalidation])
+        .watched(watch::Rule::BreakBeforeMake),
     Run::new("walks", CPU_MAX, Leaves::Pages)
         .evict(10)
         .tables()
@@ -156,20 +173,29 @@ const RUNS: &[Run] = &[
     Run::new("freed-at-once", CPU_MAX, Leaves::Pages)
         .evict(10)
         .tables()
-        .plant(planted::FREED_AT_ONCE.name, &[Rule::FreedEarly]),
-    Run::new("vmids", CPU_MAX, Leaves::Pages).evict(20).plant("vmids", &[Rule::IdentifierReused]),
+        .plant(planted::FREED_AT_ONCE.name, &[Rule::FreedEarly])
+        .watched(watch::Rule::TableReused),
+    Run::new("vmids", CPU_MAX, Leaves::Pages)
+        .evict(20)
+        .plant("vmids", &[Rule::IdentifierReused])
+        .watched(watch::Rule::BreakBeforeMake),
     Run::new("leaves-of-tables", CPU_MAX, Leaves::Pages)
         .evict(10)
         .tables()
-        .plant("leaves-of-tables", &[Rule::FreedEarly]),
-    Run::new("local", CPU_MAX, Leaves::Pages).evict(20).plant("local", &[Rule::Invalidation]),
+        .plant("leaves-of-tables", &[Rule::FreedEarly])
+        .watched(watch::Rule::TableReused),
+    Run::new("local", CPU_MAX, Leaves::Pages)
+        .evict(20)
+        .plant("local", &[Rule::Invalidation])
+        .watched(watch::Rule::BreakBeforeMake),
     Run::new("copy-first", CPU_MAX, Leaves::Pages)
         .snapshot(Log::Bitmap)
         .plant("copy-first", &[Rule::Invalidation]),
     Run::new("first-page", CPU_MAX, Leaves::Pages)
         .evict(10)
         .tables()
-        .plant("first-page", &[Rule::FreedEarly]),
+        .plant("first-page", &[Rule::FreedEarly])
+        .watched(watch::Rule::BreakBeforeMake),
 ];
 
 /// A Linux, with its load.
@@ -302,10 +328,13 @@ fn several_of(run: &Run, image: &Path) -> Option<Several> {
     })
 }
 
-/// Boots, records, and replays.
-fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran, Checked)> {
-    let recorded = fetch::scratch()?.join(format!("recorded-{}", std::process::id()));
-    let image = qemu::Watched::of(&files.hypervisor)?;
+/// Boots with a plugin, which `option` names to QEMU.
+fn boot(
+    run: &Run,
+    files: &Files,
+    is_linux: bool,
+    option: impl FnOnce(&Boot<'_>) -> String,
+) -> Result<(Ran, usize)> {
     let image_of_small = match run.guests {
         0 => PathBuf::new(),
         _ => fetch::hypervisor("small")?,
@@ -340,17 +369,6 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         limit: Some(if is_linux { 4 * LIMIT } else { LIMIT }),
         ..Boot::of(files)
     };
-    let end = START + (boot.all_memory() << 20);
-    let plugin = format!(
-        "{},record={},text={}-{},slots={}-{},reported={},end={end}",
-        file(plugin),
-        file(&recorded),
-        image.text.start,
-        image.text.end,
-        image.walks.start,
-        image.walks.end,
-        image.reported,
-    );
     // The clock goes by instructions: a log that is harvested so many times in a second is
     // harvested often enough for the small guest, and not too often for the other.
     let shift = if is_linux { 4 } else { 8 };
@@ -360,16 +378,56 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         "-icount".into(),
         format!("shift={shift}"),
         "-plugin".into(),
-        plugin,
+        option(&boot),
     ];
     boot.more = &more;
     let cpus = usize::from(boot.cpus + u8::from(boot.log.is_some()));
-    let ran = qemu::run(&boot, |_| (), |_| ())?;
+    qemu::run(&boot, |_| (), |_| ()).map(|ran| (ran, cpus))
+}
+
+/// Boots, records, and replays.
+fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran, Checked)> {
+    let recorded = fetch::scratch()?.join(format!("recorded-{}", std::process::id()));
+    let image = qemu::Watched::of(&files.hypervisor)?;
+    let (ran, cpus) = boot(run, files, is_linux, |boot| {
+        format!(
+            "{},record={},text={}-{},slots={}-{},reported={},end={}",
+            file(plugin),
+            file(&recorded),
+            image.text.start,
+            image.text.end,
+            image.walks.start,
+            image.walks.end,
+            image.reported,
+            START + (boot.all_memory() << 20),
+        )
+    })?;
     let records = File::open(&recorded).about(recorded.display())?;
     let checked = replay(BufReader::with_capacity(1 << 20, records), cpus)?;
     // It may be large.
     let _ = std::fs::remove_file(&recorded);
     Ok((ran, checked))
+}
+
+/// Boots as any kernel is watched: what was found, and whether that is as it should be.
+fn watched(
+    run: &Run,
+    files: &Files,
+    plugin: &Path,
+    is_linux: bool,
+) -> Result<std::result::Result<String, String>> {
+    let loaded = watch::session::Loaded::new(plugin).about("what is found")?;
+    let option = loaded.option.to_string_lossy().into_owned();
+    let (ran, _) = boot(run, files, is_linux, |_| option)?;
+    let findings = loaded.findings().about("what was found")?;
+    let said = |it: &watch::Finding| format!("{}: {}; {}", it.rule, it.missing, it.then);
+    let is_it = |it: &&watch::Finding| Some(it.rule) == run.watched;
+    Ok(match (findings.iter().find(is_it), findings.first()) {
+        (Some(found), _) => Ok(said(found)),
+        (None, Some(other)) => Err(said(other)),
+        (None, None) if run.watched.is_some() => Err("what was planted was not found".into()),
+        (None, None) => judge_run(run, &ran, is_linux).map(|()| "nothing was found".into()),
+    })
 }
 
 /// Whether it came out as it should; of what is planted, what was found.
@@ -395,12 +453,25 @@ fn judge(
     if let Some(first) = first {
         return Err(said(first));
     }
+    judge_run(run, ran, is_linux)?;
+    if run.guests != 0 {
+        return judge_several(ran, checked, run);
+    }
+    // Where nothing is done, nothing is wrong.
+    let Replayed { invalidations, owed, pages, looks, .. } = checked.replayed;
+    match invalidations == 0 || owed == 0 || pages == 0 || run.tables && looks == 0 {
+        true => Err("there was nothing to check".into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether a run came to the end that it should, whatever was found.
+fn judge_run(run: &Run, ran: &Ran, is_linux: bool) -> std::result::Result<(), String> {
     if ran.end != End::PoweredOff {
         return Err(format!("it ended so: {:?}", ran.end));
     }
     if let Some(several) = several_of(run, Path::new("")) {
-        several::check(&several, several::VCPUS, ROUNDS, ran)?;
-        return judge_several(ran, checked, run);
+        return several::check(&several, several::VCPUS, ROUNDS, ran).map(|_| ());
     }
     match is_linux {
         true => load::check(&ran.console, run.cpus, ROUNDS, run.snapshot)?,
@@ -420,12 +491,7 @@ fn judge(
     if run.log.is_some() && ran.count(Count::Marks) == 0 {
         return Err("nothing was logged".into());
     }
-    // Where nothing is done, nothing is wrong.
-    let Replayed { invalidations, owed, pages, looks, .. } = checked.replayed;
-    match invalidations == 0 || owed == 0 || pages == 0 || run.tables && looks == 0 {
-        true => Err("there was nothing to check".into()),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Whether there was something to check of several guests: VMIDs that rolled over, and edits of
@@ -472,7 +538,11 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     if !runs.iter().any(|run| is_meant(&run)) {
         return Err(Error::Other("no run has such a name; --list says which there are".into()));
     }
-    let plugin = match fetch::plugin(&Emulator::Installed) {
+    let plugin = match args.watch {
+        true => fetch::watching_plugin(),
+        false => fetch::plugin(&Emulator::Installed),
+    };
+    let plugin = match plugin {
         Err(Error::Missing(why)) => {
             say!("skipped: {why}");
             return Ok(());
@@ -480,6 +550,9 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         plugin => plugin?,
     };
     let mut files = fetch::everything(fetch::Choice::default())?;
+    if args.watch {
+        files.emulator = Emulator::newest(Arch::Arm64)?;
+    }
     if !args.linux {
         files.kernel = fetch::hypervisor(GUEST)?;
     }
@@ -490,6 +563,25 @@ pub fn run(args: &CheckArgs) -> Result<()> {
             files.hypervisor = planted::hypervisor(&planted::FREED_AT_ONCE)?;
         }
         let started = Instant::now();
+        if args.watch {
+            // What is no matter of the architecture's.
+            if run.plant.is_some() && run.watched.is_none() {
+                continue;
+            }
+            let result = out::clocked(run.name, || watched(run, &files, &plugin, args.linux))?;
+            let seconds = started.elapsed().as_secs_f64();
+            match result {
+                Ok(found) => {
+                    passed += 1;
+                    say!("ok      {} ({seconds:.1} s): {found}", run.name);
+                }
+                Err(why) => {
+                    failed += 1;
+                    say!("FAILED  {} ({seconds:.1} s): {why}", run.name);
+                }
+            }
+            continue;
+        }
         let (ran, checked) = out::clocked(run.name, || check(run, &files, &plugin, args.linux))?;
         let seconds = started.elapsed().as_secs_f64();
         match judge(run, &ran, &checked, args.linux) {
