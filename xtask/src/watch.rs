@@ -339,6 +339,10 @@ pub fn run(args: &WatchArgs) -> Result<()> {
                 None => judge(&watched),
                 Some(_) => judge_planted(count, &watched),
             };
+            if plant.is_some() {
+                // It is made again when it is needed again.
+                let _ = std::fs::remove_file(&image);
+            }
             let seconds = started.elapsed().as_secs_f64();
             let end = result.as_ref().map_or_else(|why| format!("FAILED: {why}"), Clone::clone);
             say!("{what}, {} CPUs: {seconds:.1} s: {end}", args.cpus);
