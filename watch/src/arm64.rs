@@ -141,7 +141,7 @@ impl Tlbi {
             };
             let (span, hint) = match is_range {
                 true => range(operand, registers.vtcr >> 32 & 1 != 0)?,
-                false => page(operand & ((1 << 40) - 1) | operand & 0xf << 44),
+                false => page(operand),
             };
             let (span, stages) = (Some(span), Stages::Second);
             let of = Invalidation { stages, vmid, broadcast, ..Invalidation::LOCAL };

@@ -41,8 +41,8 @@ impl Tag {
             Self::El2 => by.stages == Stages::El2,
             Self::Guest(vmid) => matches!(by.stages, Stages::Second | Stages::Both) && is_of(vmid),
             Self::Combined(vmid) => {
-                let is_all = by.asid.is_none() && by.span.is_none();
-                matches!(by.stages, Stages::First | Stages::Both) && is_all && is_of(vmid)
+                let is_of_stages = matches!(by.stages, Stages::First | Stages::Both);
+                is_of_stages && by.asid.is_none() && is_of(vmid)
             }
         }
     }

@@ -32,14 +32,18 @@ const VMALLE1IS: u32 = 0xd508_8300;
 const VMALLS12E1: u32 = 0xd50c_87c0;
 const VMALLS12E1IS: u32 = 0xd50c_83c0;
 const ALLE1IS: u32 = 0xd50c_8380;
+const ASIDE1IS: u32 = 0xd508_8340;
 const VAE1IS: u32 = 0xd508_8320;
 const ALLE2: u32 = 0xd50c_8700;
 const VAE2IS: u32 = 0xd50c_8320;
+const MAIR: u32 = 0xd518_a200;
+const TCR: u32 = 0xd518_2040;
 const TTBR0: u32 = 0xd518_2000;
 const SCTLR: u32 = 0xd518_1000;
 const SCTLR_EL2: u32 = 0xd51c_1000;
 const HCR: u32 = 0xd51c_1100;
 const TTBR0_EL2: u32 = 0xd51c_2000;
+const MAIR_EL2: u32 = 0xd51c_a200;
 const TCR_EL2: u32 = 0xd51c_2040;
 const VTTBR: u32 = 0xd51c_2100;
 const VTCR: u32 = 0xd51c_2140;
@@ -146,6 +150,7 @@ fn a_flush_of_half_of_it_is_found_and_named() {
         ("no invalidation of it", &[]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0)]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0), (VAE1IS, 0)]),
+        ("it leaves what is combined", &[(IPAS2LE1IS, 0), (ASIDE1IS, 0)]),
         // What is combined first is combined anew.
         ("it leaves what is combined", &[(VMALLE1IS, 0), (IPAS2LE1IS, 0)]),
         ("no invalidation of it", &[(VMALLE1IS, 0)]),
@@ -170,6 +175,80 @@ fn a_flush_of_half_of_it_is_found_and_named() {
     of.run(DSB_ISH, 0);
     of.store(LAST, (PAGE + 0x1000) | LEAF);
     assert_eq!(of.found(), [Rule::BreakBeforeMake]);
+}
+
+/// It is of the guest whose VMID is loaded, in all its 16 bits.
+#[test]
+fn a_flush_of_another_guest_is_found() {
+    for (vmid, found) in
+        [(7, &[][..]), (8, &[Rule::BreakBeforeMake]), (0x107, &[Rule::BreakBeforeMake])]
+    {
+        for flush in [&[(IPAS2LE1IS, 0), (VMALLE1IS, 0)][..], &[(VMALLS12E1IS, 0)]] {
+            let mut of = Hypervisor::new();
+            of.store(LAST, 0);
+            // A root in which nothing is.
+            of.run(VTTBR, vmid << 48 | 0x30_0000);
+            of.flush(flush);
+            of.run(VTTBR, 7 << 48 | ROOT);
+            of.store(LAST, (PAGE + 0x1000) | LEAF);
+            assert_eq!(of.found(), found, "{vmid}");
+        }
+    }
+}
+
+/// A host at EL1 has VMID 0.
+#[test]
+fn what_is_done_to_a_guest_does_not_flush_the_host() {
+    let page = |pa: u64| pa | 1 << 11 | 1 << 10 | 3 << 8 | 1 << 6 | 3;
+    for (vmid, tlbi, found) in [
+        (0, VMALLE1IS, &[][..]),
+        (7, ALLE1IS, &[]),
+        (7, VMALLE1IS, &[Rule::BreakBeforeMake]),
+        (7, VMALLS12E1IS, &[Rule::BreakBeforeMake]),
+    ] {
+        let mut of = Hypervisor::new();
+        let [root, middle, last] = [0x20_0000, 0x20_1000, 0x20_2000];
+        for (entry, value) in [(root, middle | TABLE), (middle, last | TABLE), (last, page(PAGE))] {
+            of.memory.insert(entry, value);
+        }
+        of.run(HCR, 0);
+        of.run(VTTBR, 0);
+        of.run(TCR, 25 | 1 << 23);
+        of.run(TTBR0, root);
+        of.run(SCTLR, 1);
+        // While a guest is there these are the guest's.
+        of.run(HCR, VM);
+        of.run(TTBR0, LAST);
+        of.run(MAIR, 0xff << 56);
+        of.run(HCR, 0);
+        of.store(last, 0);
+        of.run(DSB_ISHST, 0);
+        of.run(VTTBR, vmid << 48);
+        of.run(tlbi, 0);
+        of.run(DSB_ISH, 0);
+        of.run(VTTBR, 0);
+        of.store(last, page(PAGE + 0x1000));
+        assert_eq!(of.found(), found, "{vmid} {tlbi:#x}");
+        // One memory type of the host's; the guest's has another for number 7.
+        let before = of.found();
+        of.store(last, page(PAGE + 0x1000) | 7 << 2);
+        assert_eq!(of.found(), before);
+    }
+}
+
+/// Its tables are at addresses of the guest's, and what it loses is written by itself.
+#[test]
+fn a_guests_own_tables_and_pages_are_not_looked_at() {
+    let mut of = Hypervisor::new();
+    of.memory.insert(0x20_0000, 0x20_1000 | TABLE);
+    of.run(TCR, 25 | 1 << 23);
+    of.run(TTBR0, 0x20_0000);
+    of.run(SCTLR, 1);
+    of.store(0x20_0000, 0x20_2000 | TABLE);
+    of.store(LAST, 0);
+    of.pc = 0xffff_8000_0000_0000;
+    of.clear(PAGE);
+    assert_eq!(of.found(), []);
 }
 
 /// Its guest executes what it likes, and that is about its own tables, and not about the change.
@@ -249,4 +328,42 @@ fn el2_has_one_half_and_no_identifiers() {
         of.store(last, page(PAGE + 0x1000));
         assert_eq!(of.found(), found, "{flush:#x}");
     }
+}
+
+#[test]
+fn el2_has_types_of_its_own_and_one_root() {
+    const E2H: u64 = 1 << 34;
+    let page = |pa: u64| pa | 1 << 10 | 3 << 8 | 1 << 6 | 3;
+    let [root, last] = [0x20_0000, 0x20_2000];
+    let start = |hcr, sctlr| {
+        let mut of = Hypervisor::new();
+        for (entry, value) in
+            [(root, 0x20_1000 | TABLE), (0x20_1000, last | TABLE), (last, page(PAGE))]
+        {
+            of.memory.insert(entry, value);
+        }
+        of.memory.insert(0x28_0000, 0x20_1000 | TABLE);
+        of.run(HCR, hcr);
+        // Numbers 0 and 1 are one type, and 2 another.
+        of.run(MAIR_EL2, 0x44_ff_ff);
+        of.run(TCR_EL2, 25);
+        of.run(TTBR0_EL2, root);
+        of.run(SCTLR_EL2, sctlr);
+        of
+    };
+    for (number, found) in [(1, &[][..]), (2, &[Rule::BreakBeforeMake])] {
+        let mut of = start(0, 1);
+        of.store(last, page(PAGE) | number << 2);
+        assert_eq!(of.found(), found, "{number}");
+    }
+    // Its MMU is off; and of EL2&0 the registers have other names.
+    for (hcr, sctlr) in [(0, 0), (E2H, 1)] {
+        let mut of = start(hcr, sctlr);
+        of.store(last, page(PAGE + 0x1000));
+        assert_eq!(of.found(), []);
+    }
+    let mut of = start(0, 1);
+    of.run(TTBR0_EL2, 0x28_0000);
+    assert_eq!(of.found(), [Rule::IdentifierReused]);
+    assert!(of.missing().contains("an invalidation of EL2"), "{}", of.missing());
 }

@@ -214,6 +214,28 @@ fn an_invalidation_before_the_change_is_published_is_found_at_once() {
 }
 
 #[test]
+fn an_invalidation_of_another_process_has_nothing_to_do_with_a_change() {
+    let mut kernel = Kernel::new();
+    kernel.store(LAST, 0);
+    kernel.run(ASIDE1IS, asid(8));
+    assert_eq!(kernel.found(), []);
+    kernel.run(ASIDE1IS, asid(7));
+    assert_eq!(kernel.found(), [Rule::Unpublished]);
+}
+
+#[test]
+fn a_process_that_writes_to_its_page_does_not_reuse_it() {
+    let mut kernel = Kernel::new();
+    kernel.store(LAST, 0);
+    kernel.pc = 0x40_0000;
+    kernel.clear(PAGE);
+    assert_eq!(kernel.found(), []);
+    kernel.pc = PC;
+    kernel.clear(PAGE);
+    assert_eq!(kernel.found(), [Rule::PageReused]);
+}
+
+#[test]
 fn what_needs_a_break_is_not_changed_at_once() {
     let page = PAGE | USER;
     for (new, is_wrong) in [
