@@ -268,7 +268,7 @@ pub struct Registers {
 impl Registers {
     pub(crate) fn write(&mut self, register: Register, value: u64) {
         match register {
-            // A guest's own.
+            // A guest's own, whose tables are at addresses of the guest's.
             Register::Sctlr | Register::Ttbr0 | Register::Ttbr1 | Register::Tcr
                 if self.has_guest() => {}
             Register::Sctlr => self.sctlr = value,
@@ -298,8 +298,7 @@ impl Registers {
     }
 
     /// Returns the root of a part, how it is read, and the ASID or VMID under which (DDI 0487
-    /// D23.2, TCR_EL1, TTBR0_EL1). `None`: there is no translation; or it is a guest's own, whose
-    /// tables are at addresses of the guest's.
+    /// D23.2, TCR_EL1, TTBR0_EL1). `None`: there is no translation.
     pub fn root(&self, part: Part) -> Option<(u64, Regime, u16)> {
         let field = |first: u32, bits: u32| self.tcr >> first & ((1 << bits) - 1);
         let (size, disabled, granule) = match part {
@@ -324,7 +323,7 @@ impl Registers {
                 return Some((root, regime, self.vmid()));
             }
         };
-        if self.sctlr & 1 == 0 || disabled != 0 || self.has_guest() {
+        if self.sctlr & 1 == 0 || disabled != 0 {
             return None;
         }
         let granule = [Granule::K4, Granule::K16, Granule::K64][granule?];

@@ -32,6 +32,7 @@ const VMALLE1IS: u32 = 0xd508_8300;
 const VMALLS12E1: u32 = 0xd50c_87c0;
 const VMALLS12E1IS: u32 = 0xd50c_83c0;
 const ALLE1IS: u32 = 0xd50c_8380;
+const VAAE1IS: u32 = 0xd508_8360;
 const ASIDE1IS: u32 = 0xd508_8340;
 const VAE1IS: u32 = 0xd508_8320;
 const ALLE2: u32 = 0xd50c_8700;
@@ -150,6 +151,7 @@ fn a_flush_of_half_of_it_is_found_and_named() {
         ("no invalidation of it", &[]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0)]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0), (VAE1IS, 0)]),
+        ("it leaves what is combined", &[(IPAS2LE1IS, 0), (VAAE1IS, 0)]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0), (ASIDE1IS, 0)]),
         // What is combined first is combined anew.
         ("it leaves what is combined", &[(VMALLE1IS, 0), (IPAS2LE1IS, 0)]),
@@ -180,18 +182,24 @@ fn a_flush_of_half_of_it_is_found_and_named() {
 /// It is of the guest whose VMID is loaded, in all its 16 bits.
 #[test]
 fn a_flush_of_another_guest_is_found() {
-    for (vmid, found) in
-        [(7, &[][..]), (8, &[Rule::BreakBeforeMake]), (0x107, &[Rule::BreakBeforeMake])]
+    let bad = &[Rule::BreakBeforeMake];
+    for (vmids, found) in
+        [([7, 7], &[][..]), ([8, 8], bad), ([8, 7], bad), ([7, 8], bad), ([0x107, 0x107], bad)]
     {
-        for flush in [&[(IPAS2LE1IS, 0), (VMALLE1IS, 0)][..], &[(VMALLS12E1IS, 0)]] {
+        for flush in [[IPAS2LE1IS, VMALLE1IS], [VMALLS12E1IS; 2]] {
+            if flush[0] == VMALLS12E1IS && vmids[0] != vmids[1] {
+                continue;
+            }
             let mut of = Hypervisor::new();
             of.store(LAST, 0);
-            // A root in which nothing is.
-            of.run(VTTBR, vmid << 48 | 0x30_0000);
-            of.flush(flush);
+            for (vmid, tlbi) in vmids.into_iter().zip(flush) {
+                // A root in which nothing is.
+                of.run(VTTBR, vmid << 48 | 0x30_0000);
+                of.flush(&[(tlbi, 0)]);
+            }
             of.run(VTTBR, 7 << 48 | ROOT);
             of.store(LAST, (PAGE + 0x1000) | LEAF);
-            assert_eq!(of.found(), found, "{vmid}");
+            assert_eq!(of.found(), found, "{vmids:?}");
         }
     }
 }
