@@ -281,7 +281,7 @@ impl Registers {
             Register::TcrEl2 => self.tcr_el2 = value,
             Register::Vttbr => self.vttbr = value,
             Register::Vtcr => self.vtcr = value,
-            // They say nothing of where.
+            // They do not say where tables are.
             Register::Mair | Register::MairEl2 => {}
         }
     }
@@ -311,7 +311,7 @@ impl Registers {
                 [None, Some(1), Some(0), Some(2)][field(30, 2) as usize],
             ),
             Part::El2 => {
-                // With E2H, bit 34, it is as EL1&0, and has that's names for its registers.
+                // With HCR_EL2.E2H, bit 34, EL2 uses the names of EL1's registers.
                 let is_on = self.sctlr_el2 & 1 != 0 && self.hcr >> 34 & 1 == 0;
                 let (regime, root) = el2(self.tcr_el2, self.ttbr_el2).filter(|_| is_on)?;
                 return Some((root, regime, 0));

@@ -19,7 +19,7 @@ pub(crate) enum Tag {
     Asid(u16),
     /// Of any: all have to be named.
     Any,
-    /// Of EL2, which has none.
+    /// Of EL2, which has no identifiers.
     El2,
     /// Of a guest: stage 2 alone.
     Guest(u16),
@@ -156,7 +156,8 @@ impl Debt {
         }
         let cpus = if by.broadcast { Cpus::MAX } else { 1 << cpu };
         let named = self.owed.iter().filter(|(tag, _)| tag.is_named(by));
-        // What is combined is made anew of what is remembered of stage 2, as long as that is.
+        // Combined entries are made from entries of stage 2: as long as those are remembered they
+        // come back.
         let source = |tag| match tag {
             Tag::Combined(vmid) if by.stages == Stages::First => self.cpus_of(Tag::Guest(vmid)),
             _ => 0,

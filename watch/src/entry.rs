@@ -98,8 +98,8 @@ pub(crate) fn needs_break(
     }
 }
 
-/// The page that an entry gives to user memory. Of a guest's nobody knows whether the guest or the
-/// hypervisor writes to it.
+/// The page that an entry gives to user memory. `None` for stage 2: who writes to a page, the guest
+/// or the hypervisor, is not known.
 pub(crate) fn user_page(place: Place, entry: u64) -> Option<u64> {
     match place.read(entry) {
         Entry::Leaf(_) if matches!(place.regime, Regime::Arm64Stage2 { .. }) => None,

@@ -52,7 +52,7 @@ pub enum Stages {
 pub struct Invalidation {
     /// Of these translations.
     pub stages: Stages,
-    /// Of one virtual machine; `None`: of all. What is no guest's is of number 0.
+    /// Of one virtual machine; `None`: of all. The host's translations have number 0.
     pub vmid: Option<u16>,
     /// Of one address space; `None`: of all.
     pub asid: Option<u16>,

@@ -92,7 +92,7 @@ pub fn is_new_enough(version: &str) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= QEMU
 }
 
-/// The plugin in a command line that somebody else runs.
+/// The plugin's option for a command line that the caller runs.
 pub struct Loaded {
     out: Out,
     /// The value of QEMU's option `-plugin`.
@@ -100,7 +100,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// This plugin, which has said nothing yet.
+    /// Prepares a run with this plugin.
     ///
     /// # Errors
     /// The file for what it says cannot be made.

@@ -230,7 +230,7 @@ impl Watcher {
         self.counts.changes += 1;
         let Some(Some(of)) = self.spaces.get(space) else { return };
         let broken = needs_break(of.regime, was, is, self.types);
-        // While no walk can be made the break may come later.
+        // While no processor has the root loaded, the break may come after the change.
         let is_walked = of.is_walked();
         let is_less = match (was, is) {
             (Entry::Leaf(old), Entry::Leaf(new)) => allows_less(&old, &new),
@@ -365,7 +365,7 @@ impl Watcher {
                 self.lose(page, debt);
             }
         }
-        // While no walk can be made none can see what was.
+        // No walk can see the old entry while no processor has the root loaded.
         let published = match self.is_x86 || !is_walked {
             true => Published::Everywhere,
             false => Published::No,
@@ -524,7 +524,8 @@ impl Watcher {
                     Some(why) => owed.near = near(why),
                     None => owed.near = near(Why::NotComplete),
                 }
-                // What follows an invalidation of stage 2 is not about the change itself.
+                // An invalidation of stage 1 need not follow the change of a stage 2: it completes
+                // another.
                 let is_first = by.stages == Stages::First && owed.is_of_guest();
                 if why == Some(Why::Unpublished) && owed.at.cpu == at.cpu && !is_first {
                     early.push(debt);
@@ -835,8 +836,8 @@ impl Watcher {
         }
     }
 
-    /// Nobody has walked a space, and a processor does from here on: what was changed meanwhile
-    /// must not be remembered beside what is there now.
+    /// A processor loads a root that none has loaded: a change that needs a break has to be
+    /// invalidated by now.
     fn walks_begin(&mut self, at: At, space: usize) {
         let Some(Some(of)) = self.spaces.get(space) else { return };
         let (regime, types) = (of.regime, self.types);

@@ -59,7 +59,7 @@ struct Run {
     guests: u8,
     /// The planted bug, and the rules that may be the first to be broken.
     plant: Option<(&'static str, &'static [Rule])>,
-    /// The rule by which it is found in a kernel that is not known.
+    /// The rule by which `tablewright watch` finds it, if it does.
     watched: Option<watch::Rule>,
 }
 
@@ -564,7 +564,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         }
         let started = Instant::now();
         if args.watch {
-            // What is no matter of the architecture's.
+            // A bug that breaks no rule of the architecture is not found so.
             if run.plant.is_some() && run.watched.is_none() {
                 continue;
             }

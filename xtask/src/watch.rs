@@ -65,8 +65,8 @@ enum How {
     Becomes(fn(u32, &[u32], &[u32]) -> Option<u32>),
     /// A function of x86-64 returns at once.
     Returns(&'static str),
-    /// A function of arm64 first calls another with its own argument. What does that takes the
-    /// place of a third, which is never executed.
+    /// A function of arm64 first calls another with its own argument. The code for that replaces a
+    /// third, which is never executed.
     CallsFirst([&'static str; 3]),
 }
 
@@ -340,7 +340,7 @@ pub fn run(args: &WatchArgs) -> Result<()> {
                 Some(_) => judge_planted(count, &watched),
             };
             if plant.is_some() {
-                // It is made again when it is needed again.
+                // It is tens of MiB, and made anew each time.
                 let _ = std::fs::remove_file(&image);
             }
             let seconds = started.elapsed().as_secs_f64();
@@ -393,7 +393,7 @@ fn planted(files: &Files, kernel: &Path, plant: &Plant) -> Result<(PathBuf, usiz
         How::CallsFirst([function, other, unused]) => {
             let names = ["_stext", function, other, unused];
             let [text, places @ ..] = addresses_of(files, kernel, names)?;
-            // The image begins where 2 MiB do, and its code less than that behind.
+            // The image is aligned to 2 MiB, and `_stext` is less than that behind its start.
             let base = text & !((2 << 20) - 1);
             let places = places.map(|place| place.wrapping_sub(base) as usize);
             usize::from(call_first(&mut image, places).is_some())
@@ -434,7 +434,7 @@ fn addresses_of<const N: usize>(
 
 /// Has a function of an image of arm64 first call another, by code in the place of a third.
 fn call_first(image: &mut [u8], [function, other, unused]: [usize; 3]) -> Option<()> {
-    // Each begins with the room of a tracer, and then signs its return address.
+    // Each begins with two NOPs for the function tracer, then PACIASP.
     let signed = |image: &[u8], at: usize| {
         (at..at + 16).step_by(4).find(|&at| image.get(at..at + 4) == Some(&PACIASP.to_le_bytes()))
     };
