@@ -21,15 +21,21 @@ pub enum Instruction {
     },
     /// DC ZVA, DC GZVA: zeroes a block of memory.
     Zero,
-    /// SETP, the first of the three that set a range: the numbers of the registers that hold its
-    /// first address, its bytes, and what is stored.
+    /// SETP, the first of the three that set a range.
     Set {
-        /// The register of the address.
+        /// The number of the register that holds the first address.
         address: u8,
-        /// The register of the number of bytes.
+        /// That of the register of the number of bytes.
         bytes: u8,
-        /// The register of the byte.
-        value: u8,
+    },
+    /// CPYP, the first of the three that copy a range.
+    Copy {
+        /// The number of the register that holds the first address that is stored to.
+        to: u8,
+        /// That of the register of the first address that is read.
+        from: u8,
+        /// That of the register of the number of bytes.
+        bytes: u8,
     },
 }
 
@@ -95,8 +101,12 @@ pub fn decode(instruction: u32) -> Option<Instruction> {
     }
     // SETP, SETPN, SETPT, SETPTN, and with tags SETGP: op2 bits 15:14 zero.
     if instruction & 0xfbe0_cc00 == 0x19c0_0400 {
-        let (address, bytes, value) = (field(0, 5), field(5, 5), field(16, 5));
-        return Some(Instruction::Set { address, bytes, value });
+        return Some(Instruction::Set { address: field(0, 5), bytes: field(5, 5) });
+    }
+    // CPYP and CPYFP, with all their hints in op2.
+    if instruction & 0xfbe0_0c00 == 0x1900_0400 {
+        let (to, from, bytes) = (field(0, 5), field(16, 5), field(5, 5));
+        return Some(Instruction::Copy { to, from, bytes });
     }
     // MSR of a register.
     Some(Instruction::Write(match instruction & 0xffff_ffe0 {
@@ -424,7 +434,14 @@ mod tests {
             (0xd51c_2148, Some(Instruction::Write(Register::Vtcr))),
             (0xd50b_7420, Some(Instruction::Zero)), // dc zva, x0
             // setp [x0]!, x1!, x2
-            (0x19c2_0420, Some(Instruction::Set { address: 0, bytes: 1, value: 2 })),
+            (0x19c2_0420, Some(Instruction::Set { address: 0, bytes: 1 })),
+            (0x1dc2_0420, Some(Instruction::Set { address: 0, bytes: 1 })), // setgp
+            (0x19c2_4420, None),                                            // setm
+            // cpyp [x3]!, [x4]!, x5!, and cpyfprtn
+            (0x1d04_04a3, Some(Instruction::Copy { to: 3, from: 4, bytes: 5 })),
+            (0x1904_e4a3, Some(Instruction::Copy { to: 3, from: 4, bytes: 5 })),
+            (0x1d44_04a3, None), // cpym
+            (0x1900_0041, None), // stlurb
         ] {
             assert_eq!(decode(instruction), is, "{instruction:#x}");
         }

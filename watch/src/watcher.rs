@@ -148,7 +148,7 @@ impl Watcher {
             Instruction::Tlbi(tlbi) => self.tlbi(at, tlbi, operand),
             Instruction::Barrier { everywhere, whole } => self.barrier(at, everywhere, whole),
             // Stores, of which the watcher is told as such.
-            Instruction::Zero | Instruction::Set { .. } => {}
+            Instruction::Zero | Instruction::Set { .. } | Instruction::Copy { .. } => {}
         }
     }
 

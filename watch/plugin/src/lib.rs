@@ -446,10 +446,14 @@ impl State {
                 self.zero(at, first & !(self.block - 1), self.block);
             }
             // Taken for zero: what fills a table with another byte makes it useless as a table.
-            Instruction::Set { address, bytes, .. } => {
+            Instruction::Set { address, bytes } => {
                 let first = self.register(at.cpu, address);
                 let bytes = self.register(at.cpu, bytes);
                 self.zero(at, first, bytes);
+            }
+            Instruction::Copy { to, from, bytes } => {
+                let [to, from, bytes] = [to, from, bytes].map(|it| self.register(at.cpu, it));
+                self.copy(at, to, from, bytes);
             }
             Instruction::Barrier { .. } => {}
             Instruction::Write(_) | Instruction::Tlbi(_) => {
@@ -501,6 +505,29 @@ impl State {
 
     /// A range of addresses will be stored to at once.
     fn zero(&mut self, at: At, first: u64, bytes: u64) {
+        self.each_page(first, bytes, |this, _, pa, length| {
+            this.watcher.zeroed(at, pa, length, &mut this.machine);
+        });
+    }
+
+    /// A range of addresses will be copied at once. Of what is not aligned the whole words count.
+    fn copy(&mut self, at: At, to: u64, from: u64, bytes: u64) {
+        self.each_page(to, bytes, |this, first, pa, length| {
+            for offset in (pa.next_multiple_of(8) - pa..(length + 1).saturating_sub(8)).step_by(8) {
+                let [value, _] = this.machine.words((first + offset - to).wrapping_add(from));
+                this.watcher.store_word(at, pa + offset, value, &mut this.machine);
+            }
+        });
+    }
+
+    /// The pages of a range that the watcher cares for, or the part of a page: the first address,
+    /// the physical one, and how many bytes.
+    fn each_page(
+        &mut self,
+        first: u64,
+        bytes: u64,
+        mut each: impl FnMut(&mut Self, u64, u64, u64),
+    ) {
         let mut next = first;
         let last = first.saturating_add(bytes);
         while next < last {
@@ -508,7 +535,7 @@ impl State {
             let mut pa = 0;
             // SAFETY: in the callback of a processor.
             if unsafe { qemu_plugin_translate_vaddr(next, &raw mut pa) } && self.watcher.cares(pa) {
-                self.watcher.zeroed(at, pa, length, &mut self.machine);
+                each(self, next, pa, length);
             }
             next += length;
         }
