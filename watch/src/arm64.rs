@@ -396,7 +396,7 @@ pub fn stage2(vtcr: u64, vttbr: u64, forced_write_back: bool) -> Option<(Regime,
 
 #[cfg(test)]
 mod tests {
-    use super::{Granule, Instruction, Regime, Register, Registers, decode, el2, stage2};
+    use super::{Granule, Instruction, Part, Regime, Register, Registers, decode, el2, stage2};
     use crate::invalidation::{Hint, Invalidation, Span, Stages};
 
     /// Registers with VMID 3.
@@ -507,6 +507,13 @@ mod tests {
         let hinted = Invalidation { hint, ..leaf(everywhere(Stages::Second)) };
         assert_eq!(tlbi(0xd50c_80a0, 1 << 63 | 7 << 44 | 1), Some(hinted));
         assert_eq!(tlbi(0xd50c_8420, 1), Some(page(of(Stages::Second))));
+        // tlbi rvae2is, ripas2e1is, of 64 KiB and on with wide descriptors.
+        let registers = Registers { tcr_el2: 1 << 32, vtcr: 1 << 32, ..guest() };
+        for instruction in [0xd50c_8220, 0xd50c_8040] {
+            let Some(Instruction::Tlbi(tlbi)) = decode(instruction) else { panic!("a TLBI") };
+            let span = tlbi.of(1 << 46 | 1, &registers).and_then(|by| by.span);
+            assert_eq!(span, Some(Span { first: 0x1_0000, last: 0x1_1fff }));
+        }
         // tlbi ripas2le1is: 2 pages.
         let hint = Some(Hint { granule: Granule::K4, level: None });
         let span = Some(Span { first: 0x1000, last: 0x2fff });
@@ -523,6 +530,15 @@ mod tests {
             wide: false,
             forced_write_back: false,
         };
+        // HCR_EL2.FWB and VM.
+        let registers = Registers { hcr: 1 << 46 | 1, vtcr: 0x3558, vttbr: 0x4000_2000, ..guest() };
+        let forced = Regime::Arm64Stage2 {
+            granule: Granule::K4,
+            input_bits: 40,
+            wide: false,
+            forced_write_back: true,
+        };
+        assert_eq!(registers.root(Part::Guest), Some((0x4000_2000, forced, 0)));
         // T0SZ 24, SL0 1: two tables at level 1. T0SZ 16, SL0 2: one at level 0.
         assert_eq!(stage2(0x8002_3558, 7 << 48 | 0x4000_2000, false), Some((of(40), 0x4000_2000)));
         assert_eq!(stage2(0x8002_3590, 0x4000_0001, false), Some((of(48), 0x4000_0000)));

@@ -64,18 +64,16 @@ impl Space {
     /// Returns who may remember a translation of this space.
     pub(crate) fn owed(&self, global: bool) -> Vec<(Tag, Cpus)> {
         let held = self.contexts.iter().filter(|context| context.held != 0);
-        match (self.part, global) {
-            (Part::Lower | Part::Upper, true) => {}
-            (Part::Guest, _) => {
-                let both = |&Context { tag, held, .. }: &Context| match tag {
-                    Tag::Guest(vmid) => [Some((tag, held)), Some((Tag::Combined(vmid), held))],
-                    _ => [Some((tag, held)), None],
-                };
-                return held.flat_map(both).flatten().collect();
-            }
-            _ => return held.map(|context| (context.tag, context.held)).collect(),
+        if global && matches!(self.part, Part::Lower | Part::Upper) {
+            let cpus = held.fold(0, |cpus, context| cpus | context.held);
+            return if cpus == 0 { Vec::new() } else { vec![(Tag::Global, cpus)] };
         }
-        let cpus = held.fold(0, |cpus, context| cpus | context.held);
-        if cpus == 0 { Vec::new() } else { vec![(Tag::Global, cpus)] }
+        let mut owed: Vec<_> = held.map(|context| (context.tag, context.held)).collect();
+        for place in 0..owed.len() {
+            if let (Tag::Guest(vmid), cpus) = owed[place] {
+                owed.push((Tag::Combined(vmid), cpus));
+            }
+        }
+        owed
     }
 }
