@@ -23,6 +23,7 @@
 //! | `entry.rs` | what a change of one entry means |
 //! | `tables.rs` | the tables that walks can reach, and what is in them |
 //! | `debt.rs` | what was changed and may be remembered |
+//! | `processor.rs` | what a processor has loaded and issued |
 //! | `space.rs` | who may remember something of a root |
 //! | `watcher.rs` | the rules |
 //! | `session.rs` | how QEMU is run with the plugin |
@@ -34,6 +35,7 @@ mod debt;
 mod entry;
 mod finding;
 mod invalidation;
+mod processor;
 pub mod session;
 mod space;
 mod tables;

@@ -11,11 +11,12 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use tablewright_walker::Regime;
 
-use crate::arm64::{Instruction, Part, Register, Registers, Tlbi};
+use crate::arm64::{Instruction, Part, Register, Tlbi};
 use crate::debt::{Debt, Index, Near, Published, Tag, Why};
 use crate::entry::{Entry, Place, Types, allows_less, needs_break, user_page};
 use crate::finding::{Finding, Findings, Rule};
 use crate::invalidation::{Cpus, Invalidation, Span, Stages};
+use crate::processor::{Cpu, Issued, Of};
 use crate::space::{Context, NO_TABLE, Space};
 use crate::tables::Tables;
 use crate::x86_64::{Control, Flushes};
@@ -38,29 +39,6 @@ pub struct Counts {
     pub tables: usize,
     /// The most debts at once.
     pub most: usize,
-}
-
-/// A processor.
-#[derive(Default)]
-struct Cpu {
-    registers: Registers,
-    /// The space and the tag that are loaded, of each part.
-    loaded: [Option<(usize, Tag)>; Part::ALL.len()],
-    /// Debts of what it has changed since its last DSB.
-    unpublished: Vec<u64>,
-    /// Invalidations that it has issued since its last whole DSB.
-    issued: Vec<Issued>,
-}
-
-/// An invalidation that is not complete.
-struct Issued {
-    by: Invalidation,
-    of: Of,
-}
-
-enum Of {
-    Debt { debt: u64, paid: Vec<(Tag, Cpus)> },
-    Context { space: usize, tag: Tag, cpus: Cpus },
 }
 
 /// A page that user memory has lost, and that may be reached still.
@@ -93,7 +71,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Watches a machine with so many processors, at most 64, that have executed nothing yet.
+    /// Watches a machine with so many processors, at most 64, that have executed nothing yet. What
+    /// others do is not looked at.
     pub fn new(cpus: usize) -> Self {
         Self {
             cpus: (0..cpus.min(64)).map(|_| Cpu::default()).collect(),
@@ -129,6 +108,10 @@ impl Watcher {
         self.tables.all().map(|table| (table.pa, table.entries.as_slice()))
     }
 
+    fn knows(&self, cpu: u8) -> bool {
+        usize::from(cpu) < self.cpus.len()
+    }
+
     /// Whether a store to this address has to be [said](Self::store).
     #[inline]
     pub fn cares(&self, pa: u64) -> bool {
@@ -155,12 +138,10 @@ impl Watcher {
     /// A processor has stored to physical memory: so many bytes from this address on. What is there
     /// now is read.
     pub fn store(&mut self, at: At, pa: u64, bytes: u64, memory: &mut dyn Memory) {
-        if !self.cares(pa) {
-            return;
-        }
+        let Some(end) = pa.checked_add(bytes).filter(|_| self.cares(pa)) else { return };
         let mut word = [0];
         let mut next = pa & !7;
-        while next < pa + bytes {
+        while next < end {
             if memory.read(next, &mut word) {
                 self.stored(at, next, word[0], memory);
             }
@@ -177,14 +158,15 @@ impl Watcher {
 
     /// Physical memory is about to be zeroed: so many bytes from this address on, whole words.
     pub fn zeroed(&mut self, at: At, pa: u64, bytes: u64, memory: &mut dyn Memory) {
-        for word in 0..bytes / 8 {
-            self.stored(at, pa + word * 8, 0, memory);
+        let Some(end) = pa.checked_add(bytes) else { return };
+        for word in (pa..end).step_by(8) {
+            self.stored(at, word, 0, memory);
         }
         self.written(at, pa, bytes);
     }
 
     fn stored(&mut self, at: At, pa: u64, value: u64, memory: &mut dyn Memory) {
-        let Some(number) = self.tables.at(pa).0 else { return };
+        let Some(number) = self.tables.at(pa).0.filter(|_| self.knows(at.cpu)) else { return };
         let Some(table) = self.tables.get_mut(number) else { return };
         let index = (pa.wrapping_sub(table.pa) / 8) as usize;
         let Some(entry) = table.entries.get_mut(index) else { return };
@@ -458,6 +440,9 @@ impl Watcher {
     /// Memory was written: whether a page that may still be reached was, as a whole, by the kernel.
     fn written(&mut self, at: At, pa: u64, bytes: u64) {
         let page = pa & !0xfff;
+        if !self.knows(at.cpu) {
+            return;
+        }
         let Some(lost) = self.lost.get_mut(&page) else { return };
         let is_next = pa == page || pa == lost.next;
         lost.next = if is_next { pa + bytes } else { u64::MAX };
@@ -649,7 +634,7 @@ impl Watcher {
     /// A processor of x86-64 writes to a control register: so they are now. What it held, of
     /// `flushes`, is gone.
     pub fn control(&mut self, at: At, now: Control, flushes: Flushes, memory: &mut dyn Memory) {
-        if usize::from(at.cpu) >= self.cpus.len() {
+        if !self.knows(at.cpu) {
             return;
         }
         self.is_x86 = true;
@@ -675,12 +660,17 @@ impl Watcher {
     /// A processor of x86-64 forgets something at once.
     pub fn forgets(&mut self, at: At, by: Invalidation) {
         self.counts.invalidations += 1;
-        self.invalidate(at, by);
-        self.complete(at, true);
+        if self.knows(at.cpu) {
+            self.invalidate(at, by);
+            self.complete(at, true);
+        }
     }
 
     /// A processor of x86-64 goes to user mode.
     pub fn to_user(&mut self, at: At) {
+        if !self.knows(at.cpu) {
+            return;
+        }
         self.in_user |= 1 << at.cpu;
         for debt in std::mem::take(&mut self.reused) {
             if !self.debts.contains_key(&debt) {
@@ -696,7 +686,7 @@ impl Watcher {
     /// A processor of x86-64 executes code of the upper half: it is not in user mode.
     #[inline]
     pub fn in_kernel(&mut self, cpu: u8) {
-        self.in_user &= !(1 << cpu);
+        self.in_user &= !(1_u64.checked_shl(cpu.into()).unwrap_or(0));
     }
 
     /// Whether any processor may be in user mode.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use common::reader;
 use tablewright_watch::arm64::decode;
-use tablewright_watch::{At, Rule, Watcher};
+use tablewright_watch::{At, Control, Flushes, Invalidation, Rule, Watcher};
 
 const ROOT: u64 = 0x10_0000;
 const MIDDLE: u64 = 0x10_1000;
@@ -466,6 +466,50 @@ fn what_no_processor_can_hold_owes_nothing() {
         kernel.run(DSB_NSH, 0);
     }
     kernel.store(LAST, (PAGE + 0x2000) | USER);
+    assert_eq!(kernel.found(), []);
+}
+
+#[test]
+fn processors_that_there_are_not_do_nothing() {
+    for cpu in [2, 63, 64, 255] {
+        let mut kernel = Kernel::new();
+        kernel.cpu = cpu;
+        let before = kernel.watcher.counts().changes;
+        kernel.store(LAST, 0);
+        kernel.clear(PAGE);
+        kernel.clear(LAST);
+        kernel.flush(VALE1IS, asid(7));
+        kernel.load(OTHER, 7);
+        let at = At { cpu, pc: PC };
+        let mut read = reader(&kernel.memory);
+        kernel.watcher.zeroed(at, LAST, 4096, &mut read);
+        kernel.watcher.store(at, LAST, 1, &mut read);
+        kernel.watcher.control(at, Control::default(), Flushes::All, &mut read);
+        kernel.watcher.forgets(at, Invalidation::LOCAL);
+        kernel.watcher.to_user(at);
+        kernel.watcher.in_kernel(cpu);
+        assert!(!kernel.watcher.is_any_in_user());
+        assert_eq!((kernel.watcher.counts().changes, kernel.found()), (before, vec![]));
+    }
+}
+
+#[test]
+fn what_there_is_no_memory_for_is_no_table() {
+    let mut kernel = Kernel::new();
+    let at = At { cpu: 0, pc: PC };
+    let mut none = |_: u64, _: &mut [u64]| false;
+    // A root, and a table below one.
+    kernel.watcher.execute(at, decode(TTBR0).unwrap(), OTHER, &mut none);
+    kernel.load(ROOT, 7);
+    kernel.watcher.store_word(at, MIDDLE + 8, OTHER | TABLE, &mut none);
+    kernel.watcher.store_word(at, OTHER, PAGE | USER, &mut none);
+    kernel.watcher.store(at, LAST, 8, &mut none);
+    // Across the end of a table, and of all addresses.
+    let mut read = reader(&kernel.memory);
+    kernel.watcher.store(at, LAST + 4092, 8, &mut read);
+    kernel.watcher.store(at, u64::MAX, 8, &mut read);
+    kernel.watcher.zeroed(at, LAST + 4096 - 8, 64, &mut read);
+    kernel.watcher.zeroed(at, u64::MAX, 64, &mut read);
     assert_eq!(kernel.found(), []);
 }
 
