@@ -296,15 +296,26 @@ impl Registers {
         }
     }
 
-    /// Stage 2 is in use: HCR_EL2.VM.
-    pub(crate) fn has_guest(&self) -> bool {
-        self.hcr & 1 != 0
+    /// A host runs at EL2: HCR_EL2.E2H and TGE. There is no stage 2 then and no VMID, and registers
+    /// and invalidations of EL1 are those of EL2&0 (DDI 0487 D1.5.3, D8.17.6).
+    fn is_host(&self) -> bool {
+        const E2H_TGE: u64 = 1 << 34 | 1 << 27;
+        self.hcr & E2H_TGE == E2H_TGE
     }
 
-    /// The identifier of the guest, as large as VTCR_EL2.VS says.
+    /// Stage 2 is in use: HCR_EL2.VM.
+    pub(crate) fn has_guest(&self) -> bool {
+        self.hcr & 1 != 0 && !self.is_host()
+    }
+
+    /// The VMID that is current: as large as VTCR_EL2.VS says.
     fn vmid(&self) -> u16 {
         let vmid = (self.vttbr >> 48) as u16;
-        if self.vtcr >> 19 & 1 != 0 { vmid } else { vmid & 0xff }
+        match self.vtcr >> 19 & 1 {
+            _ if self.is_host() => 0,
+            0 => vmid & 0xff,
+            _ => vmid,
+        }
     }
 
     /// Returns the root of a part, how it is read, and the ASID or VMID under which (DDI 0487

@@ -244,6 +244,31 @@ fn what_is_done_to_a_guest_does_not_flush_the_host() {
     }
 }
 
+/// The VMID of its last guest stays loaded.
+#[test]
+fn a_host_at_el2_has_no_vmid() {
+    const HOST: u64 = 1 << 34 | 1 << 27;
+    let page = |pa: u64| pa | 1 << 11 | 1 << 10 | 3 << 8 | 1 << 6 | 3;
+    // With its own bits set, or one of them, as while it invalidates for a guest.
+    for (hcr, found) in [(HOST | VM, &[][..]), (1 << 34, &[Rule::BreakBeforeMake])] {
+        let mut of = Hypervisor::new();
+        let [root, middle, last] = [0x20_0000, 0x20_1000, 0x20_2000];
+        for (entry, value) in [(root, middle | TABLE), (middle, last | TABLE), (last, page(PAGE))] {
+            of.memory.insert(entry, value);
+        }
+        of.run(HCR, HOST | VM);
+        of.run(TCR, 25 | 1 << 23);
+        of.run(TTBR0, root);
+        of.run(SCTLR, 1);
+        of.store(last, 0);
+        of.run(HCR, hcr);
+        of.flush(&[(VMALLE1IS, 0)]);
+        of.run(HCR, HOST);
+        of.store(last, page(PAGE + 0x1000));
+        assert_eq!(of.found(), found, "{hcr:#x}");
+    }
+}
+
 /// Its tables are at addresses of the guest's, and what it loses is written by itself.
 #[test]
 fn a_guests_own_tables_and_pages_are_not_looked_at() {
