@@ -29,8 +29,8 @@ pub(crate) enum Tag {
 
 impl Tag {
     /// Whether an invalidation names it (DDI 0487 C5.5): one by address takes what is global with
-    /// it, one of an address space does not. What is combined has addresses of the guest's, which
-    /// nobody knows here.
+    /// it, one of an address space does not. Combined entries are found by virtual addresses of the
+    /// guest's, which are not known.
     pub(crate) fn is_named(self, by: &Invalidation) -> bool {
         let is_of = |vmid| by.vmid.is_none_or(|named| named == vmid);
         let is_first = matches!(by.stages, Stages::First | Stages::Both) && is_of(0);

@@ -71,8 +71,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Watches a machine with so many processors, at most 64, that have executed nothing yet. What
-    /// others do is not looked at.
+    /// Watches a machine with so many processors, at most 64, before they execute anything. A
+    /// processor with a higher number is ignored.
     pub fn new(cpus: usize) -> Self {
         Self {
             cpus: (0..cpus.min(64)).map(|_| Cpu::default()).collect(),
@@ -184,8 +184,8 @@ impl Watcher {
                 && let Some(number) = debt
                 && let Some(debt) = self.debts.get(&number)
             {
-                // Where kernels walk without a lock, another processor may have found the table
-                // before it was cut off, and store one entry after that.
+                // A walk without a lock on another processor may find the table before it is cut
+                // off, and store one entry after that.
                 let by = 1 << at.cpu;
                 let is_late = debt.at.cpu != at.cpu && table.late & by == 0;
                 table.late |= by;
@@ -620,7 +620,7 @@ impl Watcher {
             let now = root.and_then(|(root, regime, id)| {
                 let tag = match part {
                     Part::Lower => Tag::Asid(id),
-                    // What the kernel's half maps without being global is remembered under any.
+                    // An entry of the kernel's half that is not global may have any ASID.
                     Part::Upper => Tag::Any,
                     Part::El2 => Tag::El2,
                     Part::Guest => Tag::Guest(id),

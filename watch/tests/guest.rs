@@ -1,12 +1,13 @@
 //! A hypervisor of a few lines: its guest's stage 2, and its own stage 1 of EL2.
 
+#[path = "common/arm64.rs"]
+mod arm64;
 mod common;
 
-use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 
-use common::reader;
-use tablewright_watch::arm64::decode;
-use tablewright_watch::{At, Rule, Watcher};
+use arm64::*;
+use tablewright_watch::Rule;
 
 /// A stage 2 of 39 bits: a root of level 1, a table of level 2, one of level 3.
 const ROOT: u64 = 0x10_0000;
@@ -23,24 +24,15 @@ const WRITE: u64 = 1 << 7;
 const UNCACHED: u64 = 0b1010 << 2;
 const TABLE: u64 = 3;
 
-const DSB_ISHST: u32 = 0xd503_3a9f;
-const DSB_ISH: u32 = 0xd503_3b9f;
 /// Without the register, which is x0.
 const IPAS2E1IS: u32 = 0xd50c_8020;
 const IPAS2LE1IS: u32 = 0xd50c_80a0;
-const VMALLE1IS: u32 = 0xd508_8300;
 const VMALLS12E1: u32 = 0xd50c_87c0;
 const VMALLS12E1IS: u32 = 0xd50c_83c0;
 const ALLE1IS: u32 = 0xd50c_8380;
 const VAAE1IS: u32 = 0xd508_8360;
-const ASIDE1IS: u32 = 0xd508_8340;
-const VAE1IS: u32 = 0xd508_8320;
 const ALLE2: u32 = 0xd50c_8700;
 const VAE2IS: u32 = 0xd50c_8320;
-const MAIR: u32 = 0xd518_a200;
-const TCR: u32 = 0xd518_2040;
-const TTBR0: u32 = 0xd518_2000;
-const SCTLR: u32 = 0xd518_1000;
 const SCTLR_EL2: u32 = 0xd51c_1000;
 const HCR: u32 = 0xd51c_1100;
 const TTBR0_EL2: u32 = 0xd51c_2000;
@@ -50,26 +42,38 @@ const VTTBR: u32 = 0xd51c_2100;
 const VTCR: u32 = 0xd51c_2140;
 
 const VM: u64 = 1;
+/// A root of stage 1, a table below it, and one of the last level.
+const OWN: [u64; 3] = [0x20_0000, 0x20_1000, 0x20_2000];
 
-struct Hypervisor {
-    watcher: Watcher,
-    memory: HashMap<u64, u64>,
-    cpu: u8,
-    pc: u64,
+/// A hypervisor of a few lines.
+struct Hypervisor(Machine);
+
+impl Deref for Hypervisor {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.0
+    }
+}
+
+impl DerefMut for Hypervisor {
+    fn deref_mut(&mut self) -> &mut Machine {
+        &mut self.0
+    }
 }
 
 impl Hypervisor {
     /// Two processors with a guest of VMID 7 whose page 0 is there.
     fn new() -> Self {
-        let mut of = Self { watcher: Watcher::new(2), memory: HashMap::new(), cpu: 0, pc: PC };
-        for (entry, value) in [
-            (ROOT, MIDDLE | TABLE),
-            (MIDDLE, LAST | TABLE),
-            (LAST, PAGE | LEAF),
-            (OTHER, MIDDLE | TABLE),
-        ] {
-            of.memory.insert(entry, value);
-        }
+        let mut of = Self(Machine::new(
+            PC,
+            [
+                (ROOT, MIDDLE | TABLE),
+                (MIDDLE, LAST | TABLE),
+                (LAST, PAGE | LEAF),
+                (OTHER, MIDDLE | TABLE),
+            ],
+        ));
         for cpu in [1, 0] {
             of.cpu = cpu;
             // 39 bits from level 1 on, VMIDs of 16 bits.
@@ -80,25 +84,12 @@ impl Hypervisor {
         of
     }
 
-    fn run(&mut self, instruction: u32, operand: u64) {
-        self.pc += 4;
-        let mut read = reader(&self.memory);
-        let at = At { cpu: self.cpu, pc: self.pc };
-        let what = decode(instruction).expect("an instruction that matters");
-        self.watcher.execute(at, what, operand, &mut read);
-    }
-
-    fn store(&mut self, pa: u64, value: u64) {
-        self.pc += 4;
-        self.memory.insert(pa, value);
-        let mut read = reader(&self.memory);
-        self.watcher.store_word(At { cpu: self.cpu, pc: self.pc }, pa, value, &mut read);
-    }
-
-    fn clear(&mut self, page: u64) {
-        for word in 0..512 {
-            self.store(page + word * 8, 0);
-        }
+    /// With tables of stage 1 besides, which map one page at 0.
+    fn with_tables(leaf: u64) -> Self {
+        let mut of = Self::new();
+        let [_, middle, last] = OWN;
+        of.memory.extend([(OWN[0], middle | TABLE), (middle, last | TABLE), (last, leaf)]);
+        of
     }
 
     /// These instructions, each complete before the next.
@@ -108,14 +99,6 @@ impl Hypervisor {
             self.run(tlbi, operand);
             self.run(DSB_ISH, 0);
         }
-    }
-
-    fn found(&self) -> Vec<Rule> {
-        self.watcher.findings().iter().map(|finding| finding.rule).collect()
-    }
-
-    fn missing(&self) -> &str {
-        self.watcher.findings().first().map_or("", |finding| &finding.missing)
     }
 }
 
@@ -153,7 +136,7 @@ fn a_flush_of_half_of_it_is_found_and_named() {
         ("it leaves what is combined", &[(IPAS2LE1IS, 0), (VAE1IS, 0)]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0), (VAAE1IS, 0)]),
         ("it leaves what is combined", &[(IPAS2LE1IS, 0), (ASIDE1IS, 0)]),
-        // What is combined first is combined anew.
+        // Combined entries are made anew as long as stage 2 is remembered.
         ("it leaves what is combined", &[(VMALLE1IS, 0), (IPAS2LE1IS, 0)]),
         ("no invalidation of it", &[(VMALLE1IS, 0)]),
         ("no invalidation of it", &[(IPAS2LE1IS, 1), (VMALLE1IS, 0)]),
@@ -214,11 +197,8 @@ fn what_is_done_to_a_guest_does_not_flush_the_host() {
         (7, VMALLE1IS, &[Rule::BreakBeforeMake]),
         (7, VMALLS12E1IS, &[Rule::BreakBeforeMake]),
     ] {
-        let mut of = Hypervisor::new();
-        let [root, middle, last] = [0x20_0000, 0x20_1000, 0x20_2000];
-        for (entry, value) in [(root, middle | TABLE), (middle, last | TABLE), (last, page(PAGE))] {
-            of.memory.insert(entry, value);
-        }
+        let mut of = Hypervisor::with_tables(page(PAGE));
+        let [root, _, last] = OWN;
         of.run(HCR, 0);
         of.run(VTTBR, 0);
         of.run(TCR, 25 | 1 << 23);
@@ -251,11 +231,8 @@ fn a_host_at_el2_has_no_vmid() {
     let page = |pa: u64| pa | 1 << 11 | 1 << 10 | 3 << 8 | 1 << 6 | 3;
     // With its own bits set, or one of them, as while it invalidates for a guest.
     for (hcr, found) in [(HOST | VM, &[][..]), (1 << 34, &[Rule::BreakBeforeMake])] {
-        let mut of = Hypervisor::new();
-        let [root, middle, last] = [0x20_0000, 0x20_1000, 0x20_2000];
-        for (entry, value) in [(root, middle | TABLE), (middle, last | TABLE), (last, page(PAGE))] {
-            of.memory.insert(entry, value);
-        }
+        let mut of = Hypervisor::with_tables(page(PAGE));
+        let [root, _, last] = OWN;
         of.run(HCR, HOST | VM);
         of.run(TCR, 25 | 1 << 23);
         of.run(TTBR0, root);
@@ -346,11 +323,8 @@ fn el2_has_one_half_and_no_identifiers() {
         (ALLE1IS, 0, &[Rule::BreakBeforeMake]),
         (VAAE1IS, 0, &[Rule::BreakBeforeMake]),
     ] {
-        let mut of = Hypervisor::new();
-        let [root, middle, last] = [0x20_0000, 0x20_1000, 0x20_2000];
-        for (entry, value) in [(root, middle | TABLE), (middle, last | TABLE), (last, page(PAGE))] {
-            of.memory.insert(entry, value);
-        }
+        let mut of = Hypervisor::with_tables(page(PAGE));
+        let [root, _, last] = OWN;
         for cpu in [1, 0] {
             of.cpu = cpu;
             of.run(TCR_EL2, 25);
@@ -370,15 +344,10 @@ fn el2_has_one_half_and_no_identifiers() {
 fn el2_has_types_of_its_own_and_one_root() {
     const E2H: u64 = 1 << 34;
     let page = |pa: u64| pa | 1 << 10 | 3 << 8 | 1 << 6 | 3;
-    let [root, last] = [0x20_0000, 0x20_2000];
+    let [root, middle, last] = OWN;
     let start = |hcr, sctlr| {
-        let mut of = Hypervisor::new();
-        for (entry, value) in
-            [(root, 0x20_1000 | TABLE), (0x20_1000, last | TABLE), (last, page(PAGE))]
-        {
-            of.memory.insert(entry, value);
-        }
-        of.memory.insert(0x28_0000, 0x20_1000 | TABLE);
+        let mut of = Hypervisor::with_tables(page(PAGE));
+        of.memory.insert(0x28_0000, middle | TABLE);
         of.run(HCR, hcr);
         // Numbers 0 and 1 are one type, and 2 another.
         of.run(MAIR_EL2, 0x44_ff_ff);

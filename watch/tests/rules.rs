@@ -1,13 +1,16 @@
 //! All that a kernel may leave out, one thing after the other: each is found, and the kernel that
 //! leaves out nothing is clean.
 
+#[path = "common/arm64.rs"]
+mod arm64;
 mod common;
 
-use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 
+use arm64::*;
 use common::reader;
 use tablewright_watch::arm64::decode;
-use tablewright_watch::{At, Control, Flushes, Invalidation, Rule, Watcher};
+use tablewright_watch::{At, Control, Flushes, Invalidation, Rule};
 
 const ROOT: u64 = 0x10_0000;
 const MIDDLE: u64 = 0x10_1000;
@@ -22,42 +25,42 @@ const USER: u64 = 1 << 53 | 1 << 11 | 1 << 10 | 3 << 8 | 1 << 6 | 3;
 const READ_ONLY: u64 = 1 << 7;
 const TABLE: u64 = 3;
 
-const DSB_ISHST: u32 = 0xd503_3a9f;
-const DSB_ISH: u32 = 0xd503_3b9f;
 const DSB_NSH: u32 = 0xd503_379f;
 /// Without the register, which is x0.
-const VAE1IS: u32 = 0xd508_8320;
 const VALE1IS: u32 = 0xd508_83a0;
 const RVALE1IS: u32 = 0xd508_82a0;
 const VALE1: u32 = 0xd508_87a0;
-const ASIDE1IS: u32 = 0xd508_8340;
 const VMALLE1: u32 = 0xd508_8700;
-const VMALLE1IS: u32 = 0xd508_8300;
-const TTBR0: u32 = 0xd518_2000;
-const TCR: u32 = 0xd518_2040;
-const SCTLR: u32 = 0xd518_1000;
-const MAIR: u32 = 0xd518_a200;
 
-/// A kernel of a few lines: memory, and what it executes.
-struct Kernel {
-    watcher: Watcher,
-    memory: HashMap<u64, u64>,
-    cpu: u8,
-    pc: u64,
+/// A kernel of a few lines.
+struct Kernel(Machine);
+
+impl Deref for Kernel {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.0
+    }
+}
+
+impl DerefMut for Kernel {
+    fn deref_mut(&mut self) -> &mut Machine {
+        &mut self.0
+    }
 }
 
 impl Kernel {
     /// Two processors with a root loaded that maps one page of user memory at 0.
     fn new() -> Self {
-        let mut kernel = Self { watcher: Watcher::new(2), memory: HashMap::new(), cpu: 0, pc: PC };
-        for (entry, value) in [
-            (ROOT, MIDDLE | TABLE),
-            (MIDDLE, LAST | TABLE),
-            (LAST, PAGE | USER),
-            (OTHER, MIDDLE | TABLE),
-        ] {
-            kernel.memory.insert(entry, value);
-        }
+        let mut kernel = Self(Machine::new(
+            PC,
+            [
+                (ROOT, MIDDLE | TABLE),
+                (MIDDLE, LAST | TABLE),
+                (LAST, PAGE | USER),
+                (OTHER, MIDDLE | TABLE),
+            ],
+        ));
         for cpu in [0, 1] {
             kernel.cpu = cpu;
             // 39 bits of address, no TTBR1, ASIDs of 16 bits in TTBR0.
@@ -71,31 +74,8 @@ impl Kernel {
         kernel
     }
 
-    fn run(&mut self, instruction: u32, operand: u64) {
-        self.pc += 4;
-        let mut read = reader(&self.memory);
-        let at = At { cpu: self.cpu, pc: self.pc };
-        let what = decode(instruction).expect("an instruction that matters");
-        self.watcher.execute(at, what, operand, &mut read);
-    }
-
     fn load(&mut self, root: u64, asid: u64) {
         self.run(TTBR0, root | asid << 48);
-    }
-
-    fn store(&mut self, pa: u64, value: u64) {
-        self.pc += 4;
-        self.memory.insert(pa, value);
-        let mut read = reader(&self.memory);
-        let at = At { cpu: self.cpu, pc: self.pc };
-        self.watcher.store_word(at, pa, value, &mut read);
-    }
-
-    /// Zeroes a page, word by word, as the kernel does with one that it gives out.
-    fn clear(&mut self, page: u64) {
-        for word in 0..512 {
-            self.store(page + 8 * word, 0);
-        }
     }
 
     /// Has one page of an address space forgotten everywhere.
@@ -103,18 +83,6 @@ impl Kernel {
         self.run(DSB_ISHST, 0);
         self.run(tlbi, operand);
         self.run(DSB_ISH, 0);
-    }
-
-    fn found(&self) -> Vec<Rule> {
-        self.watcher.findings().iter().map(|finding| finding.rule).collect()
-    }
-
-    /// The one thing that is missing.
-    fn missing(&self) -> &str {
-        match self.watcher.findings() {
-            [finding] => &finding.missing,
-            other => panic!("{other:?}"),
-        }
     }
 }
 
@@ -335,7 +303,7 @@ fn a_walk_without_a_lock_stores_one_entry_late() {
     assert_eq!(kernel.found(), []);
     kernel.store(LAST + 16, PAGE | USER);
     assert_eq!(kernel.found(), [Rule::TableReused]);
-    // Who has cut it off knows.
+    // The processor that has cut it off stores nothing to it.
     let mut kernel = Kernel::new();
     kernel.store(MIDDLE, 0);
     kernel.store(LAST + 8, PAGE | USER);
@@ -481,6 +449,7 @@ fn processors_that_there_are_not_do_nothing() {
         kernel.flush(VALE1IS, asid(7));
         kernel.load(OTHER, 7);
         let at = At { cpu, pc: PC };
+        let kernel = &mut kernel.0;
         let mut read = reader(&kernel.memory);
         kernel.watcher.zeroed(at, LAST, 4096, &mut read);
         kernel.watcher.store(at, LAST, 1, &mut read);
@@ -505,6 +474,7 @@ fn what_there_is_no_memory_for_is_no_table() {
     kernel.watcher.store_word(at, OTHER, PAGE | USER, &mut none);
     kernel.watcher.store(at, LAST, 8, &mut none);
     // Across the end of a table, and of all addresses.
+    let kernel = &mut kernel.0;
     let mut read = reader(&kernel.memory);
     kernel.watcher.store(at, LAST + 4092, 8, &mut read);
     kernel.watcher.store(at, u64::MAX, 8, &mut read);

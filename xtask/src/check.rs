@@ -457,7 +457,7 @@ fn judge(
     if run.guests != 0 {
         return judge_several(ran, checked, run);
     }
-    // Where nothing is done, nothing is wrong.
+    // A run without changes to invalidate shows nothing.
     let Replayed { invalidations, owed, pages, looks, .. } = checked.replayed;
     match invalidations == 0 || owed == 0 || pages == 0 || run.tables && looks == 0 {
         true => Err("there was nothing to check".into()),
