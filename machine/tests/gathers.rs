@@ -3,9 +3,12 @@
 
 use std::cell::{Cell, RefCell};
 
-use tablewright::format::{Arm64K4, Sv39};
+use tablewright::format::{Arm64K4, Sv39, Sv39x4};
+use tablewright::guest::{Backing, Fault, Gather as GuestGather, Guest, Slot, SlotCell};
+use tablewright::shared::SharedSpace;
 use tablewright::{
-    AddressSpace, Attrs, Change, Format, Gather, Half, Level, Mapping, Memory as Mem, Pa, Span, Va,
+    AddressSpace, Attrs, Change, Format, Gather, Half, Ipa, Level, Mapping, Memory as Mem, Pa,
+    Span, Va,
 };
 use tablewright_machine::{
     Architecture, Granule, Machine, Mapper, Memory, Regime, Request, Setup, Time,
@@ -367,4 +370,61 @@ fn what_is_mapped_is_not_remembered_to_be_missing() {
         });
         assert_eq!(wrong, [""; 0]);
     }
+}
+
+/// RISC-V does not say why a guest faults. Whatever it was, the guest goes on after one fault: its
+/// hart remembers that there was nothing, or without Svadu the accessed flag is clear.
+#[test]
+fn a_guest_whose_fault_has_no_cause_goes_on() {
+    let (bytes, again) = (4 * MIB2, Cell::new(0));
+    for (seed, size) in (0..8).flat_map(|seed| [(seed, 4096), (seed, MIB2)]) {
+        let architecture = Architecture::riscv64(3, true);
+        let mut setup = Setup::new(architecture, Memory::new(64, 12, 1 << 30));
+        setup.scheduler.perturbation.seed = seed + 1;
+        let machine = Machine::new(setup);
+        let mapper = machine.new_space();
+        let space = AddressSpace::<Sv39x4, _>::new(mapper).unwrap();
+        mapper.attach(space.root(), Half::Lower, 0);
+        let mut cells = [SlotCell::new()];
+        let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), &mut cells);
+        let memory = Span::new(Ipa::new(0), bytes).unwrap();
+        guest.insert(Slot::memory(memory, 0)).unwrap();
+        let outcome = machine.run(|_| {
+            mapper.load();
+            let mut gather = guest.gather();
+            let serve = |gather: &mut GuestGather<'_, '_, Sv39x4, Mapper<'_>>, at: u64| {
+                let fault = Fault::riscv64(23, 0, at >> 2, 0).unwrap();
+                let request = guest.request(&fault).unwrap();
+                gather.top_up(request.tables());
+                let page = Backing::new(Pa::new(1 << 41 | at), size);
+                gather.map(&request, &page).unwrap();
+            };
+            for at in (0..bytes).step_by(MIB2 as usize) {
+                for _ in 0..4 {
+                    assert!(machine.touch(Request::write(at)).is_err(), "nothing is mapped");
+                }
+                serve(&mut gather, at);
+                let before = again.get();
+                for _ in 0..8 {
+                    if machine.touch(Request::write(at)).is_err() {
+                        again.set(again.get() + 1);
+                        serve(&mut gather, at);
+                    }
+                }
+                machine.check(again.get() <= before + 1, || format!("{at:#x} faults for ever"));
+            }
+            gather.age(memory, |_| ()).unwrap();
+            gather.finish(|_| ()).ok().unwrap();
+            for at in (0..bytes).step_by(MIB2 as usize) {
+                assert!(machine.touch(Request::write(at)).is_err(), "it is not accessed");
+                serve(&mut gather, at);
+                machine
+                    .check(machine.touch(Request::write(at)).is_ok(), || format!("aged {at:#x}"));
+            }
+        });
+        outcome.unwrap();
+        let wrong: Vec<String> = machine.violations().iter().map(|it| it.to_string()).collect();
+        assert_eq!(wrong, [""; 0], "{seed}, {size}");
+    }
+    assert!(again.get() > 0, "no hole was remembered");
 }

@@ -326,7 +326,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             // It has a leaf. A large one is taken apart where writes are logged.
             Cause::AccessFlag => 0,
             Cause::Permission if !slot.log().is_on() => 0,
-            Cause::Permission | Cause::Translation => {
+            Cause::Permission | Cause::Translation | Cause::Unknown => {
                 // Where tables are write-protected the walk of the hardware may have ended above
                 // what is there.
                 match fault.level.filter(|_| !self.space.may_be_protected()) {
@@ -600,10 +600,12 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
                     // SAFETY: a walk is entered (1.).
                     unsafe { self.gather.split_walking(at, below)? };
                 }
-                Ok(Mapped::Already) if request.cause == Cause::Permission => {
-                    // Another processor was first. This one remembers the leaf as it was, and would
-                    // fault for ever.
-                    guest.space.forget_here(Ipa::new(request.at));
+                Ok(Mapped::Already) if request.cause != Cause::Translation => {
+                    // Another processor was first, and this one remembers the leaf as it was; or
+                    // the access flag alone is clear. It would fault for ever.
+                    let at = Ipa::new(request.at);
+                    // SAFETY: a walk is entered (1.).
+                    unsafe { guest.space.relax_if(at, Perms::empty(), false, |_, _| true)? };
                     return mapped;
                 }
                 other => return other,

@@ -649,14 +649,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Ok(())
     }
 
-    /// Has this processor forget the leaf that translates `input`. The caller has entered a walk.
-    #[cold]
-    pub(crate) fn forget_here(&self, input: F::Input) {
-        // SAFETY: a walk is entered, by the caller.
-        let level = unsafe { self.find(input.bits(), Level::PAGE) }.level;
-        self.relaxed(Slice::around::<F>(input.bits(), level), level);
-    }
-
     /// More is allowed than before: another processor may fault once for nothing, this one shall
     /// not.
     fn relaxed(&self, slice: Slice, level: Level) {
