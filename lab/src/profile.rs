@@ -123,7 +123,9 @@ impl Experiment {
         let stage_1 = matches!(regime, Regime::Arm64Stage1 { wide: false, .. });
         let arm64 = stage_1 || matches!(regime, Regime::Arm64Stage2 { wide: false, .. });
         match self {
-            _ if architecture.is_riscv() => Some("its tables are of RISC-V, and no experiment is"),
+            _ if matches!(regime, Regime::Riscv { .. }) => {
+                Some("its tables are of RISC-V, and no experiment is")
+            }
             Self::PageTableTest if x86 && marks => {
                 Some("its hardware marks what is written, and page-table-test is by faults")
             }

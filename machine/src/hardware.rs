@@ -44,7 +44,7 @@ pub(crate) use guest::KnownFirst;
 pub(crate) use image::Image;
 use links::{Aliases, Below};
 use modification::Modifications;
-use request::{Bits, CLEAN, EXECUTE, READ, USER, WRITE};
+use request::{CLEAN, EXECUTE, READ, USER, WRITE};
 pub use request::{Cause, Fault, Look, Request, Translated, Walking, Want};
 
 use std::cell::{Cell, RefCell};
@@ -53,7 +53,7 @@ use std::rc::Rc;
 
 use tablewright_walker::{Denied, Descriptor, Regime, decode};
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, Bits};
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, ROOT, State};
 use crate::rules::{Cpus, Obligation, Obligations, Rule, Violation};
@@ -449,7 +449,7 @@ impl Hardware {
 
     /// The first address of a half.
     fn first_address(&self, upper: bool) -> u64 {
-        if upper && !self.architecture.has_one_root() {
+        if upper && !self.architecture.family().one_root {
             u64::MAX << self.architecture.regime.input_bits()
         } else {
             0
@@ -549,7 +549,7 @@ impl Hardware {
             );
         }
         let core = &self.cores[cpu];
-        let half = if self.architecture.has_one_root() {
+        let half = if self.architecture.family().one_root {
             core.roots[0].set(root);
             core.roots[1].set(root);
             "both"
@@ -607,7 +607,7 @@ impl Hardware {
     /// Loading CR3 is serialising (SDM vol. 3A 9.3): walks under the root before are over.
     /// Elsewhere they may be on their way until an invalidation (PRIV 10.1.11 for satp).
     fn end_walks(&self, cpu: usize) {
-        if self.architecture.is_x86() {
+        if self.architecture.is_ordered() {
             self.cores[cpu].speculative.set(None);
         }
     }

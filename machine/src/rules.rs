@@ -663,7 +663,8 @@ pub(crate) fn may_be_remembered(
         Descriptor::Invalid | Descriptor::Reserved(_) => false,
         Descriptor::Table { .. } => true,
         Descriptor::Leaf(leaf) => {
-            !architecture.breaks() || leaf.accessed || run || architecture.hardware_access
+            let flag = leaf.accessed || run || architecture.hardware_access;
+            flag || architecture.family().remembers_unused
         }
     }
 }
@@ -681,17 +682,12 @@ pub(crate) fn needs_break(
     equal_contents: impl Fn(u64, u64) -> bool,
     same: impl Fn() -> bool,
 ) -> Option<&'static str> {
-    if architecture.is_riscv() {
-        // PRIV 10.2.1: until the fence, what was there is used, or what is.
-        return None;
-    }
-    if architecture.is_x86() {
-        // SDM 5.10.4.2 asks for an invalidation and allows it to come later; while both sizes may
-        // be in use, they have to agree (5.10.2.4).
+    let family = architecture.family();
+    if !family.breaks {
         return match (old, new) {
             (Descriptor::Leaf(_), Descriptor::Table { .. })
             | (Descriptor::Table { .. }, Descriptor::Leaf(_))
-                if !same() =>
+                if family.sizes_agree && !same() =>
             {
                 Some("a change of size that also changes the translation")
             }
@@ -784,7 +780,6 @@ fn is_writable(leaf: &Leaf) -> bool {
 fn is_dirty(leaf: &Leaf) -> bool {
     match leaf.dirty {
         tablewright_walker::DirtyState::Arm64 { read_only, .. } => !read_only,
-        tablewright_walker::DirtyState::X86_64 { dirty }
-        | tablewright_walker::DirtyState::Riscv { dirty } => dirty,
+        tablewright_walker::DirtyState::Bit { dirty } => dirty,
     }
 }

@@ -73,8 +73,7 @@
 
 use crate::regime::Shape;
 use crate::walk::Format;
-use crate::{Access, Denied, Descriptor, DirtyState, Granule, Half, Leaf, Permissions};
-use core::ops::Range;
+use crate::{Access, Denied, Descriptor, DirtyState, Granule, Leaf, Permissions};
 
 const VALID: u64 = 1 << 0;
 /// A table descriptor or, at level 3, a page descriptor; clear in a block descriptor.
@@ -273,7 +272,7 @@ impl Stage1 {
     pub(crate) const fn sized(granule: Granule, input_bits: u8, wide: bool, el2: bool) -> Self {
         Self {
             layout: Layout::new(granule, wide),
-            shape: Shape::arm64_sized(granule, input_bits as u32, wide),
+            shape: Shape::arm64_sized(granule, input_bits as u32, wide, el2),
             el2,
         }
     }
@@ -394,23 +393,6 @@ impl Format for Stage1 {
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
         if leaf & DBM == 0 { leaf } else { leaf & !AP2_READ_ONLY }
-    }
-
-    /// All bits above the input address are equal: TTBR0 translates the zeros, TTBR1 the ones. EL2
-    /// has no TTBR1.
-    fn canonical(&self, va: u64) -> bool {
-        match (va as i64) >> self.shape.input_bits {
-            0 => true,
-            -1 => !self.el2,
-            _ => false,
-        }
-    }
-
-    fn root_entries(&self, half: Half) -> Range<usize> {
-        match half {
-            Half::Upper if self.el2 => 0..0,
-            _ => 0..self.shape.entries(self.shape.top),
-        }
     }
 
     #[inline(always)]

@@ -31,8 +31,7 @@
 
 use crate::regime::Shape;
 use crate::walk::Format;
-use crate::{Access, Denied, Descriptor, DirtyState, Half, Leaf, Permissions};
-use core::ops::Range;
+use crate::{Access, Denied, Descriptor, DirtyState, Leaf, Permissions};
 
 const R: u64 = 1 << 0;
 const W: u64 = 1 << 1;
@@ -52,7 +51,7 @@ pub(crate) struct Ept {
 
 impl Ept {
     pub(crate) const fn new(levels: u8, mode_based: bool) -> Self {
-        Self { shape: Shape::x86_64(levels), rights: R | W | X | if mode_based { XU } else { 0 } }
+        Self { shape: Shape::nested(levels), rights: R | W | X | if mode_based { XU } else { 0 } }
     }
 
     /// The rights that an entry lacks.
@@ -90,7 +89,7 @@ impl Ept {
             memory: memory as u8,
             shareability: None,
             accessed: descriptor & A != 0,
-            dirty: DirtyState::X86_64 { dirty: descriptor & D != 0 },
+            dirty: DirtyState::Bit { dirty: descriptor & D != 0 },
             software: (descriptor >> 11 & 1 | (descriptor >> 52 & 0x1f) << 1) as u16,
             key: (descriptor >> 59 & 0xf) as u8,
             raw: descriptor,
@@ -143,16 +142,5 @@ impl Format for Ept {
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
         if leaf & W == 0 { leaf } else { leaf | D }
-    }
-
-    fn canonical(&self, va: u64) -> bool {
-        va >> self.shape.input_bits == 0
-    }
-
-    fn root_entries(&self, half: Half) -> Range<usize> {
-        match half {
-            Half::Lower => 0..self.shape.entries(self.shape.top),
-            Half::Upper => 0..0,
-        }
     }
 }

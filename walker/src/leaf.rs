@@ -103,14 +103,10 @@ pub enum DirtyState {
         /// the opposite.
         read_only: bool,
     },
-    /// x86-64 and nested paging (SDM vol. 3A 5.8), EPT (SDM vol. 3C 29.3.5).
-    X86_64 {
-        /// The dirty bit: bit 6, of EPT bit 9.
-        dirty: bool,
-    },
-    /// RISC-V (PRIV 10.3.1). A write through a leaf that is clean sets the bit (Svadu) or faults.
-    Riscv {
-        /// The dirty bit, bit 7.
+    /// One bit, which the first write sets: x86-64 and nested paging (SDM vol. 3A 5.8), EPT (SDM
+    /// vol. 3C 29.3.5), RISC-V (PRIV 10.3.1), where that write may fault instead.
+    Bit {
+        /// Bit 6 of x86-64, bit 9 of EPT, bit 7 of RISC-V.
         dirty: bool,
     },
 }

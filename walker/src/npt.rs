@@ -9,8 +9,7 @@
 use crate::regime::Shape;
 use crate::walk::Format;
 use crate::x86_64::Paging;
-use crate::{Access, Denied, Descriptor, Half, Leaf, Permissions};
-use core::ops::Range;
+use crate::{Access, Denied, Descriptor, Leaf, Permissions};
 
 /// The format with 4 or 5 levels.
 #[derive(Clone, Copy)]
@@ -18,7 +17,7 @@ pub(crate) struct Nested(Paging);
 
 impl Nested {
     pub(crate) const fn new(levels: u8) -> Self {
-        Self(Paging::new(levels))
+        Self(Paging::nested(levels))
     }
 }
 
@@ -56,16 +55,5 @@ impl Format for Nested {
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
         self.0.written(leaf)
-    }
-
-    fn canonical(&self, va: u64) -> bool {
-        va >> self.shape().input_bits == 0
-    }
-
-    fn root_entries(&self, half: Half) -> Range<usize> {
-        match half {
-            Half::Lower => 0..self.shape().entries(self.shape().top),
-            Half::Upper => 0..0,
-        }
     }
 }

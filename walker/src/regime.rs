@@ -10,6 +10,8 @@
 //! table of the smallest pages. Inside this crate a level is therefore known by its `depth`, the
 //! number of levels below it.
 
+use core::ops::Range;
+
 /// The arm64 translation granule: the size of a page and of a full table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granule {
@@ -131,6 +133,20 @@ impl Regime {
         self.shape().input_bits
     }
 
+    /// The whole address, of which `va` has the bits that select a translation: where both halves
+    /// hang on one root, the highest of these is repeated above. Elsewhere it stays as it is.
+    ///
+    /// ```
+    /// use tablewright_walker::Regime;
+    ///
+    /// let (paging, nested) = (Regime::X86_64 { levels: 4 }, Regime::Npt { levels: 4 });
+    /// assert_eq!(paging.canonical(0x8000_0000_0000), 0xffff_8000_0000_0000);
+    /// assert_eq!(nested.canonical(0x8000_0000_0000), 0x8000_0000_0000);
+    /// ```
+    pub const fn canonical(self, va: u64) -> u64 {
+        self.shape().canonical(va)
+    }
+
     /// The level of the root: arm64 -1 to 3; x86-64, EPT and nested paging 4 or 5; RISC-V 2 to 4.
     pub const fn start_level(self) -> i8 {
         let shape = self.shape();
@@ -194,16 +210,17 @@ impl Regime {
     pub(crate) const fn shape(self) -> Shape {
         match self {
             Self::Arm64Stage1 { granule, wide } => Shape::arm64(granule, wide),
-            Self::Arm64Stage1Sized { granule, input_bits, wide }
-            | Self::Arm64El2 { granule, input_bits, wide } => {
-                Shape::arm64_sized(granule, input_bits as u32, wide)
+            Self::Arm64Stage1Sized { granule, input_bits, wide } => {
+                Shape::arm64_sized(granule, input_bits as u32, wide, false)
+            }
+            Self::Arm64El2 { granule, input_bits, wide } => {
+                Shape::arm64_sized(granule, input_bits as u32, wide, true)
             }
             Self::Arm64Stage2 { granule, input_bits, wide, .. } => {
                 Shape::arm64_stage2(granule, input_bits as u32, wide)
             }
-            Self::X86_64 { levels } | Self::Ept { levels, .. } | Self::Npt { levels } => {
-                Shape::x86_64(levels)
-            }
+            Self::X86_64 { levels } => Shape::x86_64(levels),
+            Self::Ept { levels, .. } | Self::Npt { levels } => Shape::nested(levels),
             Self::Riscv { levels, guest } => Shape::riscv(levels, guest),
         }
     }
@@ -212,11 +229,24 @@ impl Regime {
 /// Pages of a Svnapot run (PRIV 11).
 pub(crate) const RISCV_RUN: usize = 16;
 
+/// The place of the tables of each half of the addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Roots {
+    /// Each has a root. The bits above the input address select it (DDI 0487 D8.2.4).
+    Two,
+    /// Both hang on one root. The highest bit of the input address selects, and is repeated above
+    /// (SDM vol. 3A 5.5.4, PRIV 10.4.1).
+    Shared,
+    /// There are no halves. The bits above the input address are clear.
+    One,
+}
+
 /// The numbers that a walk needs to split an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) page_shift: u32,
     pub(crate) input_bits: u32,
+    roots: Roots,
     /// The depth of the root.
     pub(crate) top: u32,
     last_level: i8,
@@ -230,6 +260,7 @@ impl Shape {
         Self {
             page_shift: granule.page_shift(),
             input_bits: if wide { 52 } else { 48 },
+            roots: Roots::Two,
             top: match (granule, wide) {
                 (Granule::K4, true) => 4,
                 (Granule::K4, false) | (Granule::K16, _) => 3,
@@ -242,13 +273,19 @@ impl Shape {
 
     /// DDI 0487 D8.2.8 to D8.2.10, the tables of T0SZ and the initial lookup level: the most bits
     /// that one first table at each level takes. Below 25 bits is FEAT_TTST.
-    pub(crate) const fn arm64_sized(granule: Granule, input_bits: u32, wide: bool) -> Self {
+    pub(crate) const fn arm64_sized(
+        granule: Granule,
+        input_bits: u32,
+        wide: bool,
+        el2: bool,
+    ) -> Self {
         assert!(
             input_bits >= 25 && input_bits <= if wide { 52 } else { 48 },
             "a virtual address has 25 to 48 bits, to 52 with wide descriptors"
         );
         Self {
             input_bits,
+            roots: if el2 { Roots::One } else { Roots::Two },
             top: match (granule, input_bits) {
                 (Granule::K16, ..=25) | (Granule::K64, ..=29) => 0,
                 (Granule::K4, ..=30) | (Granule::K16, ..=36) | (Granule::K64, ..=42) => 1,
@@ -269,6 +306,7 @@ impl Shape {
         );
         Self {
             input_bits,
+            roots: Roots::One,
             top: match (granule, input_bits) {
                 (Granule::K4, ..=34) | (Granule::K16, ..=40) | (Granule::K64, ..=46) => 1,
                 (Granule::K4, ..=43) | (Granule::K16, ..=51) | (Granule::K64, _) => 2,
@@ -278,8 +316,7 @@ impl Shape {
         }
     }
 
-    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5. EPT and nested paging split an
-    /// address alike (SDM vol. 3C 29.3.2, APM vol. 2 15.25.3).
+    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5.
     pub(crate) const fn x86_64(levels: u8) -> Self {
         assert!(
             levels == 4 || levels == 5,
@@ -288,10 +325,17 @@ impl Shape {
         Self {
             page_shift: 12,
             input_bits: if levels == 4 { 48 } else { 57 },
+            roots: Roots::Shared,
             top: levels as u32 - 1,
             last_level: 1,
             step: 1,
         }
+    }
+
+    /// EPT and nested paging split an address as x86-64 does, and it is not signed (SDM vol. 3C
+    /// 29.3.2, APM vol. 2 15.25.3).
+    pub(crate) const fn nested(levels: u8) -> Self {
+        Self { roots: Roots::One, ..Self::x86_64(levels) }
     }
 
     /// PRIV 10.4 to 10.6: 39, 48, 57 bits. 18.5.1: of a guest two more, in a first table of four
@@ -301,6 +345,7 @@ impl Shape {
         Self {
             page_shift: 12,
             input_bits: 12 + 9 * levels as u32 + if guest { 2 } else { 0 },
+            roots: if guest { Roots::One } else { Roots::Shared },
             top: levels as u32 - 1,
             last_level: 0,
             step: 1,
@@ -315,6 +360,37 @@ impl Shape {
         let depth = (level - self.last_level) * self.step;
         assert!(depth >= 0 && depth as u32 <= self.top, "the regime has no such level");
         depth as u32
+    }
+
+    /// Whether an address lies in one of the halves, or in the only range that there is.
+    pub(crate) const fn is_canonical(&self, va: u64) -> bool {
+        let above = va as i64 >> self.input_bits;
+        match self.roots {
+            Roots::Two => above == 0 || above == -1,
+            Roots::Shared => va == self.canonical(va),
+            Roots::One => above == 0,
+        }
+    }
+
+    const fn canonical(&self, va: u64) -> u64 {
+        match self.roots {
+            Roots::Shared => {
+                let above = 64 - self.input_bits;
+                ((va << above) as i64 >> above) as u64
+            }
+            Roots::Two | Roots::One => va,
+        }
+    }
+
+    /// The entries of the root that translate addresses of `half`.
+    pub(crate) const fn root_entries(&self, half: Half) -> Range<usize> {
+        let entries = self.entries(self.top);
+        match (self.roots, half) {
+            (Roots::Two, _) | (Roots::One, Half::Lower) => 0..entries,
+            (Roots::One, Half::Upper) => 0..0,
+            (Roots::Shared, Half::Lower) => 0..entries / 2,
+            (Roots::Shared, Half::Upper) => entries / 2..entries,
+        }
     }
 
     /// The lowest address bit that an entry at `depth` resolves.

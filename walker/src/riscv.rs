@@ -37,8 +37,7 @@
 
 use crate::regime::{RISCV_RUN as RUN, Shape};
 use crate::walk::Format;
-use crate::{Access, Denied, Descriptor, DirtyState, Half, Leaf, Permissions};
-use core::ops::Range;
+use crate::{Access, Denied, Descriptor, DirtyState, Leaf, Permissions};
 
 const V: u64 = 1 << 0;
 const R: u64 = 1 << 1;
@@ -113,7 +112,7 @@ impl Sv {
             memory: memory as u8,
             shareability: None,
             accessed: has(A),
-            dirty: DirtyState::Riscv { dirty: has(D) },
+            dirty: DirtyState::Bit { dirty: has(D) },
             software: (descriptor >> 8 & 0b11) as u16,
             key: 0,
             raw: descriptor,
@@ -171,23 +170,6 @@ impl Format for Sv {
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
         if leaf & W == 0 { leaf } else { leaf | D }
-    }
-
-    fn canonical(&self, va: u64) -> bool {
-        match self.guest {
-            true => va >> self.shape.input_bits == 0,
-            false => matches!((va as i64) >> (self.shape.input_bits - 1), 0 | -1),
-        }
-    }
-
-    fn root_entries(&self, half: Half) -> Range<usize> {
-        let entries = self.shape.entries(self.shape.top);
-        match (half, self.guest) {
-            (Half::Lower, true) => 0..entries,
-            (Half::Upper, true) => 0..0,
-            (Half::Lower, false) => 0..entries / 2,
-            (Half::Upper, false) => entries / 2..entries,
-        }
     }
 
     #[inline(always)]

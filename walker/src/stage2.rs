@@ -32,8 +32,7 @@
 use crate::arm64::{AF, DBM, Form, Layout, SOFTWARE, run_in};
 use crate::regime::Shape;
 use crate::walk::Format;
-use crate::{Access, Denied, Descriptor, DirtyState, Granule, Half, Leaf, Permissions};
-use core::ops::Range;
+use crate::{Access, Denied, Descriptor, DirtyState, Granule, Leaf, Permissions};
 
 const S2AP_READ: u64 = 1 << 6;
 const S2AP_WRITE: u64 = 1 << 7;
@@ -147,17 +146,6 @@ impl Format for Stage2 {
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
         if leaf & DBM == 0 { leaf } else { leaf | S2AP_WRITE }
-    }
-
-    fn canonical(&self, va: u64) -> bool {
-        va >> self.shape.input_bits == 0
-    }
-
-    fn root_entries(&self, half: Half) -> Range<usize> {
-        match half {
-            Half::Lower => 0..self.shape.entries(self.shape.top),
-            Half::Upper => 0..0,
-        }
     }
 
     #[inline(always)]

@@ -27,12 +27,6 @@ pub(crate) trait Format: Copy {
     /// flag.
     fn written(&self, leaf: u64) -> u64;
 
-    /// Whether an address lies in one of the two halves, in stage 2 in the only one.
-    fn canonical(&self, va: u64) -> bool;
-
-    /// The entries of the root that translate addresses of `half`.
-    fn root_entries(&self, half: Half) -> Range<usize>;
-
     /// Checks the entry `index` against the entry before it by the rule of contiguous runs. Both
     /// have been decoded without complaint; before the first entry of a table stands an invalid
     /// one, 0.
@@ -63,7 +57,7 @@ pub(crate) struct Position {
 impl Position {
     #[inline(always)]
     pub(crate) fn root<F: Format>(format: F, root: u64, va: u64) -> Result<Self, Fault> {
-        if !format.canonical(va) {
+        if !format.shape().is_canonical(va) {
             return Err(Fault::NonCanonical);
         }
         Ok(Self { va, table: root, denied: Denied::NONE, depth: format.shape().top })
@@ -129,7 +123,7 @@ pub(crate) fn leaves<F: Format>(
         Half::Upper => u64::MAX << shape.input_bits,
     };
     let place = Place { depth: shape.top, table: root, va: base, denied: Denied::NONE };
-    leaves_of(format, place, format.root_entries(half), read, visit).map(|_| ())
+    leaves_of(format, place, format.shape().root_entries(half), read, visit).map(|_| ())
 }
 
 /// A table and how the walk came to it.

@@ -36,8 +36,7 @@
 
 use crate::regime::Shape;
 use crate::walk::Format;
-use crate::{Access, Denied, Descriptor, DirtyState, Half, Leaf, Permissions};
-use core::ops::Range;
+use crate::{Access, Denied, Descriptor, DirtyState, Leaf, Permissions};
 
 const P: u64 = 1 << 0;
 const RW: u64 = 1 << 1;
@@ -60,6 +59,10 @@ pub(crate) struct Paging {
 impl Paging {
     pub(crate) const fn new(levels: u8) -> Self {
         Self { shape: Shape::x86_64(levels) }
+    }
+
+    pub(crate) const fn nested(levels: u8) -> Self {
+        Self { shape: Shape::nested(levels) }
     }
 
     #[inline(always)]
@@ -89,7 +92,7 @@ impl Paging {
             memory: (pat << 2 | descriptor >> 3 & 0b11) as u8,
             shareability: None,
             accessed: descriptor & A != 0,
-            dirty: DirtyState::X86_64 { dirty: descriptor & D != 0 },
+            dirty: DirtyState::Bit { dirty: descriptor & D != 0 },
             software: (descriptor >> 9 & 0x7 | (descriptor >> 52 & 0x7f) << 3) as u16,
             key: (descriptor >> 59 & 0xf) as u8,
             raw: descriptor,
@@ -143,18 +146,5 @@ impl Format for Paging {
     #[inline(always)]
     fn written(&self, leaf: u64) -> u64 {
         if leaf & RW == 0 { leaf } else { leaf | D }
-    }
-
-    fn canonical(&self, va: u64) -> bool {
-        matches!((va as i64) >> (self.shape.input_bits - 1), 0 | -1)
-    }
-
-    /// Both halves hang on one root: the highest bit of the input address selects.
-    fn root_entries(&self, half: Half) -> Range<usize> {
-        let entries = self.shape.entries(self.shape.top);
-        match half {
-            Half::Lower => 0..entries / 2,
-            Half::Upper => entries / 2..entries,
-        }
     }
 }

@@ -37,13 +37,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn place(&self, regime: Regime, index: usize) -> Place {
-        let va = self.va + index as u64 * regime.entry_size(self.level);
-        // One root has both halves, and the highest bit that it resolves is repeated above.
-        let above = match regime {
-            Regime::X86_64 { .. } => 64 - regime.input_bits(),
-            _ => 0,
-        };
-        let va = ((va << above) as i64 >> above) as u64;
+        let va = regime.canonical(self.va + index as u64 * regime.entry_size(self.level));
         Place { regime, level: self.level, va }
     }
 }

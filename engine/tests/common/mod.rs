@@ -432,12 +432,12 @@ pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
         DirtyState::Arm64 { dbm, read_only } => {
             (dbm || !read_only, !read_only || leaf.software & 1 != 0)
         }
-        // Bit 53 keeps it of a page that cannot be written: with D it would be a shadow stack.
-        DirtyState::X86_64 { dirty } => {
+        // Bit 53 of x86 keeps it of a page that cannot be written: with D it would be a shadow
+        // stack.
+        DirtyState::Bit { dirty } => {
             let has = matches!(regime, Regime::X86_64 { .. } | Regime::Npt { .. });
             (kernel.write, dirty || has && leaf.software & 1 << 4 != 0)
         }
-        DirtyState::Riscv { dirty } => (kernel.write, dirty),
     };
     perms.set(Perms::WRITE, write);
     // In stage 2 both write alike, and what they may read does not come into it.

@@ -122,14 +122,9 @@ pub fn read(tree: &Tree, memory: &mut dyn Memory) -> Found {
 /// Returns the first address that an entry translates.
 fn address(regime: Regime, half: Half, level: i8, table: u64, index: usize) -> u64 {
     let va = table + index as u64 * regime.entry_size(level);
-    let above = 64 - regime.input_bits();
-    match (regime, half) {
-        // The highest bit that is resolved is repeated above.
-        (Regime::X86_64 { .. } | Regime::Riscv { guest: false, .. }, _) => {
-            ((va << above) as i64 >> above) as u64
-        }
-        (_, Half::Upper) => va | !0 << regime.input_bits(),
-        (_, Half::Lower) => va,
+    match half {
+        Half::Upper => va | !0 << regime.input_bits(),
+        Half::Lower => regime.canonical(va),
     }
 }
 

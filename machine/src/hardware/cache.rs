@@ -31,7 +31,7 @@ struct Page {
 /// The state of the pages that are not clean.
 pub(crate) struct Caches {
     pages: RefCell<HashMap<u64, Page>>,
-    /// The caches need no maintenance, but for FENCE.I on RISC-V, which is not judged.
+    /// The caches need no maintenance.
     coherent: bool,
     /// Memory types are those of stage 2, and whether it forces write-back.
     stage2: bool,
@@ -49,7 +49,7 @@ impl Caches {
     pub fn new(architecture: &Architecture) -> Self {
         Self {
             pages: RefCell::default(),
-            coherent: !architecture.breaks(),
+            coherent: architecture.family().coherent,
             stage2: matches!(architecture.regime, Regime::Arm64Stage2 { .. }),
             off: architecture.guest_caches_off,
             forced: matches!(

@@ -367,7 +367,7 @@ impl Hardware {
         let size = 1u64 << self.shift(below);
         (0..self.memory.entries() as u64).all(|index| {
             // On x86 what this CPU has stored before is visible before what it stores now.
-            let entry = match self.architecture.is_x86() {
+            let entry = match self.architecture.is_ordered() {
                 true => self.visible_to(cpu, table + index * 8),
                 false => self.memory.read(table + index * 8),
             };

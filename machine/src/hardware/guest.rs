@@ -30,6 +30,7 @@ pub(crate) use explored::First as KnownFirst;
 
 use std::cell::{Cell, RefCell};
 
+use crate::architecture::{Family, Flags};
 use crate::memory::State;
 use crate::rules::Rule;
 use crate::tlb::{Cached, Guest as Tag, Tlbi};
@@ -513,8 +514,8 @@ impl Hardware {
         };
         let request = walk.request;
         let depth = self.guest_depth(leaf.level);
-        let x86 = self.architecture.is_x86();
-        if !leaf.accessed && !x86 && !self.architecture.hardware_access {
+        let faults = Family::of(regime).flags == Flags::WalkersOrFaults;
+        if !leaf.accessed && faults && !self.architecture.hardware_access {
             return GuestLook::Fault(Fault::AccessFlag { depth });
         }
         let mut rights = self.rights_of(|| (regime, leaf.level), &leaf, step.denied());

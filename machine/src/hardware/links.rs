@@ -13,10 +13,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
+use crate::architecture::Bits;
 use crate::memory::{Meta, POISON, ROOT, State};
 use crate::rules::{Obligation, Rule};
 use crate::sched::cold;
-use tablewright_walker::{Denied, Descriptor, Regime};
+use tablewright_walker::{Denied, Descriptor};
 
 use super::{Hardware, How};
 
@@ -82,7 +83,7 @@ impl Hardware {
         let frame = self.memory.frame_at(table);
         frame.is_some_and(|frame| {
             let meta = self.memory.meta(frame);
-            !self.architecture.is_x86()
+            !self.architecture.is_ordered()
                 && usize::from(meta.writer.get()) == cpu
                 && meta.epoch.get() == self.epochs[cpu].get()
         })
@@ -194,14 +195,8 @@ impl Hardware {
         }
     }
 
-    /// With one root, the upper half of it translates addresses with ones above.
     pub(super) fn canonical(&self, va: u64) -> u64 {
-        let bits = self.architecture.regime.input_bits();
-        let signed = matches!(
-            self.architecture.regime,
-            Regime::X86_64 { .. } | Regime::Riscv { guest: false, .. }
-        );
-        if signed && va >> (bits - 1) & 1 != 0 { va | u64::MAX << bits } else { va }
+        self.architecture.regime.canonical(va)
     }
 
     /// A table that is reachable is linked once more.
@@ -461,7 +456,7 @@ impl Hardware {
     }
 
     fn is_global(&self, leaf: u64) -> bool {
-        let super::Bits { global, not_global, .. } = self.bits;
+        let Bits { global, not_global, .. } = self.bits;
         leaf & global != 0 || not_global != 0 && leaf & not_global == 0
     }
 
@@ -567,10 +562,10 @@ impl Hardware {
 
     /// The leaves of a table of pages that becomes reachable.
     pub(super) fn check_pages(&self, cpu: usize, entries: &[u64]) {
-        let reserved = self.architecture.breaks()
-            && entries.iter().fold(false, |any, entry| any | (entry & 3 == 1));
+        let (mask, value) = self.architecture.family().no_page;
+        let reserved = entries.iter().fold(false, |any, entry| any | (entry & mask == value));
         if reserved {
-            self.violate(Rule::Reserved, cpu, "a block descriptor in a table of pages".to_owned());
+            self.violate(Rule::Reserved, cpu, "no page, in a table of pages".to_owned());
         }
         if self.forbidden.borrow().is_empty() {
             return;

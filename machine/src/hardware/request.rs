@@ -1,8 +1,7 @@
 //! Requests to the hardware, and their answers.
 
-use tablewright_walker::{Regime, Walk};
+use tablewright_walker::Walk;
 
-use crate::architecture::Architecture;
 use crate::tlb::{Cached, Tlbi};
 
 // Rights in a TLB entry.
@@ -13,70 +12,6 @@ pub(super) const EXECUTE: u8 = 4;
 pub(super) const USER: u8 = 3;
 /// The first write has to set the dirty state in memory.
 pub(super) const CLEAN: u8 = 64;
-
-/// Bits that each tell something of a descriptor.
-#[derive(Clone, Copy)]
-pub(super) struct Bits {
-    /// It is valid if one of these is set.
-    pub(super) valid: u64,
-    /// Flags of a leaf that hardware manages; none if it does not.
-    pub(super) accessed: u64,
-    pub(super) dirty: u64,
-    /// A leaf is dirty when that bit is clear.
-    pub(super) clean_if_set: bool,
-    /// A leaf is global if this bit is set, or if it is clear.
-    pub(super) global: u64,
-    pub(super) not_global: u64,
-}
-
-impl Bits {
-    pub(super) fn of(architecture: &Architecture) -> Self {
-        let x86 = Self {
-            valid: 1,
-            accessed: 1 << 5,
-            dirty: 1 << 6,
-            clean_if_set: false,
-            global: 0,
-            not_global: 0,
-        };
-        match architecture.regime {
-            // DDI 0487 D8.3.1: AF, AP[2], and nG, which is clear at EL2.
-            Regime::Arm64Stage1 { .. }
-            | Regime::Arm64Stage1Sized { .. }
-            | Regime::Arm64El2 { .. } => Self {
-                valid: 1,
-                accessed: 1 << 10,
-                dirty: 1 << 7,
-                clean_if_set: true,
-                global: 0,
-                not_global: 1 << 11,
-            },
-            // D8.3.1: AF, and S2AP[1].
-            Regime::Arm64Stage2 { .. } => {
-                Self { valid: 1, accessed: 1 << 10, dirty: 1 << 7, clean_if_set: false, ..x86 }
-            }
-            // SDM vol. 3A 5.8, 5.10.2.4.
-            Regime::X86_64 { .. } => Self { global: 1 << 8, ..x86 },
-            Regime::Npt { .. } => x86,
-            // PRIV 10.3.1; 18.5.1: G is nothing in the G-stage.
-            Regime::Riscv { guest, .. } => Self {
-                accessed: 1 << 6,
-                dirty: 1 << 7,
-                global: if guest { 0 } else { 1 << 5 },
-                ..x86
-            },
-            // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is
-            // set.
-            Regime::Ept { mode_based, .. } => Self {
-                valid: 7 | u64::from(mode_based) << 10,
-                accessed: u64::from(architecture.hardware_access) << 8,
-                dirty: u64::from(architecture.hardware_dirty) << 9,
-                clean_if_set: false,
-                ..x86
-            },
-        }
-    }
-}
 
 /// An access that a program makes.
 ///

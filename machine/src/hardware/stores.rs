@@ -1,13 +1,13 @@
 //! Software's stores to entries, and when they become visible.
 
-use crate::architecture::Ordering;
+use crate::architecture::{Bits, Ordering};
 use crate::memory::State;
 use crate::rules::Rule;
 use crate::sched::cold;
 use crate::trace::Event;
 use tablewright_walker::{Denied, Descriptor};
 
-use super::{ACCESSED, Bits, Buffered, Core, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
+use super::{ACCESSED, Buffered, Core, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
 
 impl Hardware {
     /// Returns the place of an entry in memory. `None`: not in this memory, but the program's own.
@@ -144,11 +144,10 @@ impl Hardware {
         self.look_around();
     }
 
-    /// On x86 an entry that is not present names no memory: a processor with the L1 terminal fault
-    /// reads the cache through its address.
+    /// An entry that is not present may have to name no memory.
     fn check_absent(&self, cpu: usize, pa: u64, value: u64) {
         const ADDRESS: u64 = (1 << 52) - (1 << 12);
-        if !self.architecture.is_x86() || value == 0 || self.is_valid(value) {
+        if !self.architecture.family().absent_is_blank || value == 0 || self.is_valid(value) {
             return;
         }
         if self.memory.frame_at(value & ADDRESS).is_some() {

@@ -1,6 +1,6 @@
 //! From an address to memory: TLB, walk cache, walks, and the flags that hardware sets.
 
-use crate::architecture::Ordering;
+use crate::architecture::{Family, Flags, Ordering};
 use crate::memory::{POISON, State};
 use crate::rules::{HARDWARE_FLAGS, Rule, is_harmless};
 use crate::time::Time;
@@ -329,7 +329,7 @@ impl Hardware {
     #[inline(always)]
     fn read_entry(&self, cpu: usize, at: u64, request: Request) -> u64 {
         let seen = self.memory.read(at);
-        if !self.buffering.get() || self.judging.get() || !self.architecture.is_x86() {
+        if !self.buffering.get() || self.judging.get() || !self.architecture.is_ordered() {
             return seen;
         }
         let own = self.visible_to(cpu, at);
@@ -422,17 +422,19 @@ impl Hardware {
                     clean = leaf.access.privileged.write || leaf.access.user.write;
                 }
             }
-            tablewright_walker::DirtyState::X86_64 { dirty: false }
-                if self.architecture.hardware_dirty || !matches!(place().0, Regime::Ept { .. }) =>
-            {
+            tablewright_walker::DirtyState::Bit { dirty: false } => {
+                let flags = Family::of(place().0).flags;
+                let by_walkers = self.architecture.hardware_dirty && !self.leaves.get().1;
                 clean = leaf.access.privileged.write || leaf.access.user.write;
-            }
-            tablewright_walker::DirtyState::Riscv { dirty: false } => {
-                let writable = leaf.access.privileged.write || leaf.access.user.write;
-                clean = writable && self.architecture.hardware_dirty && !self.leaves.get().1;
-                // Svade: a write faults.
-                leaf.access.privileged.write &= clean;
-                leaf.access.user.write &= clean;
+                match flags {
+                    Flags::Walkers => {}
+                    Flags::WalkersOrNone => clean &= self.architecture.hardware_dirty,
+                    Flags::WalkersOrFaults => {
+                        clean &= by_walkers;
+                        leaf.access.privileged.write &= clean;
+                        leaf.access.user.write &= clean;
+                    }
+                }
             }
             _ => {}
         }

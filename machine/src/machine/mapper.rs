@@ -105,8 +105,8 @@ impl<'m> Mapper<'m> {
     pub fn tlbi_of(&self, what: &Invalidation<'_>, range: Option<&Stale>) -> Tlbi {
         let architecture = self.machine.architecture();
         let by_leaf = !architecture.breaks();
-        // An address of SFENCE.VMA spares what is cached of tables (PRIV 10.2.1).
-        let range = range.filter(|range| !(architecture.is_riscv() && range.tables));
+        let spares = architecture.family().address_spares_tables;
+        let range = range.filter(|range| !(spares && range.tables));
         let nested = self.machine.hardware.is_nested();
         let globals = match (by_leaf, what.global) {
             (false, _) => Globals::ByAddress,

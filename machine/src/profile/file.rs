@@ -177,9 +177,10 @@ impl ArchitectureToml {
                 Architecture::riscv64(((bits(&[48, 39, 57])? - 12) / 9) as u8, false)
             }
         };
+        let usual_order = usual.ordering;
         let mut architecture = self.over(usual);
         if let Some(ordering) = self.ordering {
-            if (ordering == OrderingToml::X86) != architecture.is_x86() {
+            if (ordering == OrderingToml::X86) != (usual_order == Ordering::X86) {
                 let problem = "arm64 has base or ets2, x86-64 has x86, riscv64 has base".to_owned();
                 return Err(("architecture.ordering", problem));
             }

@@ -376,10 +376,7 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
                             dbm: matches!(dirty, "dbm" | "dbm+ro"),
                             read_only: matches!(dirty, "ro" | "dbm+ro"),
                         },
-                        Regime::Riscv { .. } => {
-                            DirtyState::Riscv { dirty: either(dirty, "D", "-") }
-                        }
-                        _ => DirtyState::X86_64 { dirty: either(dirty, "D", "-") },
+                        _ => DirtyState::Bit { dirty: either(dirty, "D", "-") },
                     },
                     software: hex("sw", software) as u16,
                     key: hex("k", key) as u8,

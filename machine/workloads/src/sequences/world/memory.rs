@@ -279,12 +279,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 Perms::READ.and_user(),
             ])),
         };
-        // RISC-V has two bits for software.
-        let most = if self.machine.architecture().is_riscv() { 3 } else { 7 };
         let attrs = Attrs {
             dirty: dice.once_in(2),
             accessed: !dice.once_in(4),
-            software: dice.below(8) as u8 & most,
+            software: dice.below(8) as u8 & self.machine.architecture().software(),
             global: base.global && !self.few_globals,
             ..base
         };
