@@ -92,8 +92,17 @@ const RIGHTS: u64 = READ | WRITE | EXECUTE;
 const FROZEN: u64 = 1 << 56;
 const PARKED: u64 = 1 << 57;
 const SUSPENDED: u64 = 1 << 58;
-const PROTECTED: u64 = 1 << 59;
+/// W without R, which no leaf has (10.3.1), and V clear: a table.
+const PROTECTED: u64 = WRITE;
 const OPENING: u64 = 1 << 60;
+
+/// Whether V, R, W, X and U are those of a table above the last level: V alone, or what marks one
+/// as write-protected. One test of five bits, on the way of each walk.
+#[inline(always)]
+const fn is_table(entry: u64) -> bool {
+    const TABLES: u32 = 1 << VALID | 1 << PROTECTED;
+    TABLES >> (entry & 0x1f) & 1 != 0
+}
 
 /// A change needs no break (PRIV 10.2.1: a processor uses what was there or what is there). An
 /// address is forgotten at every level. D is set where a leaf can be written, or a write faults.
@@ -194,20 +203,15 @@ unsafe impl<const LEVELS: u8, const TYPED: bool, I: Address> Format for Riscv64<
 
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
-        if entry & VALID != 0 {
+        if level != Level::PAGE && is_table(entry) {
+            return Kind::Table;
+        }
+        let is_leaf = match entry & VALID {
+            0 => entry & (PARKED | SUSPENDED) == PARKED,
             // 10.3.2: W without R is reserved; N makes a run of it.
-            return match (entry & RIGHTS, entry & NAPOT) {
-                (0, _) if level != Level::PAGE => Kind::Table,
-                (EXECUTE, 0) => Kind::Leaf,
-                (rights, 0) if rights & READ != 0 => Kind::Leaf,
-                _ => Kind::Invalid,
-            };
-        }
-        match entry & (PARKED | SUSPENDED | PROTECTED) {
-            PARKED => Kind::Leaf,
-            PROTECTED if level != Level::PAGE => Kind::Table,
-            _ => Kind::Invalid,
-        }
+            _ => entry & NAPOT == 0 && (entry & READ != 0 || entry & RIGHTS == EXECUTE),
+        };
+        if is_leaf { Kind::Leaf } else { Kind::Invalid }
     }
 
     #[inline(always)]
@@ -227,12 +231,7 @@ unsafe impl<const LEVELS: u8, const TYPED: bool, I: Address> Format for Riscv64<
 
     #[inline(always)]
     fn table_below(entry: u64, level: Level) -> Option<Pa> {
-        // Above the last level V alone makes a table.
-        if entry & (VALID | RIGHTS) == VALID {
-            return Some(Self::address(entry, level));
-        }
-        let protected = entry & (VALID | PARKED | SUSPENDED | PROTECTED) == PROTECTED;
-        protected.then_some(Self::address(entry, level))
+        is_table(entry).then_some(Self::address(entry, level))
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
