@@ -17,6 +17,10 @@ pub enum Architecture {
     #[value(name = "x86-64")]
     #[serde(rename = "x86-64")]
     X86_64,
+    /// 64-bit RISC-V, Sv48 unless --address-bits says otherwise
+    #[value(name = "riscv64")]
+    #[serde(rename = "riscv64")]
+    Riscv64,
 }
 
 impl Architecture {
@@ -25,11 +29,32 @@ impl Architecture {
         match self {
             Self::Arm64 => "arm64",
             Self::X86_64 => "x86-64",
+            Self::Riscv64 => "riscv64",
+        }
+    }
+
+    /// Whether both halves of the addresses hang on one root.
+    pub const fn has_one_root(self) -> bool {
+        matches!(self, Self::X86_64 | Self::Riscv64)
+    }
+
+    /// The sizes of an address, and their names.
+    const fn address_bits(self) -> (&'static [u32], &'static str) {
+        match self {
+            Self::Arm64 => (&[48, 52], "48 or 52"),
+            Self::X86_64 => (&[48, 57], "48 (four levels) or 57 (five levels)"),
+            Self::Riscv64 => (&[39, 48, 57], "39, 48 or 57 (Sv39, Sv48, Sv57)"),
         }
     }
 
     /// The architecture this program runs on.
-    pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::X86_64 };
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") {
+        Self::Arm64
+    } else if cfg!(target_arch = "riscv64") {
+        Self::Riscv64
+    } else {
+        Self::X86_64
+    };
 }
 
 /// The smallest page.
@@ -64,8 +89,8 @@ impl Granule {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Only Arm has other granules.
-    #[error("x86-64 has pages of 4K only: leave out --granule, or use --format arm64")]
-    Granule,
+    #[error("{0} has pages of 4K only: leave out --granule, or use --format arm64")]
+    Granule(&'static str),
     /// The width of addresses differs by architecture.
     #[error("{0} has no addresses of {1} bits: --address-bits is {2}")]
     AddressBits(&'static str, u32, &'static str),
@@ -90,19 +115,12 @@ impl Format {
         granule: Granule,
         address_bits: u32,
     ) -> Result<Self, FormatError> {
-        match architecture {
-            Architecture::X86_64 if granule != Granule::K4 => return Err(FormatError::Granule),
-            Architecture::X86_64 if !matches!(address_bits, 48 | 57) => {
-                return Err(FormatError::AddressBits(
-                    "x86-64",
-                    address_bits,
-                    "48 (four levels) or 57 (five levels)",
-                ));
-            }
-            Architecture::Arm64 if !matches!(address_bits, 48 | 52) => {
-                return Err(FormatError::AddressBits("arm64", address_bits, "48 or 52"));
-            }
-            _ => {}
+        let (name, (sizes, words)) = (architecture.name(), architecture.address_bits());
+        if architecture != Architecture::Arm64 && granule != Granule::K4 {
+            return Err(FormatError::Granule(name));
+        }
+        if !sizes.contains(&address_bits) {
+            return Err(FormatError::AddressBits(name, address_bits, words));
         }
         Ok(Self { architecture, granule, address_bits })
     }
@@ -155,6 +173,7 @@ impl Format {
     pub const fn has_leaf(self, level: u32) -> bool {
         match self.architecture {
             Architecture::X86_64 => level <= 2,
+            Architecture::Riscv64 => level < self.levels(),
             Architecture::Arm64 => match self.granule {
                 Granule::K4 => level <= 2,
                 Granule::K16 | Granule::K64 => level <= 1,
@@ -167,8 +186,8 @@ impl Format {
     pub const fn physical_end(self) -> u64 {
         match (self.architecture, self.address_bits) {
             // The kernel's half of the address space is one bit less than the whole.
-            (Architecture::X86_64, 48) => 1 << 47,
-            (Architecture::X86_64, _) => 1 << 52,
+            (Architecture::X86_64, 57) => 1 << 52,
+            (Architecture::X86_64 | Architecture::Riscv64, bits) => 1 << (bits - 1),
             // Arm has one table for each half, and both are of the full width.
             (Architecture::Arm64, bits) => 1 << bits,
         }
@@ -176,10 +195,7 @@ impl Format {
 
     /// Start of the linear map: physical address 0 is mapped there.
     pub const fn linear_base(self) -> u64 {
-        match (self.architecture, self.address_bits) {
-            (Architecture::X86_64, bits) => !0 << (bits - 1),
-            (Architecture::Arm64, bits) => !0 << bits,
-        }
+        !0 << (self.address_bits - self.architecture.has_one_root() as u32)
     }
 }
 
@@ -211,7 +227,7 @@ mod tests {
 
     #[test]
     fn levels_are_those_of_the_manuals() {
-        use Architecture::{Arm64, X86_64};
+        use Architecture::{Arm64, Riscv64, X86_64};
         use Granule::{K4, K16, K64};
         for (architecture, granule, bits, levels) in [
             (X86_64, K4, 48, 4),
@@ -222,6 +238,9 @@ mod tests {
             (Arm64, K16, 52, 4),
             (Arm64, K64, 48, 3),
             (Arm64, K64, 52, 3),
+            (Riscv64, K4, 39, 3),
+            (Riscv64, K4, 48, 4),
+            (Riscv64, K4, 57, 5),
         ] {
             let format = Format::new(architecture, granule, bits).unwrap();
             assert_eq!(format.levels(), levels, "{format:?}");
@@ -242,5 +261,8 @@ mod tests {
         assert_eq!(Format::COMMON.linear_base(), 0xffff_8000_0000_0000);
         let arm = Format::new(Architecture::Arm64, Granule::K4, 48).unwrap();
         assert_eq!(arm.linear_base(), 0xffff_0000_0000_0000);
+        let sv39 = Format::new(Architecture::Riscv64, Granule::K4, 39).unwrap();
+        assert_eq!(sv39.linear_base(), 0xffff_ffc0_0000_0000);
+        assert_eq!(sv39.physical_end(), 1 << 38);
     }
 }

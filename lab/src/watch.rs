@@ -30,7 +30,7 @@ is said on standard error as it is found, each kind once, and at the end with it
 to be 11.1 or later (Debian 13 has it in trixie-backports), and runs all processors in one thread. \
 The exit status is 1 if anything was found.")]
 pub struct Arguments {
-    /// QEMU's command line, for a machine of arm64 or x86-64
+    /// QEMU's command line, for a machine of arm64, x86-64 or RISC-V
     #[arg(
         value_name = "QEMU",
         trailing_var_arg = true,

@@ -147,6 +147,11 @@ impl Regime {
         self.shape().canonical(va)
     }
 
+    /// Whether both halves of the addresses hang on one root: x86-64, RISC-V.
+    pub const fn shares_root(self) -> bool {
+        matches!(self.shape().roots, Roots::Shared)
+    }
+
     /// The level of the root: arm64 -1 to 3; x86-64, EPT and nested paging 4 or 5; RISC-V 2 to 4.
     pub const fn start_level(self) -> i8 {
         let shape = self.shape();

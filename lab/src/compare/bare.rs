@@ -48,6 +48,8 @@ impl Subject for BareRange {
 /// The bits of entries of one format.
 #[derive(Clone, Copy)]
 struct Bits {
+    /// Of a table.
+    table: u64,
     /// Of a page that can be written.
     page: u64,
     /// Cleared and set by write protection.
@@ -57,20 +59,25 @@ struct Bits {
 }
 
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
-/// The bits of a table, in both formats.
-const TABLE: u64 = 0b11;
 
-const X86_64: Bits = Bits { page: 1 << 63 | 0b11, protect: (1 << 1, 0), writable: (1 << 1, true) };
+const X86_64: Bits =
+    Bits { table: 0b11, page: 1 << 63 | 0b11, protect: (1 << 1, 0), writable: (1 << 1, true) };
 
 /// A page: inner shareable, memory of the second type, accessed, not executable.
 const ARM64: Bits = Bits {
+    table: 0b11,
     page: 0b11 << 53 | 1 << 10 | 0b11 << 8 | 1 << 2 | 0b11,
     protect: (0, 1 << 7),
     writable: (1 << 7, false),
 };
 
+/// A page: read and written, accessed, dirty.
+const RISCV64: Bits =
+    Bits { table: 0b1, page: 0b1100_0111, protect: (1 << 2, 0), writable: (1 << 2, true) };
+
 /// A walk to the last table that checks nothing on its way, and the accesses. All tables exist.
-pub struct Bare {
+/// Addresses stand `DOWN` bits lower in an entry.
+pub struct Bare<const DOWN: u32> {
     bits: Bits,
     /// An entry that is changed takes an atomic operation.
     hardware_flags: bool,
@@ -79,11 +86,7 @@ pub struct Bare {
     arena: Option<Arena>,
 }
 
-impl Bare {
-    const fn new(bits: Bits) -> Self {
-        Self { bits, hardware_flags: false, frames: Vec::new(), arena: None }
-    }
-
+impl Bare<0> {
     /// Arm, stage 1, 4 KiB granule.
     pub const fn arm64() -> Self {
         Self::new(ARM64)
@@ -92,6 +95,49 @@ impl Bare {
     /// x86, four levels.
     pub const fn x86_64() -> Self {
         Self::new(X86_64)
+    }
+}
+
+impl Bare<2> {
+    /// RISC-V, four levels.
+    pub const fn riscv64() -> Self {
+        Self::new(RISCV64)
+    }
+}
+
+impl<const DOWN: u32> Bare<DOWN> {
+    const fn new(bits: Bits) -> Self {
+        Self { bits, hardware_flags: false, frames: Vec::new(), arena: None }
+    }
+
+    /// The address in an entry.
+    #[inline(always)]
+    const fn address(entry: u64) -> u64 {
+        entry << DOWN & ADDRESS
+    }
+
+    /// The entries of the range at an address.
+    #[inline(always)]
+    fn walk(root: u64, at: u64, pages: u64) -> &'static [AtomicU64] {
+        let mut table = root;
+        for level in [3, 2, 1] {
+            table = Self::address(entry(table, at, level).load(Relaxed));
+        }
+        let first = (at >> 12) as usize & 511;
+        // Calls lie in one table.
+        &entries(table)[first..(first + pages as usize).min(512)]
+    }
+
+    /// Calls `each` with every entry and its address.
+    #[inline(always)]
+    fn for_each(root: u64, calls: &Calls, mut each: impl FnMut(&AtomicU64, u64)) {
+        for &start in &calls.starts {
+            let mut at = start;
+            for entry in Self::walk(root, start, calls.pages) {
+                each(entry, at);
+                at += PAGE;
+            }
+        }
     }
 }
 
@@ -110,31 +156,7 @@ fn entry(table: u64, at: u64, level: u32) -> &'static AtomicU64 {
     &entries(table)[(at >> (12 + 9 * level)) as usize & 511]
 }
 
-/// The entries of the range at an address.
-#[inline(always)]
-fn walk(root: u64, at: u64, pages: u64) -> &'static [AtomicU64] {
-    let mut table = root;
-    for level in [3, 2, 1] {
-        table = entry(table, at, level).load(Relaxed) & ADDRESS;
-    }
-    let first = (at >> 12) as usize & 511;
-    // Calls lie in one table.
-    &entries(table)[first..(first + pages as usize).min(512)]
-}
-
-/// Calls `each` with every entry and its address.
-#[inline(always)]
-fn for_each(root: u64, calls: &Calls, mut each: impl FnMut(&AtomicU64, u64)) {
-    for &start in &calls.starts {
-        let mut at = start;
-        for entry in walk(root, start, calls.pages) {
-            each(entry, at);
-            at += PAGE;
-        }
-    }
-}
-
-impl Subject for Bare {
+impl<const DOWN: u32> Subject for Bare<DOWN> {
     fn begin(&mut self, arena: Arena, users: Users, _: &Calls) -> Result<(), String> {
         self.hardware_flags = users == Users::WritingWalkers;
         let take = || {
@@ -144,11 +166,12 @@ impl Subject for Bare {
         let mut frames = vec![take()?, take()?, take()?];
         for level in [3, 2] {
             let (above, below) = (frames[3 - level], frames[4 - level]);
-            entry(above, VIRTUAL, level as u32).store(below | TABLE, Relaxed);
+            entry(above, VIRTUAL, level as u32).store(below >> DOWN | self.bits.table, Relaxed);
         }
         for table in 0..TABLES {
             let pages = take()?;
-            entry(frames[2], VIRTUAL + table * MOST * PAGE, 1).store(pages | TABLE, Relaxed);
+            entry(frames[2], VIRTUAL + table * MOST * PAGE, 1)
+                .store(pages >> DOWN | self.bits.table, Relaxed);
             frames.push(pages);
         }
         self.frames = frames;
@@ -158,37 +181,37 @@ impl Subject for Bare {
 
     fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
         let root = self.root().ok_or("not begun")?;
-        let Bits { page, protect: (clear, set), writable: (bit, is) } = self.bits;
+        let Bits { page, protect: (clear, set), writable: (bit, is), .. } = self.bits;
         let mut sum = 0_u64;
         match (operation, self.hardware_flags) {
-            (Operation::Map, _) => for_each(root, calls, |entry, at| {
-                entry.store(physical(at) | page, Relaxed);
+            (Operation::Map, _) => Self::for_each(root, calls, |entry, at| {
+                entry.store(physical(at) >> DOWN | page, Relaxed);
             }),
-            (Operation::Query, _) => for_each(root, calls, |entry, _| {
+            (Operation::Query, _) => Self::for_each(root, calls, |entry, _| {
                 let entry = entry.load(Relaxed);
-                sum = sum.wrapping_add(answer(entry & ADDRESS, (entry & bit != 0) == is));
+                sum = sum.wrapping_add(answer(Self::address(entry), (entry & bit != 0) == is));
             }),
-            (Operation::Protect, false) => for_each(root, calls, |entry, _| {
+            (Operation::Protect, false) => Self::for_each(root, calls, |entry, _| {
                 entry.store(entry.load(Relaxed) & !clear | set, Relaxed);
             }),
             // One bit is set or cleared, so one atomic operation is enough.
-            (Operation::Protect, true) if set == 0 => for_each(root, calls, |entry, _| {
+            (Operation::Protect, true) if set == 0 => Self::for_each(root, calls, |entry, _| {
                 entry.fetch_and(!clear, Relaxed);
             }),
-            (Operation::Protect, true) => for_each(root, calls, |entry, _| {
+            (Operation::Protect, true) => Self::for_each(root, calls, |entry, _| {
                 entry.fetch_or(set, Relaxed);
             }),
-            (Operation::Unmap, false) => for_each(root, calls, |entry, _| {
+            (Operation::Unmap, false) => Self::for_each(root, calls, |entry, _| {
                 sum = sum.wrapping_add(entry.load(Relaxed));
                 entry.store(0, Relaxed);
             }),
-            (Operation::Unmap, true) => for_each(root, calls, |entry, _| {
+            (Operation::Unmap, true) => Self::for_each(root, calls, |entry, _| {
                 sum = sum.wrapping_add(entry.swap(0, Relaxed));
             }),
             (Operation::Fault, _) => {
                 let mut lost = false;
-                for_each(root, calls, |entry, at| {
-                    let leaf = physical(at) | page;
+                Self::for_each(root, calls, |entry, at| {
+                    let leaf = physical(at) >> DOWN | page;
                     lost |= entry.compare_exchange(0, leaf, Relaxed, Relaxed).is_err();
                 });
                 if lost {

@@ -1,12 +1,12 @@
 //! The list of measured crates, with the formats that each of them writes.
 
-use tablewright::format::{Arm64K4, X86_64};
+use tablewright::format::{Arm64K4, Sv48, X86_64};
 
 use crate::compare::aarch64_paging::Aarch64Paging;
 use crate::compare::bare::{Bare, BareRange};
 use crate::compare::page_table_generic::{self as generic, Generic};
 #[cfg(target_arch = "x86_64")]
-use crate::compare::page_table_multiarch::{Arm64, X64};
+use crate::compare::page_table_multiarch::{Arm64, Riscv64, X64};
 use crate::compare::subject::{BARE, Course, OURS, Operation, Subject, Users};
 use crate::compare::tablewright::Tablewright;
 #[cfg(target_arch = "x86_64")]
@@ -114,13 +114,17 @@ fn select(of: impl Fn(&Candidate) -> bool, chosen: impl Fn(&str) -> bool) -> Vec
 
 const ARM64: Architecture = Architecture::Arm64;
 const X86: Architecture = Architecture::X86_64;
+const RISCV64: Architecture = Architecture::Riscv64;
 
 const OURS_X86: Candidate =
     Candidate::new(OURS, X86, || Box::new(Tablewright::<X86_64<4>>::default()));
 const OURS_ARM64: Candidate =
     Candidate::new(OURS, ARM64, || Box::new(Tablewright::<Arm64K4>::default()));
+const OURS_RISCV64: Candidate =
+    Candidate::new(OURS, RISCV64, || Box::new(Tablewright::<Sv48>::default()));
 const BARE_X86: Candidate = Candidate::new(BARE, X86, || Box::new(Bare::x86_64()));
 const BARE_ARM64: Candidate = Candidate::new(BARE, ARM64, || Box::new(Bare::arm64()));
+const BARE_RISCV64: Candidate = Candidate::new(BARE, RISCV64, || Box::new(Bare::riscv64()));
 
 const UNMAP: Course = Course::unused(Operation::Unmap, "unmap, finish");
 
@@ -133,6 +137,8 @@ const CANDIDATES: &[Candidate] = &[
     BARE_X86.with_hardware_flags(),
     BARE_ARM64,
     BARE_ARM64.with_hardware_flags(),
+    BARE_RISCV64,
+    BARE_RISCV64.with_hardware_flags(),
     OURS_X86.with_courses(&[
         UNMAP,
         Course::unused(Operation::Detach, "unmap, issue"),
@@ -142,6 +148,8 @@ const CANDIDATES: &[Candidate] = &[
     OURS_X86.with_hardware_flags(),
     OURS_ARM64,
     OURS_ARM64.with_hardware_flags(),
+    OURS_RISCV64,
+    OURS_RISCV64.with_hardware_flags(),
     Candidate::new("aarch64-paging", ARM64, || Box::new(Aarch64Paging::default())).with_courses(&[
         Course::unused(Operation::Unmap, "modify_range, compact_subtables"),
         Course::unused(Operation::Unmap, "modify_range, map_range"),
@@ -150,11 +158,16 @@ const CANDIDATES: &[Candidate] = &[
     Candidate::new("page-table-generic", X86, || Box::new(Generic::<generic::X86>::default()))
         .with_courses(&[Course::unused(Operation::Unmap, "unmap_with_config")]),
     Candidate::new("page-table-generic", ARM64, || Box::new(Generic::<generic::Arm64>::default())),
+    Candidate::new("page-table-generic", RISCV64, || {
+        Box::new(Generic::<generic::Riscv64>::default())
+    }),
     #[cfg(target_arch = "x86_64")]
     Candidate::new("page_table_multiarch", X86, || Box::new(X64::default()))
         .with_courses(&[Course::unused(Operation::Unmap, "unmap_region, drop")]),
     #[cfg(target_arch = "x86_64")]
     Candidate::new("page_table_multiarch", ARM64, || Box::new(Arm64::default())),
+    #[cfg(target_arch = "x86_64")]
+    Candidate::new("page_table_multiarch", RISCV64, || Box::new(Riscv64::default())),
     #[cfg(target_arch = "x86_64")]
     Candidate::new("x86_64", X86, || Box::new(X8664::default()))
         .with_courses(&[Course::unused(Operation::Unmap, "unmap, clean_up")]),

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tablewright::format::{Ept, Stage2K4};
+use tablewright::format::{Ept, Stage2K4, Sv48x4};
 use tablewright::guest::{Backing, Fault, Gather, Guest, Slot as Memory, SlotCell};
 use tablewright::shared::{Epochs, Refused, SharedSpace, WalkSlot};
 use tablewright::{AddressSpace, Format, Ipa, Pa, Span};
@@ -49,6 +49,12 @@ pub unsafe fn round(
             (Architecture::X86_64, _) => {
                 faults::<Ept<4>, _>(states(), EPT, arena, parts, kept, ept)
             }
+            (Architecture::Riscv64, 0) => {
+                faults::<Sv48x4, _>(epochs(), SV48X4, arena, parts, kept, riscv64)
+            }
+            (Architecture::Riscv64, _) => {
+                faults::<Sv48x4, _>(states(), SV48X4, arena, parts, kept, riscv64)
+            }
         }
     }
 }
@@ -62,6 +68,8 @@ const ARM64: Regime = Regime::Arm64Stage2 {
 
 const EPT: Regime = Regime::Ept { levels: 4, mode_based: false };
 
+const SV48X4: Regime = Regime::Riscv { levels: 4, guest: true };
+
 /// A write that ended at the last level.
 #[inline(always)]
 fn arm64(at: u64) -> Option<Fault> {
@@ -72,6 +80,12 @@ fn arm64(at: u64) -> Option<Fault> {
 #[inline(always)]
 fn ept(at: u64) -> Option<Fault> {
     Some(Fault::ept(1 << 1, at))
+}
+
+/// A store.
+#[inline(always)]
+fn riscv64(at: u64) -> Option<Fault> {
+    Fault::riscv64(23, at, at >> 2, 0)
 }
 
 #[inline(always)]

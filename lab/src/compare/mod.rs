@@ -218,12 +218,16 @@ fn of_two(bare: &Candidate, ours: &Candidate, figures: threads::Figures) -> [Row
     [row(bare, "two arrays", figures.arrays), row(ours, "map_range", figures.tree)]
 }
 
+/// The formats of scattered calls.
+const FORMATS: [Architecture; 3] =
+    [Architecture::X86_64, Architecture::Arm64, Architecture::Riscv64];
+
 /// Compares scattered calls in each format.
 fn scattered(pages: &[u16], arguments: &Arguments) -> Result<rows::Report, Error> {
     let mut pages: Vec<u64> = pages.iter().copied().map(u64::from).collect();
     pages.sort_unstable();
     pages.dedup();
-    let formats: Vec<(Architecture, Vec<Candidate>)> = [Architecture::X86_64, Architecture::Arm64]
+    let formats: Vec<(Architecture, Vec<Candidate>)> = FORMATS
         .into_iter()
         .map(|format| (format, of_format(format, |name| arguments.chosen(name))))
         // A format that no chosen crate writes has nothing to compare.

@@ -38,8 +38,8 @@ impl FrameAllocator for Frames {
 
 /// The bits of entries of a format, which are also their configuration.
 pub trait Bits: Copy + fmt::Debug + Send + Sync + 'static {
-    /// The bits of the address.
-    const ADDRESS: u64;
+    /// The bits of the address, and how far below their place in an address they stand.
+    const ADDRESS: (u64, u32);
     /// Set in every entry that is used.
     const VALID: u64;
     /// Set in an entry that points to a table.
@@ -68,7 +68,7 @@ pub trait Bits: Copy + fmt::Debug + Send + Sync + 'static {
 pub struct X86;
 
 impl Bits for X86 {
-    const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+    const ADDRESS: (u64, u32) = (0x000f_ffff_ffff_f000, 0);
     const VALID: u64 = 1 << 0;
     const TABLE: u64 = Self::VALID | 1 << 1;
     const PAGE: u64 = 0;
@@ -83,7 +83,7 @@ impl Bits for X86 {
 pub struct Arm64;
 
 impl Bits for Arm64 {
-    const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+    const ADDRESS: (u64, u32) = (0x0000_ffff_ffff_f000, 0);
     const VALID: u64 = 1 << 0;
     const TABLE: u64 = Self::VALID | Self::PAGE;
     const PAGE: u64 = 1 << 1;
@@ -92,6 +92,29 @@ impl Bits for Arm64 {
     /// Memory of the second type, inner shareable, accessed, not executable.
     const READ_WRITE: u64 = Self::VALID | 1 << 2 | 0b11 << 8 | 1 << 10 | 0b11 << 53;
     const READ_ONLY: u64 = Self::READ_WRITE | 1 << 7;
+}
+
+/// RISC-V. An entry that may be read, written or executed is a page, at any level.
+#[derive(Clone, Copy, Debug)]
+pub struct Riscv64;
+
+impl Bits for Riscv64 {
+    const ADDRESS: (u64, u32) = (0x003f_ffff_ffff_fc00, 2);
+    const VALID: u64 = 1 << 0;
+    const TABLE: u64 = Self::VALID;
+    const PAGE: u64 = 0;
+    const BLOCK: u64 = 0;
+    const IS_BLOCK: (u64, u64) = (1 << 1, 1 << 1);
+    /// Accessed and written.
+    const READ_WRITE: u64 = Self::READ_ONLY | 1 << 2;
+    const READ_ONLY: u64 = Self::VALID | 1 << 1 | 1 << 6 | 1 << 7;
+}
+
+/// The address where it stands in an entry.
+#[inline]
+fn put<B: Bits>(paddr: PhysAddr) -> u64 {
+    let (_, down) = B::ADDRESS;
+    paddr.as_usize() as u64 >> down
 }
 
 /// An entry.
@@ -105,22 +128,23 @@ impl<B: Bits> PageTableEntry for Entry<B> {
     #[inline]
     fn new_page(paddr: PhysAddr, config: u64, is_huge: bool) -> Self {
         let size = if is_huge { B::BLOCK } else { B::PAGE };
-        Self(paddr.as_usize() as u64 | config | size, PhantomData)
+        Self(put::<B>(paddr) | config | size, PhantomData)
     }
 
     #[inline]
     fn new_table(paddr: PhysAddr) -> Self {
-        Self(paddr.as_usize() as u64 | B::TABLE, PhantomData)
+        Self(put::<B>(paddr) | B::TABLE, PhantomData)
     }
 
     #[inline]
     fn paddr(&self, _is_dir: bool) -> PhysAddr {
-        PhysAddr::from_usize((self.0 & B::ADDRESS) as usize)
+        let (address, down) = B::ADDRESS;
+        PhysAddr::from_usize(((self.0 & address) << down) as usize)
     }
 
     #[inline]
     fn config(&self, is_dir: bool) -> u64 {
-        self.0 & !B::ADDRESS & !B::PAGE & if is_dir { !B::BLOCK } else { !0 }
+        self.0 & !B::ADDRESS.0 & !B::PAGE & if is_dir { !B::BLOCK } else { !0 }
     }
 
     #[inline]

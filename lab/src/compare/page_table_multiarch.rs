@@ -2,6 +2,7 @@
 //! its calls for one page. Its x86 tables come back only when the whole table is dropped.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use memory_addr::{PhysAddr, VirtAddr};
 use page_table_multiarch::x86_64::X64PageTable;
@@ -55,13 +56,16 @@ where
 pub type X64 =
     Multiarch<<X64PageTable<Frames> as Parts>::Meta, <X64PageTable<Frames> as Parts>::Entry>;
 
-/// Arm, stage 1. The crate leaves out its own Arm entries on other hosts; these do as they do.
-pub type Arm64 = Multiarch<Arm64Meta, Arm64Entry>;
+/// Arm, stage 1. The crate leaves out the entries of other hosts; these do as its own do.
+pub type Arm64 = Multiarch<FourLevels, Entry<OfArm64>>;
+
+/// RISC-V, Sv48.
+pub type Riscv64 = Multiarch<FourLevels, Entry<OfRiscv64>>;
 
 /// Four levels, and nothing to flush.
-pub struct Arm64Meta;
+pub struct FourLevels;
 
-impl PagingMetaData for Arm64Meta {
+impl PagingMetaData for FourLevels {
     const LEVELS: usize = 4;
     const PA_MAX_BITS: usize = 48;
     const VA_MAX_BITS: usize = 48;
@@ -72,78 +76,177 @@ impl PagingMetaData for Arm64Meta {
     fn flush_tlb(_: Option<VirtAddr>) {}
 }
 
-const VALID: u64 = 1 << 0;
-const NON_BLOCK: u64 = 1 << 1;
-const NORMAL: u64 = 1 << 2;
-const USER: u64 = 1 << 6;
-const READ_ONLY: u64 = 1 << 7;
-const SHAREABLE: u64 = 0b11 << 8;
-const ACCESSED: u64 = 1 << 10;
-const PXN: u64 = 1 << 53;
-const UXN: u64 = 1 << 54;
-const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+/// The bits of entries of another host, for normal memory of the kernel. Other flags are ignored.
+pub trait Bits: Copy + Send + Sync + 'static {
+    /// The bits of the address, and how far below their place in an address they stand.
+    const ADDRESS: (u64, u32);
+    /// Set in every entry that is used.
+    const VALID: u64;
+    /// Set in an entry that points to a table.
+    const TABLE: u64;
 
-/// An entry of Arm, for normal memory of the kernel. Other flags are ignored.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct Arm64Entry(u64);
+    fn attributes(flags: MappingFlags, is_huge: bool) -> u64;
 
-impl Arm64Entry {
-    #[inline]
-    fn attributes(flags: MappingFlags, is_huge: bool) -> u64 {
-        if flags.is_empty() {
-            return ACCESSED | if is_huge { 0 } else { NON_BLOCK };
-        }
-        let mut bits = NORMAL | SHAREABLE | ACCESSED | UXN;
-        if flags.contains(MappingFlags::READ) {
-            bits |= VALID;
-        }
-        if !flags.contains(MappingFlags::WRITE) {
-            bits |= READ_ONLY;
-        }
-        if !flags.contains(MappingFlags::EXECUTE) {
-            bits |= PXN;
-        }
-        bits | if is_huge { 0 } else { NON_BLOCK }
-    }
+    /// The flags of an entry that is valid.
+    fn flags(entry: u64) -> MappingFlags;
+
+    fn is_huge(entry: u64) -> bool;
 }
 
-impl GenericPTE for Arm64Entry {
-    #[inline]
-    fn new_page(paddr: PhysAddr, flags: MappingFlags, is_huge: bool) -> Self {
-        Self(Self::attributes(flags, is_huge) | paddr.as_usize() as u64 & ADDRESS)
-    }
+/// Arm.
+#[derive(Clone, Copy)]
+pub struct OfArm64;
+
+impl OfArm64 {
+    const NON_BLOCK: u64 = 1 << 1;
+    const NORMAL: u64 = 1 << 2;
+    const USER: u64 = 1 << 6;
+    const READ_ONLY: u64 = 1 << 7;
+    const SHAREABLE: u64 = 0b11 << 8;
+    const ACCESSED: u64 = 1 << 10;
+    const PXN: u64 = 1 << 53;
+    const UXN: u64 = 1 << 54;
+}
+
+impl Bits for OfArm64 {
+    const ADDRESS: (u64, u32) = (0x0000_ffff_ffff_f000, 0);
+    const VALID: u64 = 1 << 0;
+    const TABLE: u64 = Self::VALID | Self::NON_BLOCK;
 
     #[inline]
-    fn new_table(paddr: PhysAddr) -> Self {
-        Self(NON_BLOCK | VALID | paddr.as_usize() as u64 & ADDRESS)
-    }
-
-    #[inline]
-    fn paddr(&self) -> PhysAddr {
-        PhysAddr::from_usize((self.0 & ADDRESS) as usize)
-    }
-
-    #[inline]
-    fn flags(&self) -> MappingFlags {
-        if self.0 & VALID == 0 {
-            return MappingFlags::empty();
+    fn attributes(flags: MappingFlags, is_huge: bool) -> u64 {
+        let size = if is_huge { 0 } else { Self::NON_BLOCK };
+        if flags.is_empty() {
+            return Self::ACCESSED | size;
         }
+        let mut bits = Self::NORMAL | Self::SHAREABLE | Self::ACCESSED | Self::UXN;
+        if flags.contains(MappingFlags::READ) {
+            bits |= Self::VALID;
+        }
+        if !flags.contains(MappingFlags::WRITE) {
+            bits |= Self::READ_ONLY;
+        }
+        if !flags.contains(MappingFlags::EXECUTE) {
+            bits |= Self::PXN;
+        }
+        bits | size
+    }
+
+    #[inline]
+    fn flags(entry: u64) -> MappingFlags {
         let mut flags = MappingFlags::READ;
-        flags.set(MappingFlags::WRITE, self.0 & READ_ONLY == 0);
-        flags.set(MappingFlags::USER, self.0 & USER != 0);
-        flags.set(MappingFlags::EXECUTE, self.0 & PXN == 0);
+        flags.set(MappingFlags::WRITE, entry & Self::READ_ONLY == 0);
+        flags.set(MappingFlags::USER, entry & Self::USER != 0);
+        flags.set(MappingFlags::EXECUTE, entry & Self::PXN == 0);
         flags
     }
 
     #[inline]
+    fn is_huge(entry: u64) -> bool {
+        entry & Self::NON_BLOCK == 0
+    }
+}
+
+/// RISC-V.
+#[derive(Clone, Copy)]
+pub struct OfRiscv64;
+
+impl OfRiscv64 {
+    const READ: u64 = 1 << 1;
+    const WRITE: u64 = 1 << 2;
+    const EXECUTE: u64 = 1 << 3;
+    const USER: u64 = 1 << 4;
+    const ACCESSED_DIRTY: u64 = 0b11 << 6;
+}
+
+impl Bits for OfRiscv64 {
+    const ADDRESS: (u64, u32) = (0x003f_ffff_ffff_fc00, 2);
+    const VALID: u64 = 1 << 0;
+    const TABLE: u64 = Self::VALID;
+
+    #[inline]
+    fn attributes(flags: MappingFlags, _: bool) -> u64 {
+        if flags.is_empty() {
+            return 0;
+        }
+        let mut bits = Self::VALID | Self::ACCESSED_DIRTY;
+        if flags.contains(MappingFlags::READ) {
+            bits |= Self::READ;
+        }
+        if flags.contains(MappingFlags::WRITE) {
+            bits |= Self::WRITE;
+        }
+        if flags.contains(MappingFlags::EXECUTE) {
+            bits |= Self::EXECUTE;
+        }
+        if flags.contains(MappingFlags::USER) {
+            bits |= Self::USER;
+        }
+        bits
+    }
+
+    #[inline]
+    fn flags(entry: u64) -> MappingFlags {
+        let mut flags = MappingFlags::empty();
+        flags.set(MappingFlags::READ, entry & Self::READ != 0);
+        flags.set(MappingFlags::WRITE, entry & Self::WRITE != 0);
+        flags.set(MappingFlags::EXECUTE, entry & Self::EXECUTE != 0);
+        flags.set(MappingFlags::USER, entry & Self::USER != 0);
+        flags
+    }
+
+    #[inline]
+    fn is_huge(entry: u64) -> bool {
+        entry & (Self::READ | Self::EXECUTE) != 0
+    }
+}
+
+/// An entry of another host.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Entry<B>(u64, PhantomData<B>);
+
+impl<B: Bits> Entry<B> {
+    #[inline]
+    fn of(paddr: PhysAddr, bits: u64) -> Self {
+        let (address, down) = B::ADDRESS;
+        Self(paddr.as_usize() as u64 >> down & address | bits, PhantomData)
+    }
+}
+
+impl<B: Bits> GenericPTE for Entry<B> {
+    #[inline]
+    fn new_page(paddr: PhysAddr, flags: MappingFlags, is_huge: bool) -> Self {
+        Self::of(paddr, B::attributes(flags, is_huge))
+    }
+
+    #[inline]
+    fn new_table(paddr: PhysAddr) -> Self {
+        Self::of(paddr, B::TABLE)
+    }
+
+    #[inline]
+    fn paddr(&self) -> PhysAddr {
+        let (address, down) = B::ADDRESS;
+        PhysAddr::from_usize(((self.0 & address) << down) as usize)
+    }
+
+    #[inline]
+    fn flags(&self) -> MappingFlags {
+        match self.is_present() {
+            true => B::flags(self.0),
+            false => MappingFlags::empty(),
+        }
+    }
+
+    #[inline]
     fn set_paddr(&mut self, paddr: PhysAddr) {
-        self.0 = self.0 & !ADDRESS | paddr.as_usize() as u64 & ADDRESS;
+        *self = Self::of(paddr, self.0 & !B::ADDRESS.0);
     }
 
     #[inline]
     fn set_flags(&mut self, flags: MappingFlags, is_huge: bool) {
-        self.0 = self.0 & ADDRESS | Self::attributes(flags, is_huge);
+        self.0 = self.0 & B::ADDRESS.0 | B::attributes(flags, is_huge);
     }
 
     #[inline]
@@ -158,12 +261,12 @@ impl GenericPTE for Arm64Entry {
 
     #[inline]
     fn is_present(&self) -> bool {
-        self.0 & VALID != 0
+        self.0 & B::VALID != 0
     }
 
     #[inline]
     fn is_huge(&self) -> bool {
-        self.0 & NON_BLOCK == 0
+        B::is_huge(self.0)
     }
 
     #[inline]
@@ -172,7 +275,7 @@ impl GenericPTE for Arm64Entry {
     }
 }
 
-impl fmt::Debug for Arm64Entry {
+impl<B> fmt::Debug for Entry<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
     }

@@ -292,6 +292,7 @@ fn regime(architecture: Architecture) -> Regime {
     match architecture {
         Architecture::Arm64 => Regime::Arm64Stage1 { granule: Granule::K4, wide: false },
         Architecture::X86_64 => Regime::X86_64 { levels: 4 },
+        Architecture::Riscv64 => Regime::Riscv { levels: 4, guest: false },
     }
 }
 
@@ -435,7 +436,7 @@ mod tests {
 
     #[test]
     fn every_subject_does_scattered_calls_right() {
-        for format in [Architecture::Arm64, Architecture::X86_64] {
+        for format in [Architecture::Arm64, Architecture::X86_64, Architecture::Riscv64] {
             let candidates = of_format(format, |_| true);
             let arenas = Arenas::new(candidates.len()).unwrap();
             for pages in [1, 3, 16, 512] {
@@ -485,6 +486,7 @@ mod tests {
         let read_only = verdicts(|format, entry| match format {
             Architecture::Arm64 => entry | 1 << 7,
             Architecture::X86_64 => entry & !2,
+            Architecture::Riscv64 => entry & !4,
         });
         for verdict in missing.iter().chain(&elsewhere).chain(&read_only) {
             let problem = verdict.as_ref().unwrap_err();

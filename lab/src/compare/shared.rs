@@ -204,6 +204,23 @@ unsafe impl<S: States, const THREADS: usize> Platform for Shared<S, THREADS> {
         self.freed.fetch_add(1, Relaxed);
     }
 
+    /// Tables that are one root lie beside each other, aligned to their size.
+    fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
+        let part = &self.parts[Self::thread()];
+        let (next, bytes) = (part.next.load(Relaxed), tables as u64 * PAGE);
+        let root = next.next_multiple_of(bytes);
+        if root + bytes > part.end {
+            return None;
+        }
+        self.freed.fetch_add((root - next) / PAGE, Relaxed);
+        part.next.store(root + bytes, Relaxed);
+        Some(Pa::new(root))
+    }
+
+    unsafe fn free_root(&self, _: Pa, _: Level, tables: usize) {
+        self.freed.fetch_add(tables as u64, Relaxed);
+    }
+
     #[inline(always)]
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         let table: *mut Entry = ptr::with_exposed_provenance_mut(frame.get() as usize);

@@ -1,7 +1,7 @@
 //! Builder of the linear map: the one place that calls the engine.
 
 use tablewright::format::{
-    Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
+    Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, Sv39, Sv48, Sv57, X86_64,
 };
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va};
@@ -34,6 +34,9 @@ pub fn native(plan: &Plan) -> Result<Box<dyn Builder>, String> {
     Ok(match (format.architecture(), format.granule(), format.address_bits()) {
         (Architecture::X86_64, _, 57) => Box::new(Native::<X86_64<5>>::new(plan)?),
         (Architecture::X86_64, _, _) => Box::new(Native::<X86_64<4>>::new(plan)?),
+        (Architecture::Riscv64, _, 39) => Box::new(Native::<Sv39>::new(plan)?),
+        (Architecture::Riscv64, _, 57) => Box::new(Native::<Sv57>::new(plan)?),
+        (Architecture::Riscv64, _, _) => Box::new(Native::<Sv48>::new(plan)?),
         (Architecture::Arm64, Granule::K4, 52) => Box::new(Native::<Arm64K4Wide>::new(plan)?),
         (Architecture::Arm64, Granule::K4, _) => Box::new(Native::<Arm64K4>::new(plan)?),
         (Architecture::Arm64, Granule::K16, 52) => Box::new(Native::<Arm64K16Wide>::new(plan)?),
@@ -72,10 +75,10 @@ impl<F> Native<F> {
             Leaves::Pages => mapping.pages_only(),
         };
         Ok(Self {
-            // On x86 one root serves both halves, and the engine calls that the lower one.
-            half: match plan.format.architecture() {
-                Architecture::X86_64 => Half::Lower,
-                Architecture::Arm64 => Half::Upper,
+            // One root serves both halves, and the engine calls that the lower one.
+            half: match plan.format.architecture().has_one_root() {
+                true => Half::Lower,
+                false => Half::Upper,
             },
             linear: LinearMap::new(Va::new(plan.format.linear_base()), mapping),
             ram,

@@ -12,6 +12,7 @@ use crate::output::progress::Progress;
 fn regime(format: Format) -> Regime {
     match format.architecture() {
         Architecture::X86_64 => Regime::X86_64 { levels: format.levels() as u8 },
+        Architecture::Riscv64 => Regime::Riscv { levels: format.levels() as u8, guest: false },
         Architecture::Arm64 => Regime::Arm64Stage1 {
             granule: match format.granule() {
                 Granule::K4 => WalkerGranule::K4,
@@ -61,8 +62,11 @@ mod tests {
 
     /// Every format there is.
     fn formats() -> impl Iterator<Item = Format> {
-        use Architecture::{Arm64, X86_64};
+        use Architecture::{Arm64, Riscv64, X86_64};
         [
+            (Riscv64, Granule::K4, 39),
+            (Riscv64, Granule::K4, 48),
+            (Riscv64, Granule::K4, 57),
             (X86_64, Granule::K4, 48),
             (X86_64, Granule::K4, 57),
             (Arm64, Granule::K4, 48),
@@ -140,6 +144,7 @@ mod tests {
                     let write_permission = match format.architecture() {
                         Architecture::X86_64 => 1 << 1,
                         Architecture::Arm64 => 1 << 7,
+                        Architecture::Riscv64 => 1 << 2,
                     };
                     let is_leaf = number + 1 == tables;
                     for flip in [1, 1 << 20, if is_leaf { write_permission } else { 1 }] {

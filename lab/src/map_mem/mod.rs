@@ -52,10 +52,11 @@ pub struct Arguments {
     /// The architecture whose page tables are built [default: this computer's]
     #[arg(long, value_enum)]
     format: Option<Architecture>,
-    /// The smallest page; x86-64 has 4K only [default: 4K]
+    /// The smallest page; x86-64 and riscv64 have 4K only [default: 4K]
     #[arg(long, value_enum)]
     granule: Option<Granule>,
-    /// Bits in a virtual address: 48, or 52 on arm64, or 57 (five levels) on x86-64 [default: 48]
+    /// Bits in a virtual address: 48; or 52 on arm64, 57 on x86-64, 39 or 57 on riscv64
+    /// [default: 48]
     #[arg(long, value_name = "BITS")]
     address_bits: Option<u32>,
     /// Map with pages only, without huge leaves and contiguous hints, as a kernel with rodata=full

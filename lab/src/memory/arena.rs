@@ -194,13 +194,14 @@ impl Arena {
     /// this reads alone.
     pub fn entry(self, address: u64, index: u64) -> Option<u64> {
         let address = usize::try_from(address).ok()?;
-        let frame = self.number(address)?;
-        if self.0.links[frame].load(Relaxed) != HELD || index >= 1 << (self.0.frame_shift - 3) {
+        // A root may lie in several frames beside each other.
+        let frame = self.number(address)? + (index >> (self.0.frame_shift - 3)) as usize;
+        if self.0.links.get(frame)?.load(Relaxed) != HELD {
             return None;
         }
         let entry = ptr::with_exposed_provenance::<AtomicU64>(address + (index as usize) * 8);
-        // SAFETY: the frame is one of ours and mapped, and `index` is within it, so this is an
-        // aligned word of ours.
+        // SAFETY: the frame with this entry is one of ours and mapped, so this is an aligned word
+        // of ours.
         Some(unsafe { &*entry }.load(Relaxed))
     }
 

@@ -90,8 +90,8 @@ impl Tree {
         if let Some(want) = rest {
             return Err(format!("{:#x} is not mapped", want.start));
         }
-        // On Arm the other half has a root of its own, which is not ours.
-        if matches!(self.regime, Regime::X86_64 { .. }) {
+        // Otherwise the other half has a root of its own, which is not ours.
+        if self.regime.shares_root() {
             self.leaves(opposite(self.half), |leaf| {
                 Err(format!("{:#x} is mapped and should not be", leaf.va))
             })?;
