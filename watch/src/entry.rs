@@ -30,6 +30,13 @@ impl Place {
         }
     }
 
+    /// How much it counts in its table: nothing in the upper half of a root that has both, which is
+    /// a space of its own.
+    pub(crate) fn count(self, entry: Entry) -> u32 {
+        let is_of_kernel = self.regime.shares_root() && self.va >> 63 != 0;
+        u32::from(entry != Entry::Invalid && !is_of_kernel)
+    }
+
     /// The addresses that it translates.
     pub(crate) fn span(self) -> Span {
         Span { first: self.va, last: self.va + (self.size() - 1) }

@@ -19,7 +19,7 @@
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `arm64.rs`, `x86_64.rs` | which instructions matter |
+//! | `arm64.rs`, `x86_64.rs`, `riscv64.rs` | which instructions matter |
 //! | `entry.rs` | what a change of one entry means |
 //! | `tables.rs` | the tables that walks can reach, and what is in them |
 //! | `debt.rs` | what was changed and may be remembered |
@@ -36,6 +36,7 @@ mod entry;
 mod finding;
 mod invalidation;
 mod processor;
+pub mod riscv64;
 pub mod session;
 mod space;
 mod tables;

@@ -14,6 +14,8 @@ pub(crate) struct Cpu {
     pub(crate) unpublished: Vec<u64>,
     /// Invalidations that it has issued since its last whole DSB.
     pub(crate) issued: Vec<Issued>,
+    /// A root was loaded whose identifier another may have had.
+    pub(crate) is_unchecked: bool,
 }
 
 /// An invalidation that is not complete.

@@ -27,15 +27,19 @@ pub(crate) struct Context {
     pub(crate) held: Cpus,
 }
 
-/// The root of the upper half on x86-64, whose tables have many.
+/// The root of the upper half where both halves have one, and many share tables there.
 pub(crate) const NO_TABLE: Number = Number::MAX;
 
 impl Space {
-    pub(crate) fn of_upper_half() -> Self {
+    /// Levels have one number in roots of any height.
+    pub(crate) fn of_upper_half(regime: Regime) -> Self {
         Self {
             root: 0,
             part: Part::Upper,
-            regime: Regime::X86_64 { levels: 5 },
+            regime: match regime {
+                Regime::Riscv { guest, .. } => Regime::Riscv { levels: 5, guest },
+                _ => Regime::X86_64 { levels: 5 },
+            },
             table: NO_TABLE,
             contexts: Vec::new(),
             debts: Index::default(),

@@ -25,7 +25,7 @@ pub(crate) struct Table {
     /// The first address that it translates.
     pub(crate) va: u64,
     pub(crate) entries: Vec<u64>,
-    /// How many of them are valid.
+    /// How many of them are valid, and of its own space.
     pub(crate) valid: u32,
     /// How many entries lead to it. A root counts itself.
     pub(crate) links: u32,
@@ -60,7 +60,7 @@ pub(crate) struct Tables {
     frames: Vec<u32>,
     /// Roots that are shorter than a frame, by their addresses over [`SMALLEST`].
     small: HashMap<u64, Number>,
-    /// The space of all tables of the upper half, where roots share these (x86-64).
+    /// The space of all tables of the upper half, where roots share these (x86-64, RISC-V).
     pub(crate) upper: Option<usize>,
 }
 
@@ -189,7 +189,7 @@ impl Tables {
             let Some(&entry @ 1..) = table.entries.get(index) else { continue };
             let place = table.place(regime, index);
             let entry = place.read(entry);
-            table.valid += u32::from(entry != Entry::Invalid);
+            table.valid += place.count(entry);
             if let Entry::Table(pa) = entry {
                 self.link(space, place, pa, memory);
             }

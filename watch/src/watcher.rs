@@ -6,6 +6,8 @@
 //! them are complete: each issued after the change was visible to the walks that it is about, and a
 //! DSB of the processor that issued it after that.
 
+mod local;
+
 use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
@@ -19,7 +21,6 @@ use crate::invalidation::{Cpus, Invalidation, Span, Stages};
 use crate::processor::{Cpu, Issued, Of};
 use crate::space::{Context, NO_TABLE, Space};
 use crate::tables::Tables;
-use crate::x86_64::{Control, Flushes};
 use crate::{At, Memory};
 
 /// How much was seen.
@@ -57,11 +58,12 @@ pub struct Watcher {
     owing: BTreeSet<usize>,
     tables: Tables,
     types: Types,
-    /// x86-64: there are no breaks, stores are seen at once, and each processor forgets by itself.
-    is_x86: bool,
-    /// Those that execute user code (x86-64).
+    /// x86-64 and RISC-V: there are no breaks, stores are seen at once, and each processor forgets
+    /// by itself.
+    is_local: bool,
+    /// Those that execute user code, where processors forget by themselves.
     in_user: Cpus,
-    /// Debts whose page was used anew (x86-64).
+    /// Debts whose page was used anew, there.
     reused: Vec<u64>,
     debts: HashMap<u64, Debt>,
     next: u64,
@@ -81,7 +83,7 @@ impl Watcher {
             owing: BTreeSet::new(),
             tables: Tables::default(),
             types: Types::default(),
-            is_x86: false,
+            is_local: false,
             in_user: 0,
             reused: Vec::new(),
             debts: HashMap::new(),
@@ -197,8 +199,8 @@ impl Watcher {
             }
             return;
         }
-        table.valid += u32::from(is != Entry::Invalid);
-        table.valid -= u32::from(was != Entry::Invalid);
+        table.valid += place.count(is);
+        table.valid -= place.count(was);
         self.change(&Stored { at, space, place, pa, old, new: value, was, is }, memory);
         // The first entry of a root that was empty: there is something to hold.
         if self.spaces[space].as_ref().is_some_and(|of| of.table == number) {
@@ -225,7 +227,7 @@ impl Watcher {
         let is_lost = broken.is_some() || was != Entry::Invalid && is == Entry::Invalid;
         if is_lost || is_less {
             let debt = self.owe(stored, is_lost);
-            let is_wrong = is_walked && !self.is_x86;
+            let is_wrong = is_walked && !self.is_local;
             if let (Some(why), Some(debt), true) = (broken, debt, is_wrong) {
                 let then = format!("it was made {why} at once");
                 self.say(Rule::BreakBeforeMake, debt, at, then);
@@ -273,7 +275,7 @@ impl Watcher {
                 }
                 false => None,
             };
-            if self.is_x86 {
+            if self.is_local {
                 if is_same && why.is_none() {
                     self.settle(debt);
                 }
@@ -348,7 +350,7 @@ impl Watcher {
             }
         }
         // No walk can see the old entry while no processor has the root loaded.
-        let published = match self.is_x86 || !is_walked {
+        let published = match self.is_local || !is_walked {
             true => Published::Everywhere,
             false => Published::No,
         };
@@ -458,7 +460,7 @@ impl Watcher {
                 continue;
             }
             let is_table = owed.is_table;
-            if self.is_x86 && !is_table {
+            if self.is_local && !is_table {
                 self.reuse(debt, at, page);
                 continue;
             }
@@ -631,103 +633,6 @@ impl Watcher {
         }
     }
 
-    /// A processor of x86-64 writes to a control register: so they are now. What it held, of
-    /// `flushes`, is gone.
-    pub fn control(&mut self, at: At, now: Control, flushes: Flushes, memory: &mut dyn Memory) {
-        if !self.knows(at.cpu) {
-            return;
-        }
-        self.is_x86 = true;
-        let kernel = *self.tables.upper.get_or_insert_with(|| {
-            self.spaces.push(Some(Space::of_upper_half()));
-            self.spaces.len() - 1
-        });
-        let root = now.root().and_then(|(root, regime, asid)| {
-            Some((self.space_of(root, Part::Lower, regime, memory)?, Tag::Asid(asid)))
-        });
-        self.switch(at, Part::Upper, root.map(|_| (kernel, Tag::Any)), false);
-        self.switch(at, Part::Lower, root, flushes == Flushes::Nothing);
-        let by = match flushes {
-            Flushes::Nothing => return,
-            Flushes::All => Invalidation::LOCAL,
-            Flushes::Own => {
-                Invalidation { asid: now.pcid(), globals: false, ..Invalidation::LOCAL }
-            }
-        };
-        self.forgets(at, by);
-    }
-
-    /// A processor of x86-64 forgets something at once.
-    pub fn forgets(&mut self, at: At, by: Invalidation) {
-        self.counts.invalidations += 1;
-        if self.knows(at.cpu) {
-            self.invalidate(at, by);
-            self.complete(at, true);
-        }
-    }
-
-    /// A processor of x86-64 goes to user mode.
-    pub fn to_user(&mut self, at: At) {
-        if !self.knows(at.cpu) {
-            return;
-        }
-        self.in_user |= 1 << at.cpu;
-        for debt in std::mem::take(&mut self.reused) {
-            if !self.debts.contains_key(&debt) {
-                continue;
-            }
-            match self.is_usable(debt, 1 << at.cpu) {
-                true => self.say_reused(debt),
-                false => self.reused.push(debt),
-            }
-        }
-    }
-
-    /// A processor of x86-64 executes code of the upper half: it is not in user mode.
-    #[inline]
-    pub fn in_kernel(&mut self, cpu: u8) {
-        self.in_user &= !(1_u64.checked_shl(cpu.into()).unwrap_or(0));
-    }
-
-    /// Whether any processor may be in user mode.
-    #[inline]
-    pub fn is_any_in_user(&self) -> bool {
-        self.in_user != 0
-    }
-
-    /// A page that a debt leads to was used anew. That is wrong when user code can use the old
-    /// translation: in a processor that is in user mode, or when it goes back to it. One that runs
-    /// a thread of the kernel with the old root need not forget before that.
-    fn reuse(&mut self, debt: u64, at: At, page: u64) {
-        if let Some(owed) = self.debts.get_mut(&debt)
-            && owed.reused.is_none()
-        {
-            let then = format!("the page at {page:#x}, which it led to, was written anew");
-            owed.reused = Some((at, then));
-            match self.is_usable(debt, self.in_user) {
-                true => self.say_reused(debt),
-                false => self.reused.push(debt),
-            }
-        }
-    }
-
-    /// Whether one of these processors may use what a debt is about.
-    fn is_usable(&self, debt: u64, cpus: Cpus) -> bool {
-        let Some(owed) = self.debts.get(&debt) else { return false };
-        let has = |cpu: &Cpu| {
-            cpu.loaded[Part::Lower as usize].is_some_and(|(space, _)| space == owed.space)
-        };
-        let all = (0..).zip(&self.cpus);
-        all.filter(|(number, _)| owed.cpus() & cpus & (1 << number) != 0).any(|(_, cpu)| has(cpu))
-    }
-
-    fn say_reused(&mut self, debt: u64) {
-        if let Some((at, then)) = self.debts.get(&debt).and_then(|owed| owed.reused.clone()) {
-            self.say(Rule::PageReused, debt, at, then);
-        }
-        self.settle(debt);
-    }
-
     /// The space of a root.
     fn space_of(
         &mut self,
@@ -785,7 +690,6 @@ impl Watcher {
         self.counts.roots += 1;
         let bit = 1 << at.cpu;
         let Some(Some(of)) = self.spaces.get_mut(space) else { return };
-        let root = of.root;
         let is_walked = of.is_walked();
         let context = match of.contexts.iter().position(|context| context.tag == tag) {
             Some(known) => &mut of.contexts[known],
@@ -800,9 +704,18 @@ impl Watcher {
             self.walks_begin(at, space);
         }
         self.hold(space);
-        if !check || self.is_empty(space) {
+        if check {
+            self.check_identifier(at, space, tag);
+        }
+    }
+
+    /// Whether a processor holds something of another root under the identifier that it has loaded.
+    fn check_identifier(&mut self, at: At, space: usize, tag: Tag) {
+        let Some(Some(of)) = self.spaces.get(space) else { return };
+        if self.is_empty(space) {
             return;
         }
+        let (root, bit) = (of.root, 1 << at.cpu);
         let name = match tag {
             Tag::Asid(asid) => format!("ASID {asid}"),
             Tag::Guest(vmid) => format!("VMID {vmid}"),
@@ -831,7 +744,7 @@ impl Watcher {
     fn walks_begin(&mut self, at: At, space: usize) {
         let Some(Some(of)) = self.spaces.get(space) else { return };
         let (regime, types) = (of.regime, self.types);
-        if self.is_x86 {
+        if self.is_local {
             return;
         }
         for debt in of.debts.meeting(None, |level| regime.entry_size(level)) {

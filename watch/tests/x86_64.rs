@@ -220,6 +220,7 @@ fn what_a_write_to_a_control_register_flushes_is_what_the_manual_says() {
 fn an_identifier_is_given_to_another_root_after_a_flush() {
     for flushes in [true, false] {
         let mut kernel = Kernel::new();
+        kernel.memory.insert(OTHER, TABLES[0] | 7);
         let cr4 = ON.cr4 | 1 << 17;
         for (root, bit) in
             [(ROOT | 5, 0), (OTHER | 6, 1 << 63), (OTHER | 5, u64::from(!flushes) << 63)]

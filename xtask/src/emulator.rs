@@ -49,7 +49,8 @@ impl Unpacked {
         let libraries = libraries
             .filter_map(std::result::Result::ok)
             .map(|entry| entry.path())
-            .find(|path| path.to_string_lossy().ends_with("-linux-gnu"));
+            // Firmware of other architectures may lie beside them.
+            .find(|path| path.join("libc.so.6").exists());
         Ok(Self {
             loader: usr.join(loader),
             libraries: libraries
@@ -93,15 +94,20 @@ impl Emulator {
     /// # Errors
     /// It cannot be had.
     pub fn newest(architecture: Arch) -> Result<Self> {
-        let (names, package, program) = match architecture {
-            Arch::Arm64 => (["apt-qemu-backports", "qemu-13-backports"], "qemu-system-arm", QEMU),
-            Arch::X86_64 => (
-                ["apt-qemu-backports", "qemu-13-backports-x86"],
-                "qemu-system-x86",
-                fetch::QEMU_X86,
-            ),
+        let (name, package, program) = match architecture {
+            Arch::Arm64 => ("qemu-13-backports", "qemu-system-arm", QEMU),
+            Arch::X86_64 => ("qemu-13-backports-x86", "qemu-system-x86", fetch::QEMU_X86),
         };
-        Self::fetched(Release::Backports, names, package, program)
+        Self::fetched(Release::Backports, ["apt-qemu-backports", name], package, program)
+    }
+
+    /// Returns the newest one for RISC-V.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn newest_riscv() -> Result<Self> {
+        let names = ["apt-qemu-backports", "qemu-13-backports-riscv"];
+        Self::fetched(Release::Backports, names, "qemu-system-riscv", fetch::QEMU_RISCV)
     }
 
     /// One that is unpacked: `names` are those of the directories of its package manager and its

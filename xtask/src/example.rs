@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
+use tablewright_watch::session::Loaded;
 
 use crate::console::{Patience, listen};
 use crate::emulator::Emulator;
 use crate::fetch::{self, QEMU, QEMU_RISCV, QEMU_X86};
 use crate::qemu::CPU_MAX;
-use crate::{Error, LIMIT, Result};
+use crate::{About as _, Arch, Error, LIMIT, Result};
 
 /// The kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -51,6 +52,15 @@ impl Kernel {
         }
     }
 
+    /// The emulator that lets it be watched.
+    fn newest(self) -> Result<Emulator> {
+        match self {
+            Self::X86_64 => Emulator::newest(Arch::X86_64),
+            Self::Arm64 => Emulator::newest(Arch::Arm64),
+            Self::Riscv64 => Emulator::newest_riscv(),
+        }
+    }
+
     /// The emulator, and a machine.
     fn machine(self) -> (&'static str, &'static [&'static str]) {
         match self {
@@ -63,25 +73,58 @@ impl Kernel {
     }
 }
 
-/// Boots a kernel, and hands on each line that it says.
+/// Boots a kernel, and hands on each line that it says. `watch`: and what is wrong with its TLB
+/// maintenance.
 ///
 /// # Errors
-/// It cannot be built or booted, says that something is wrong, or says nothing for a minute.
-pub fn run(kernel: Kernel, mut line: impl FnMut(&str)) -> Result<()> {
+/// It cannot be built or booted, says that something is wrong, or says nothing for a minute;
+/// something was found.
+pub fn run(kernel: Kernel, watch: bool, mut line: impl FnMut(&str)) -> Result<()> {
     let image = kernel.build()?;
-    kernel.processors().iter().try_for_each(|count| boot(kernel, &image, count, &mut line))
+    let watching = match watch {
+        true => Some((fetch::watching_plugin()?, kernel.newest()?)),
+        false => None,
+    };
+    let watching = watching.as_ref();
+    kernel.processors().iter().try_for_each(|count| {
+        match watching {
+            None => boot(kernel, Command::new(kernel.machine().0), &image, count, &mut line)?,
+            Some((plugin, emulator)) => {
+                let loaded = Loaded::new(plugin).about("what is found")?;
+                let mut command = emulator.command();
+                command.args(["-accel", "tcg,thread=single", "-plugin"]).arg(&loaded.option);
+                let booted = boot(kernel, command, &image, count, &mut line);
+                let found = loaded.findings().about("what is found")?;
+                for it in &found {
+                    line(&format!("{}: {}; {}", it.rule, it.missing, it.then));
+                }
+                if !found.is_empty() {
+                    return Err(Error::Failed("the kernel's TLB maintenance is wrong".into()));
+                }
+                booted?;
+            }
+        }
+        Ok(())
+    })
 }
 
-fn boot(kernel: Kernel, image: &Path, count: &str, line: &mut impl FnMut(&str)) -> Result<()> {
+fn boot(
+    kernel: Kernel,
+    mut command: Command,
+    image: &Path,
+    count: &str,
+    line: &mut impl FnMut(&str),
+) -> Result<()> {
     let (qemu, machine) = kernel.machine();
-    let mut command = Command::new(qemu);
+    // The fences are counted by the plugin of the QEMU that is installed.
+    let counts = kernel == Kernel::Riscv64 && command.get_program() == qemu;
     command
         .args(machine)
         .args(["-smp", count, "-m", "256M", "-no-reboot"])
         .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(image);
-    if kernel == Kernel::Riscv64 {
+    if counts {
         let plugin = format!("{},riscv=on", fetch::plugin(&Emulator::Installed)?.display());
         command.args(["-plugin", &plugin, "-d", "plugin"]).stderr(Stdio::piped());
     }
@@ -89,7 +132,7 @@ fn boot(kernel: Kernel, image: &Path, count: &str, line: &mut impl FnMut(&str)) 
     let last = said.lines.last();
     let last = last.map_or("the kernel says nothing", String::as_str);
     match last {
-        DONE if kernel == Kernel::Riscv64 => compare(&said.lines, &said.log),
+        DONE if counts => compare(&said.lines, &said.log),
         DONE => Ok(()),
         wrong if wrong.contains("WRONG") => Err(Error::Failed(wrong.into())),
         last if said.ended => Err(Error::Failed(format!("the kernel ended after: {last}"))),

@@ -164,6 +164,9 @@ enum Command {
         /// Which
         #[arg(value_name = "NAME")]
         kernel: example::Kernel,
+        /// Find what `tablewright watch` finds of any kernel, by QEMU 11.1 of Debian 13's backports
+        #[arg(long)]
+        watch: bool,
     },
     /// Run a kernel whose processes fork, and count its barriers and invalidations step by step, in
     /// QEMU
@@ -276,7 +279,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Kvm(args) => kvm::run(&args),
         Command::LogStart { arch } => log_start::table(arch),
-        Command::Example { kernel } => example::run(kernel, |line| say!("{line}")),
+        Command::Example { kernel, watch } => example::run(kernel, watch, |line| say!("{line}")),
         Command::Processes { json } => processes::run(json, |line| say!("{line}")),
         Command::TlbFlush { json, rounds } => measure::run(json, rounds),
         Command::Watch(args) => watch::run(&args),

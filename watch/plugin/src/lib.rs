@@ -6,7 +6,7 @@
 //! the file of the argument `out`, a line of JSON each, as soon as it is found; the last line says
 //! what was seen.
 //!
-//! Machines of arm64 and of x86-64 are watched.
+//! Machines of arm64, x86-64 and RISC-V are watched.
 //!
 //! The interface is QEMU's, in version 7 of it: QEMU 11.1. The few functions that are used are
 //! declared here.
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use tablewright_watch::arm64::{self, Instruction};
-use tablewright_watch::{At, Control, Memory as _, Watcher, x86_64};
+use tablewright_watch::{At, Control, Memory as _, Watcher, riscv64, x86_64};
 
 /// An instruction, or a block of them, while it is translated; a register; where an access goes.
 #[repr(C)]
@@ -122,8 +122,15 @@ struct Info {
 /// All that is known. QEMU runs one processor at a time; the lock is free whenever it is taken.
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
+#[derive(Clone, Copy)]
+enum Target {
+    Arm64,
+    X86,
+    Riscv,
+}
+
 struct State {
-    is_x86: bool,
+    target: Target,
     watcher: Watcher,
     machine: Machine,
     out: File,
@@ -247,15 +254,16 @@ pub unsafe extern "C" fn qemu_plugin_install(
     let info = unsafe { &*info.cast::<Info>() };
     let cpus = info.cpus[1].max(1) as usize;
     // SAFETY: by (2.), a string that ends with a zero.
-    let is_x86 = match unsafe { CStr::from_ptr(info.target) }.to_bytes() {
-        b"aarch64" => false,
-        b"x86_64" => true,
+    let target = match unsafe { CStr::from_ptr(info.target) }.to_bytes() {
+        b"aarch64" => Target::Arm64,
+        b"x86_64" => Target::X86,
+        b"riscv64" => Target::Riscv,
         _ => return 1,
     };
     // SAFETY: GLib's function has no obligations.
     let bytes = unsafe { g_byte_array_new() };
     *state() = Some(State {
-        is_x86,
+        target,
         watcher: Watcher::new(cpus),
         machine: Machine { bytes },
         out,
@@ -283,6 +291,16 @@ const X86: [&str; 22] = [
 const RSP: u8 = 4;
 const CR0: u8 = 18;
 
+/// Those of RISC-V, the general ones by their numbers.
+const RISCV: [&str; 35] = [
+    "zero", "ra", "sp", "gp", "tp", "t0", "t1", "t2", "fp", "s1", "a0", "a1", "a2", "a3", "a4",
+    "a5", "a6", "a7", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "t3", "t4",
+    "t5", "t6", "satp", "sstatus", "mstatus",
+];
+const SATP: u8 = 32;
+const SSTATUS: u8 = 33;
+const MSTATUS: u8 = 34;
+
 /// A processor is there: which registers it has.
 extern "C" fn began(cpu: c_uint, _: *mut c_void) {
     let mut state = state();
@@ -300,21 +318,23 @@ extern "C" fn began(cpu: c_uint, _: *mut c_void) {
                 .find(|register| CStr::from_ptr(register.name).to_bytes() == name);
             Register(found.map_or(std::ptr::null_mut(), |found| found.handle))
         };
-        if state.is_x86 {
-            registers.extend(X86.map(|name| find(name.as_bytes())));
-        } else {
-            registers.extend((0..31).map(|number| find(format!("x{number}").as_bytes())));
-            let zero = find(b"DCZID_EL0");
-            // BS: the number of words of 4 bytes, as a power of two.
-            let size = state.machine.register(&zero) & 15;
-            state.block = 4 << size;
+        match state.target {
+            Target::X86 => registers.extend(X86.map(|name| find(name.as_bytes()))),
+            Target::Riscv => registers.extend(RISCV.map(|name| find(name.as_bytes()))),
+            Target::Arm64 => {
+                registers.extend((0..31).map(|number| find(format!("x{number}").as_bytes())));
+                let zero = find(b"DCZID_EL0");
+                // BS: the number of words of 4 bytes, as a power of two.
+                let size = state.machine.register(&zero) & 15;
+                state.block = 4 << size;
+            }
         }
         g_array_free(array, 1);
     }
 }
 
 extern "C" fn translated(block: *mut Opaque, _: *mut c_void) {
-    let is_x86 = state().as_ref().is_some_and(|state| state.is_x86);
+    let Some(target) = state().as_ref().map(|state| state.target) else { return };
     // SAFETY: a block while it is translated, and the instructions in it. What is passed is a
     // number and no pointer, or a pointer to what is never freed.
     unsafe {
@@ -325,7 +345,7 @@ extern "C" fn translated(block: *mut Opaque, _: *mut c_void) {
             qemu_plugin_register_vcpu_mem_cb(at, stored, NO_REGISTERS, STORES, data);
             let mut bytes = [0; 15];
             let length = qemu_plugin_insn_data(at, bytes.as_mut_ptr().cast(), bytes.len());
-            let Some(what) = decode(is_x86, &bytes[..length.min(bytes.len())]) else { continue };
+            let Some(what) = decode(target, &bytes[..length.min(bytes.len())]) else { continue };
             // One that needs no operand is not worth the registers.
             let flags = match what {
                 What::Arm64(Instruction::Barrier { .. }, _) => NO_REGISTERS,
@@ -337,18 +357,24 @@ extern "C" fn translated(block: *mut Opaque, _: *mut c_void) {
     }
 }
 
-/// An instruction that matters, of either architecture; of arm64 with its word.
+/// An instruction that matters; of arm64 with its word.
 enum What {
     Arm64(Instruction, u32),
     X86(x86_64::Instruction),
+    Riscv(riscv64::Instruction),
 }
 
-fn decode(is_x86: bool, bytes: &[u8]) -> Option<What> {
-    if is_x86 {
-        return x86_64::decode(bytes).map(What::X86);
+fn decode(target: Target, bytes: &[u8]) -> Option<What> {
+    let word = || Some(u32::from_le_bytes(bytes.try_into().ok()?));
+    match target {
+        Target::X86 => x86_64::decode(bytes).map(What::X86),
+        // Those of two bytes do not matter.
+        Target::Riscv => riscv64::decode(word()?).map(What::Riscv),
+        Target::Arm64 => {
+            let word = word()?;
+            arm64::decode(word).map(|what| What::Arm64(what, word))
+        }
     }
-    let word = u32::from_le_bytes(bytes.try_into().ok()?);
-    arm64::decode(word).map(|what| What::Arm64(what, word))
 }
 
 /// An instruction that matters. Blocks may be executed at any time after they were translated: it
@@ -368,6 +394,7 @@ extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
     match *what {
         What::Arm64(what, word) => state.arm64(at, what, word),
         What::X86(what) => state.x86(at, what),
+        What::Riscv(what) => state.riscv(at, what),
     }
     state.say();
 }
@@ -500,6 +527,34 @@ impl State {
                     self.watcher.to_user(at);
                 }
             }
+        }
+    }
+
+    fn riscv(&mut self, at: At, what: riscv64::Instruction) {
+        use riscv64::{Instruction as Riscv, Operand};
+        if at.pc >> 63 != 0 {
+            self.watcher.in_kernel(at.cpu);
+        }
+        match what {
+            Riscv::Satp { how, from } => {
+                let operand = match from {
+                    Operand::Register(number) => self.register(at.cpu, number),
+                    Operand::Value(value) => value.into(),
+                };
+                let now = how.apply(self.register(at.cpu, SATP), operand);
+                self.watcher.satp(at, now, &mut self.machine);
+            }
+            Riscv::Fence { address, asid } => {
+                let named = [address, asid].map(|it| (it != 0).then(|| self.register(at.cpu, it)));
+                self.watcher.forgets(at, riscv64::fence(named[0], named[1]));
+            }
+            Riscv::Sret if riscv64::sret_to_user(self.register(at.cpu, SSTATUS)) => {
+                self.watcher.to_user(at);
+            }
+            Riscv::Mret if riscv64::mret_to_user(self.register(at.cpu, MSTATUS)) => {
+                self.watcher.to_user(at);
+            }
+            Riscv::Sret | Riscv::Mret => {}
         }
     }
 
