@@ -199,32 +199,6 @@ fn the_exits_of_x86_are_classified() {
     assert_eq!(Fault::nested(0b1000, 0), None);
 }
 
-#[test]
-fn a_guest_page_fault_of_riscv_is_classified() {
-    let got = |scause, htinst| Fault::riscv64(scause, 0x7_1236, 0x1234_5678, htinst);
-    let at = 0x1234_5678 << 2;
-    // Instructions of the guest: a load (LW) may be told, in full or not at all.
-    for (scause, htinst, access, low) in [
-        (20, 0, Access::Execute, 2),
-        (21, 0, Access::Read, 2),
-        (23, 0, Access::Write, 2),
-        (21, 0x2003, Access::Read, 2),
-        // Its tables are read, or a flag is set in them, for whatever access.
-        (20, 0x3000, Access::Read, 0),
-        (23, 0x2000, Access::Read, 0),
-        (20, 0x3020, Access::Write, 0),
-        (21, 0x2020, Access::Write, 0),
-    ] {
-        let fault = got(scause, htinst).unwrap();
-        let expected = Fault { cause: Cause::Unknown, ..Fault::new(Ipa::new(at | low), access) };
-        assert_eq!(fault, expected, "{scause}, {htinst:#x}");
-    }
-    // Page faults of its own, a virtual instruction, an interrupt.
-    for scause in [12, 13, 15, 22, 1 << 63 | 21] {
-        assert_eq!(got(scause, 0), None);
-    }
-}
-
 /// Faults on memory of every size: how large the leaf is that comes.
 fn sizes<F: Format<Input = Ipa> + PartialEq>(clean: bool) {
     let (platform, mut cells) = (platform::<F>(clean), cells::<2>());

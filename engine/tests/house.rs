@@ -195,6 +195,40 @@ fn the_house_is_in_order() {
     assert!(worse.is_empty(), "more than there were: {worse:#?}\nnow:\n{now}");
 }
 
+/// The files of the library, the judge and the machine that name RISC-V in code and have another
+/// subject: each has an entry in a list, or values of a table.
+const LISTS: [&str; 8] = [
+    "engine/src/arch/mod.rs",
+    "engine/src/format/mod.rs",
+    "machine/src/architecture.rs",
+    "machine/src/profile/file.rs",
+    "machine/workloads/src/hardware.rs",
+    "machine/workloads/src/sequences/mod.rs",
+    "walker/src/lib.rs",
+    "walker/src/regime.rs",
+];
+
+#[test]
+fn an_architecture_is_a_format_and_entries_in_lists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = Vec::new();
+    for part in ["engine/src", "walker/src", "machine/src", "machine/workloads/src"] {
+        files(&root.join(part), root, &mut found);
+    }
+    let names = ["riscv", "sv39", "sv48", "sv57"];
+    let is_about = |text: &str| names.iter().any(|name| text.to_lowercase().contains(name));
+    let named = found.iter().map(|(_, path)| path.strip_prefix(root).unwrap().to_str().unwrap());
+    let mut others: Vec<&str> = named
+        .filter(|path| !is_about(path))
+        .filter(|path| {
+            let text = fs::read_to_string(root.join(path)).unwrap();
+            text.lines().any(|line| is_about(line.split("//").next().unwrap()))
+        })
+        .collect();
+    others.sort_unstable();
+    assert_eq!(others, LISTS);
+}
+
 #[test]
 fn faults_are_found() {
     let text = |code: &str| code.to_owned();

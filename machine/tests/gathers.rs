@@ -3,8 +3,9 @@
 
 use std::cell::{Cell, RefCell};
 
+use tablewright::arch::riscv64::guest_fault;
 use tablewright::format::{Arm64K4, Sv39, Sv39x4};
-use tablewright::guest::{Backing, Fault, Gather as GuestGather, Guest, Slot, SlotCell};
+use tablewright::guest::{Backing, Gather as GuestGather, Guest, Slot, SlotCell};
 use tablewright::shared::SharedSpace;
 use tablewright::{
     AddressSpace, Attrs, Change, Format, Gather, Half, Ipa, Level, Mapping, Memory as Mem, Pa,
@@ -393,7 +394,7 @@ fn a_guest_whose_fault_has_no_cause_goes_on() {
             mapper.load();
             let mut gather = guest.gather();
             let serve = |gather: &mut GuestGather<'_, '_, Sv39x4, Mapper<'_>>, at: u64| {
-                let fault = Fault::riscv64(23, 0, at >> 2, 0).unwrap();
+                let fault = guest_fault(23, 0, at >> 2, 0).unwrap();
                 let request = guest.request(&fault).unwrap();
                 gather.top_up(request.tables());
                 let page = Backing::new(Pa::new(1 << 41 | at), size);

@@ -138,7 +138,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("guest::Access::", "a value"),
     ("guest::Abort::", "what a register holds, decoded: `engine/tests/guest.rs`"),
     ("guest::Fault::new", "a value: every fault of an operation"),
-    ("guest::Fault::riscv64", "what registers hold, decoded: `gathers.rs`"),
     ("guest::Backing::", "a value: every page of a host"),
     ("linear::LinearMap::new", "a value: every linear map of an operation"),
     // What platforms are made of.

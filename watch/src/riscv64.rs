@@ -96,15 +96,15 @@ impl Write {
     }
 }
 
-/// Returns the root that `satp` loads, how it is read, and its identifier (PRIV 10.1.11). `None`:
-/// there is no translation.
-pub fn root(satp: u64) -> Option<(u64, Regime, u16)> {
-    let levels = match satp >> 60 {
+/// Returns the root that `satp` or `vsatp` loads, or, of a `guest`, `hgatp`; how it is read, and
+/// its identifier (PRIV 10.1.11, 18.2.10). `None`: there is no translation.
+pub fn root(register: u64, guest: bool) -> Option<(u64, Regime, u16)> {
+    let levels = match register >> 60 {
         mode @ 8..=10 => mode as u8 - 5,
         _ => return None,
     };
-    let root = (satp & ((1 << 44) - 1)) << 12;
-    Some((root, Regime::Riscv { levels, guest: false }, (satp >> 44) as u16))
+    let root = (register & ((1 << 44) - 1)) << 12;
+    Some((root, Regime::Riscv { levels, guest }, (register >> 44) as u16))
 }
 
 /// Returns what a fence invalidates, with the values of its registers that are named (PRIV
@@ -171,9 +171,9 @@ mod tests {
     #[test]
     fn a_root_is_what_satp_says() {
         let sv39 = Regime::Riscv { levels: 3, guest: false };
-        assert_eq!(root(8 << 60 | 7 << 44 | 0x8_0200), Some((0x8020_0000, sv39, 7)));
-        assert_eq!(root(10 << 60).map(|(_, regime, _)| regime.input_bits()), Some(57));
-        assert_eq!((root(0), root(11 << 60)), (None, None));
+        assert_eq!(root(8 << 60 | 7 << 44 | 0x8_0200, false), Some((0x8020_0000, sv39, 7)));
+        assert_eq!(root(10 << 60, true).map(|(_, regime, _)| regime.input_bits()), Some(59));
+        assert_eq!((root(0, false), root(11 << 60, true)), (None, None));
         assert_eq!(Write::Set.apply(8 << 60, 5), 8 << 60 | 5);
         assert_eq!(Write::Clear.apply(8 << 60 | 5, 8 << 60), 5);
         assert!(sret_to_user(1 << 11) && !sret_to_user(1 << 8));

@@ -104,39 +104,6 @@ impl Fault {
         }
     }
 
-    /// A guest-page fault of RISC-V, from `scause`, `stval`, `htval` and `htinst` (PRIV 18.2.8,
-    /// 18.6.1, 18.6.3). `None` for another exception.
-    ///
-    /// A walk through the guest's own tables faults with the cause of the access that it is made
-    /// for: `htinst` tells it, and whether it read an entry or set a flag.
-    ///
-    /// ```
-    /// use tablewright::Ipa;
-    /// use tablewright::guest::{Access, Cause, Fault};
-    /// // A store to a page, and a load for which an entry of the guest's tables was to be read.
-    /// let store = Fault::riscv64(23, 0x4_5003, 0x2000_1400, 0).unwrap();
-    /// assert_eq!((store.at, store.access), (Ipa::new(0x8000_5003), Access::Write));
-    /// let walk = Fault::riscv64(21, 0x4_5003, 0x2000_1402, 0x3000).unwrap();
-    /// assert_eq!((walk.at, walk.access), (Ipa::new(0x8000_5008), Access::Read));
-    /// assert_eq!(walk.cause, Cause::Unknown);
-    /// ```
-    pub const fn riscv64(scause: u64, stval: u64, htval: u64, htinst: u64) -> Option<Self> {
-        let access = match scause {
-            20 => Access::Execute,
-            21 => Access::Read,
-            23 => Access::Write,
-            _ => return None,
-        };
-        // An entry of 4 or of 8 bytes is read, or written.
-        let (access, low) = match htinst {
-            0x2000 | 0x3000 => (Access::Read, 0),
-            0x2020 | 0x3020 => (Access::Write, 0),
-            _ => (access, stval & 3),
-        };
-        let at = Ipa::new(htval << 2 | low);
-        Some(Self { at, access, cause: Cause::Unknown, level: None })
-    }
-
     /// A nested page fault, from `EXITINFO1` and `EXITINFO2` (APM vol. 2, 15.25.6).
     ///
     /// `None` for reserved bits set in an entry, which is an error of the code that wrote it.

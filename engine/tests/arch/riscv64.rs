@@ -5,8 +5,9 @@ use std::cell::RefCell;
 
 use tablewright::arch::riscv64::*;
 use tablewright::format::{Sv39, Sv39x4, Sv48, Sv57};
+use tablewright::guest::{Access, Cause, Fault};
 use tablewright::shootdown::{Cpus, LocalFlush, Messenger};
-use tablewright::{Caps, Invalidation, Level, Pa, Stale, What};
+use tablewright::{Caps, Invalidation, Ipa, Level, Pa, Stale, What};
 
 /// A translation that a hart remembers, or, without an address, what it remembers of tables.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -238,5 +239,31 @@ fn extensions_are_found_by_their_names_alone() {
         for both in [faults.and(of(other)), of(other).and(faults)] {
             assert!(both.caps().hardware_access && both.caps().hardware_dirty, "{other}");
         }
+    }
+}
+
+#[test]
+fn a_fault_of_a_guest_is_classified() {
+    let got = |scause, htinst| guest_fault(scause, 0x7_1236, 0x1234_5678, htinst);
+    let at = 0x1234_5678 << 2;
+    // Instructions of the guest: a load (LW) may be told, in full or not at all.
+    for (scause, htinst, access, low) in [
+        (20, 0, Access::Execute, 2),
+        (21, 0, Access::Read, 2),
+        (23, 0, Access::Write, 2),
+        (21, 0x2003, Access::Read, 2),
+        // Its tables are read, or a flag is set in them, for whatever access.
+        (20, 0x3000, Access::Read, 0),
+        (23, 0x2000, Access::Read, 0),
+        (20, 0x3020, Access::Write, 0),
+        (21, 0x2020, Access::Write, 0),
+    ] {
+        let fault = got(scause, htinst).unwrap();
+        let expected = Fault { cause: Cause::Unknown, ..Fault::new(Ipa::new(at | low), access) };
+        assert_eq!(fault, expected, "{scause}, {htinst:#x}");
+    }
+    // Page faults of its own, a virtual instruction, an interrupt.
+    for scause in [12, 13, 15, 22, 1 << 63 | 21] {
+        assert_eq!(got(scause, 0), None);
     }
 }

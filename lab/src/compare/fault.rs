@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use tablewright::arch::riscv64::guest_fault;
 use tablewright::format::{Ept, Stage2K4, Sv48x4};
 use tablewright::guest::{Backing, Fault, Gather, Guest, Slot as Memory, SlotCell};
 use tablewright::shared::{Epochs, Refused, SharedSpace, WalkSlot};
@@ -85,7 +86,7 @@ fn ept(at: u64) -> Option<Fault> {
 /// A store.
 #[inline(always)]
 fn riscv64(at: u64) -> Option<Fault> {
-    Fault::riscv64(23, at, at >> 2, 0)
+    guest_fault(23, at, at >> 2, 0)
 }
 
 #[inline(always)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tablewright_walker::{Half, Regime};
 use tablewright_watch::arm64::{self, Part};
+use tablewright_watch::riscv64;
 use tablewright_watch::x86_64::Control;
 
 /// Values by names in small letters: `ttbr1`, `cr3`, `satp`.
@@ -158,11 +159,15 @@ impl Registers {
                 trees.push(Tree { stage2, types, ..Tree::alone("CR3", (regime, root)) });
             }
         }
-        let hgatp = sv(self.or_zero("hgatp"), true);
+        let sv = |name, guest| {
+            let (root, regime, _) = riscv64::root(self.or_zero(name), guest)?;
+            Some((regime, root))
+        };
+        let hgatp = sv("hgatp", true);
         trees.extend(hgatp.map(|tree| Tree::alone("hgatp", tree)));
-        let vsatp = sv(self.or_zero("vsatp"), false);
+        let vsatp = sv("vsatp", false);
         trees.extend(vsatp.map(|tree| Tree { stage2: hgatp, ..Tree::alone("vsatp", tree) }));
-        let satp = sv(self.or_zero("satp"), false);
+        let satp = sv("satp", false);
         trees.extend(satp.map(|tree| Tree::alone("satp", tree)));
         Ok(trees)
     }
@@ -248,15 +253,6 @@ impl Registers {
         }
         Ok(())
     }
-}
-
-/// The tree of `satp`, `vsatp` or `hgatp` (PRIV 4.1.11, 8.2.10): a mode, and the number of a frame.
-fn sv(value: u64, guest: bool) -> Option<(Regime, u64)> {
-    let levels = match value >> 60 {
-        mode @ 8..=10 => mode as u8 - 5,
-        _ => return None,
-    };
-    Some((Regime::Riscv { levels, guest }, (value & ((1 << 44) - 1)) << 12))
 }
 
 /// Registers that lead to the tables of a Linux kernel, by what it says of itself (its

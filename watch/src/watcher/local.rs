@@ -41,7 +41,7 @@ impl Watcher {
         if !self.knows(at.cpu) {
             return;
         }
-        self.load_both(at, riscv64::root(satp), false, memory);
+        self.load_both(at, riscv64::root(satp, false), false, memory);
         self.cpus[usize::from(at.cpu)].is_unchecked = true;
     }
 

@@ -32,8 +32,9 @@ pub use execute::{Sbi, asid_bits, execute, load_satp};
 pub use features::Features;
 pub use rfence::{Fence, Fences, Rfence};
 
-use crate::addr::{Address, Level, Pa};
+use crate::addr::{Address, Ipa, Level, Pa};
 use crate::format::Format;
+use crate::guest::{Access, Cause, Fault};
 use crate::invalidation::{Invalidation, Stale, What};
 #[cfg(target_arch = "riscv64")]
 use crate::platform::Barrier;
@@ -192,6 +193,39 @@ impl Cpu {
     pub fn forget(&self, what: &LocalFlush) {
         self.forgetting(what, execute);
     }
+}
+
+/// The fault of a guest, from `scause`, `stval`, `htval` and `htinst` (PRIV 18.2.8, 18.6.1,
+/// 18.6.3). `None` for an exception that is no guest-page fault.
+///
+/// A walk through the guest's own tables faults with the cause of the access that it is made for:
+/// `htinst` tells it, and whether it read an entry or set a flag.
+///
+/// ```
+/// use tablewright::Ipa;
+/// use tablewright::arch::riscv64::guest_fault;
+/// use tablewright::guest::{Access, Cause};
+/// // A store to a page, and a load for which an entry of the guest's tables was to be read.
+/// let store = guest_fault(23, 0x4_5003, 0x2000_1400, 0).unwrap();
+/// assert_eq!((store.at, store.access), (Ipa::new(0x8000_5003), Access::Write));
+/// let walk = guest_fault(21, 0x4_5003, 0x2000_1402, 0x3000).unwrap();
+/// assert_eq!((walk.at, walk.access), (Ipa::new(0x8000_5008), Access::Read));
+/// assert_eq!(walk.cause, Cause::Unknown);
+/// ```
+pub const fn guest_fault(scause: u64, stval: u64, htval: u64, htinst: u64) -> Option<Fault> {
+    let access = match scause {
+        20 => Access::Execute,
+        21 => Access::Read,
+        23 => Access::Write,
+        _ => return None,
+    };
+    // An entry of 4 or of 8 bytes is read, or written.
+    let (access, low) = match htinst {
+        0x2000 | 0x3000 => (Access::Read, 0),
+        0x2020 | 0x3020 => (Access::Write, 0),
+        _ => (access, stval & 3),
+    };
+    Some(Fault { cause: Cause::Unknown, ..Fault::new(Ipa::new(htval << 2 | low), access) })
 }
 
 /// The value of `satp` that loads a root under an ASID, or of `hgatp` under a VMID (PRIV 10.1.11,
