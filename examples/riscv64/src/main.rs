@@ -95,9 +95,11 @@ fn shares(frame: Pa) -> &'static AtomicU8 {
     &SHARES[(frame.get() / PAGE) as usize % SHARES.len()]
 }
 
-/// A process has no use of a frame any more.
+/// A process has no use of a frame any more. What the last has left there nobody else reads.
 fn let_go(frame: Pa) {
     if shares(frame).fetch_sub(1, Ordering::Relaxed) == 1 {
+        // SAFETY: no process has it, and no hart remembers that one had.
+        unsafe { linear::<u8>(frame).write_bytes(0, PAGE as usize) };
         lock(&FRAMES).put(frame);
     }
 }
