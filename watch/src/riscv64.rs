@@ -155,6 +155,8 @@ mod tests {
             (0x12b0_0073, fence(0, 11)),
             (0x12b5_0073, fence(10, 11)),
             (0x16b5_0073, fence(10, 11)),
+            // The same with a register that gets a value: nothing that there is.
+            (0x1200_00f3, None),
             // sret; mret; wfi; ecall; sfence.w.inval; hfence.gvma; nop
             (0x1020_0073, Some(Instruction::Sret)),
             (0x3020_0073, Some(Instruction::Mret)),
@@ -176,6 +178,8 @@ mod tests {
         assert_eq!((root(0, false), root(11 << 60, true)), (None, None));
         assert_eq!(Write::Set.apply(8 << 60, 5), 8 << 60 | 5);
         assert_eq!(Write::Clear.apply(8 << 60 | 5, 8 << 60), 5);
+        let span = fence(Some(0x1234), None).span;
+        assert_eq!(span, Some(Span { first: 0x1000, last: 0x1fff }));
         assert!(sret_to_user(1 << 11) && !sret_to_user(1 << 8));
         assert!(mret_to_user(1 << 8) && !mret_to_user(1 << 11));
     }

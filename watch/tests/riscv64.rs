@@ -163,6 +163,19 @@ fn the_kernels_pages_are_forgotten_without_an_identifier() {
     }
 }
 
+/// So is a page of the user's that every process has.
+#[test]
+fn a_global_page_of_the_users_is_forgotten_without_an_identifier() {
+    for (asid, is_right) in [(Some(ASID), false), (None, true)] {
+        let mut kernel = Kernel::new();
+        kernel.store(TABLES[1] + 8, user(PAGE + 0x1000) | 1 << 5);
+        kernel.store(TABLES[1] + 8, 0);
+        kernel.fences(Some(0x1000), asid);
+        let found: &[Rule] = if is_right { &[] } else { &[Rule::PageReused] };
+        assert_eq!(kernel.reuse(PAGE + 0x1000), found);
+    }
+}
+
 #[test]
 fn nothing_is_broken_before_it_is_made() {
     let mut kernel = Kernel::new();

@@ -63,7 +63,6 @@ impl Watcher {
         let root = root.and_then(|(root, regime, asid)| {
             Some((self.space_of(root, Part::Lower, regime, memory)?, Tag::Asid(asid)))
         });
-        let kernel = kernel.filter(|_| root.is_some());
         self.switch(at, Part::Upper, kernel.map(|kernel| (kernel, Tag::Any)), false);
         self.switch(at, Part::Lower, root, check);
     }
