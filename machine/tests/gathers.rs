@@ -4,8 +4,10 @@
 use std::cell::{Cell, RefCell};
 
 use tablewright::arch::riscv64::guest_fault;
-use tablewright::format::{Arm64K4, Sv39, Sv39x4};
-use tablewright::guest::{Backing, Gather as GuestGather, Guest, Slot, SlotCell};
+use tablewright::format::{Arm64K4, Stage2K4, Sv39, Sv39x4};
+use tablewright::guest::{
+    Access, Backing, Cause, Fault, Gather as GuestGather, Guest, Log, Slot, SlotCell,
+};
 use tablewright::shared::SharedSpace;
 use tablewright::{
     AddressSpace, Attrs, Change, Format, Gather, Half, Ipa, Level, Mapping, Memory as Mem, Pa,
@@ -428,4 +430,92 @@ fn a_guest_whose_fault_has_no_cause_goes_on() {
         assert_eq!(wrong, [""; 0], "{seed}, {size}");
     }
     assert!(again.get() > 0, "no hole was remembered");
+}
+
+/// A write to a page that is not dirty: hardware marks it (Svadu), or it faults (PRIV 10.3.1).
+#[test]
+fn a_clean_page_of_riscv_is_written_by_those_who_mark_it() {
+    for by_hardware in [false, true] {
+        let architecture = Architecture {
+            hardware_access: by_hardware,
+            hardware_dirty: by_hardware,
+            ..Architecture::riscv64(3, false)
+        };
+        let mapping = Mapping::new(Attrs { dirty: false, ..DATA }).pages_only();
+        none(run_on::<Sv39>(architecture, mapping, &[], |space, machine| {
+            assert!(machine.touch(Request::read(0x3000)).is_ok());
+            assert_eq!(machine.touch(Request::write(0x3000)).is_ok(), by_hardware);
+            let leaf = space.query(Va::new(0x3000)).unwrap();
+            assert_eq!(leaf.attrs().dirty, by_hardware);
+        }));
+    }
+}
+
+/// A page was made writable by the other CPU, and this one remembers it as it was: a permission
+/// fault that finds it mapped has it forgotten here.
+#[test]
+fn a_guest_that_remembers_less_goes_on_after_one_fault() {
+    const AT: u64 = 0x3000;
+    let regime = Regime::Arm64Stage2 {
+        granule: Granule::K4,
+        input_bits: 40,
+        wide: false,
+        forced_write_back: false,
+    };
+    let late = Cell::new(0);
+    for seed in 0..8 {
+        let mut setup = Setup::new(Architecture::arm64(regime), Memory::new(64, 12, 1 << 30));
+        setup.scheduler.cpus = 2;
+        setup.scheduler.perturbation.seed = seed + 1;
+        let machine = Machine::new(setup);
+        let mapper = machine.new_space();
+        let space = AddressSpace::<Stage2K4<40>, _>::new(mapper).unwrap();
+        mapper.attach(space.root(), Half::Lower, 0);
+        let mut cells = [SlotCell::new()];
+        let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), &mut cells);
+        let memory = Span::new(Ipa::new(0), MIB2).unwrap();
+        guest.insert(Slot::memory(memory, 0).with_log(Log::ByFault)).unwrap();
+        let step = Cell::new(0);
+        let outcome = machine.run(|cpu| {
+            mapper.load();
+            let mut gather = guest.gather();
+            let mut serve = |access, cause| {
+                let fault = Fault { cause, ..Fault::new(Ipa::new(AT), access) };
+                let request = guest.request(&fault).unwrap();
+                gather.top_up(request.tables());
+                gather.map(&request, &Backing::new(Pa::new(1 << 41 | AT), 4096)).unwrap();
+            };
+            let wait = |until: u32| {
+                while step.get() < until {
+                    cpu.spend(Time::ns(10));
+                    cpu.order();
+                }
+            };
+            if cpu.id() == 0 {
+                serve(Access::Read, Cause::Translation);
+                step.set(1);
+                wait(2);
+                serve(Access::Write, Cause::Permission);
+                step.set(3);
+                return;
+            }
+            wait(1);
+            for _ in 0..4 {
+                machine.touch(Request::read(AT)).unwrap();
+            }
+            step.set(2);
+            wait(3);
+            let before = late.get();
+            for _ in 0..8 {
+                if machine.touch(Request::write(AT)).is_err() {
+                    late.set(late.get() + 1);
+                    machine.check(late.get() == before + 1, || "it faults for ever".to_owned());
+                    serve(Access::Write, Cause::Permission);
+                }
+            }
+        });
+        outcome.unwrap();
+        none(machine.violations().iter().map(|it| it.to_string()).collect());
+    }
+    assert!(late.get() > 0, "nothing was remembered");
 }

@@ -207,7 +207,7 @@ unsafe impl<const LEVELS: u8, const TYPED: bool, I: Address> Format for Riscv64<
             return Kind::Table;
         }
         let is_leaf = match entry & VALID {
-            0 => entry & (PARKED | SUSPENDED) == PARKED,
+            0 => entry & PARKED != 0,
             // 10.3.2: W without R is reserved; N makes a run of it.
             _ => entry & NAPOT == 0 && (entry & READ != 0 || entry & RIGHTS == EXECUTE),
         };

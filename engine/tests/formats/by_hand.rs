@@ -296,3 +296,28 @@ fn rows_by_hand_are_what_stage_2_encodes() {
         (Attrs::GUEST_DEVICE, 0, 0x8000_0000_0000_007f),
     ]);
 }
+
+/// PRIV 10.3.1, 10.3.2: bits 5:0 of an entry, of a table of pages and of one above it.
+#[test]
+fn the_low_bits_of_riscv_say_what_an_entry_is() {
+    use tablewright::format::Sv39;
+    let table = Sv39::<true>::table(Pa::new(0x1000), Perms::empty());
+    let protected = Sv39::<true>::protect_table(table);
+    for low in 0..64u64 {
+        let entry = 0x1000 >> 2 | low;
+        let [is_valid, read, write, execute, user] = [0, 1, 2, 3, 4].map(|bit| low >> bit & 1 != 0);
+        let leaf = match (is_valid, read || execute, write && !read) {
+            (true, true, false) => Kind::Leaf,
+            _ => Kind::Invalid,
+        };
+        assert_eq!(Sv39::<true>::kind(entry, Level::PAGE), leaf, "{low:#b}");
+        let is_table =
+            is_valid && !(read || write || execute || user) || entry & 0x1f == protected & 0x1f;
+        let above = if is_table { Kind::Table } else { leaf };
+        assert_eq!(Sv39::<true>::kind(entry, Level::new(1)), above, "{low:#b}");
+        let below = Sv39::<true>::table_below(entry, Level::new(1));
+        assert_eq!(below, is_table.then_some(Pa::new(0x1000)), "{low:#b}");
+    }
+    // To hardware it is nothing.
+    assert_eq!(protected & 1, 0);
+}
