@@ -163,7 +163,7 @@ fn the_kernels_pages_are_forgotten_without_an_identifier() {
     }
 }
 
-/// So is a page of the user's that every process has.
+/// A global page of the user's, which every process has, is spared by an identifier, too.
 #[test]
 fn a_global_page_of_the_users_is_forgotten_without_an_identifier() {
     for (asid, is_right) in [(Some(ASID), false), (None, true)] {
