@@ -133,8 +133,8 @@ impl Regime {
         self.shape().input_bits
     }
 
-    /// The whole address, of which `va` has the bits that select a translation: where both halves
-    /// hang on one root, the highest of these is repeated above. Elsewhere it stays as it is.
+    /// Sign-extends `va` from the highest bit that selects a translation, where both halves of the
+    /// addresses hang on one root. Returns it unchanged elsewhere.
     ///
     /// ```
     /// use tablewright_walker::Regime;

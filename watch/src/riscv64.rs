@@ -155,7 +155,7 @@ mod tests {
             (0x12b0_0073, fence(0, 11)),
             (0x12b5_0073, fence(10, 11)),
             (0x16b5_0073, fence(10, 11)),
-            // The same with a register that gets a value: nothing that there is.
+            // A fence has no destination.
             (0x1200_00f3, None),
             // sret; mret; wfi; ecall; sfence.w.inval; hfence.gvma; nop
             (0x1020_0073, Some(Instruction::Sret)),

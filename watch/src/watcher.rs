@@ -73,8 +73,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Watches a machine with so many processors, at most 64, before they execute anything. A
-    /// processor with a higher number is ignored.
+    /// Watches a machine of `cpus` processors, 64 at most, none of which has executed anything yet.
+    /// Ignores a processor with a higher number.
     pub fn new(cpus: usize) -> Self {
         Self {
             cpus: (0..cpus.min(64)).map(|_| Cpu::default()).collect(),

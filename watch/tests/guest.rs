@@ -4,9 +4,8 @@
 mod arm64;
 mod common;
 
-use std::ops::{Deref, DerefMut};
-
 use arm64::*;
+use common::Machine as Hypervisor;
 use tablewright_watch::Rule;
 
 /// A stage 2 of 39 bits: a root of level 1, a table of level 2, one of level 3.
@@ -45,27 +44,10 @@ const VM: u64 = 1;
 /// A root of stage 1, a table below it, and one of the last level.
 const OWN: [u64; 3] = [0x20_0000, 0x20_1000, 0x20_2000];
 
-/// A hypervisor of a few lines.
-struct Hypervisor(Machine);
-
-impl Deref for Hypervisor {
-    type Target = Machine;
-
-    fn deref(&self) -> &Machine {
-        &self.0
-    }
-}
-
-impl DerefMut for Hypervisor {
-    fn deref_mut(&mut self) -> &mut Machine {
-        &mut self.0
-    }
-}
-
 impl Hypervisor {
     /// Two processors with a guest of VMID 7 whose page 0 is there.
     fn new() -> Self {
-        let mut of = Self(Machine::new(
+        let mut of = Self::with(
             PC,
             [
                 (ROOT, MIDDLE | TABLE),
@@ -73,7 +55,7 @@ impl Hypervisor {
                 (LAST, PAGE | LEAF),
                 (OTHER, MIDDLE | TABLE),
             ],
-        ));
+        );
         for cpu in [1, 0] {
             of.cpu = cpu;
             // 39 bits from level 1 on, VMIDs of 16 bits.

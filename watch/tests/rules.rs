@@ -5,10 +5,8 @@
 mod arm64;
 mod common;
 
-use std::ops::{Deref, DerefMut};
-
 use arm64::*;
-use common::reader;
+use common::{Machine as Kernel, reader};
 use tablewright_watch::arm64::decode;
 use tablewright_watch::{At, Control, Flushes, Invalidation, Rule};
 
@@ -32,27 +30,10 @@ const RVALE1IS: u32 = 0xd508_82a0;
 const VALE1: u32 = 0xd508_87a0;
 const VMALLE1: u32 = 0xd508_8700;
 
-/// A kernel of a few lines.
-struct Kernel(Machine);
-
-impl Deref for Kernel {
-    type Target = Machine;
-
-    fn deref(&self) -> &Machine {
-        &self.0
-    }
-}
-
-impl DerefMut for Kernel {
-    fn deref_mut(&mut self) -> &mut Machine {
-        &mut self.0
-    }
-}
-
 impl Kernel {
     /// Two processors with a root loaded that maps one page of user memory at 0.
     fn new() -> Self {
-        let mut kernel = Self(Machine::new(
+        let mut kernel = Self::with(
             PC,
             [
                 (ROOT, MIDDLE | TABLE),
@@ -60,7 +41,7 @@ impl Kernel {
                 (LAST, PAGE | USER),
                 (OTHER, MIDDLE | TABLE),
             ],
-        ));
+        );
         for cpu in [0, 1] {
             kernel.cpu = cpu;
             // 39 bits of address, no TTBR1, ASIDs of 16 bits in TTBR0.
@@ -449,7 +430,6 @@ fn processors_that_there_are_not_do_nothing() {
         kernel.flush(VALE1IS, asid(7));
         kernel.load(OTHER, 7);
         let at = At { cpu, pc: PC };
-        let kernel = &mut kernel.0;
         let mut read = reader(&kernel.memory);
         kernel.watcher.zeroed(at, LAST, 4096, &mut read);
         kernel.watcher.store(at, LAST, 1, &mut read);
@@ -474,7 +454,6 @@ fn what_there_is_no_memory_for_is_no_table() {
     kernel.watcher.store_word(at, OTHER, PAGE | USER, &mut none);
     kernel.watcher.store(at, LAST, 8, &mut none);
     // Across the end of a table, and of all addresses.
-    let kernel = &mut kernel.0;
     let mut read = reader(&kernel.memory);
     kernel.watcher.store(at, LAST + 4092, 8, &mut read);
     kernel.watcher.store(at, u64::MAX, 8, &mut read);

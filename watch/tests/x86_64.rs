@@ -2,10 +2,8 @@
 
 mod common;
 
-use std::collections::HashMap;
-
-use common::reader;
-use tablewright_watch::{At, Control, Flushes, Rule, Watcher};
+use common::{Machine as Kernel, reader};
+use tablewright_watch::{Control, Flushes, Rule};
 
 const ROOT: u64 = 0x10_0000;
 const TABLES: [u64; 3] = [0x10_1000, 0x10_2000, 0x10_3000];
@@ -19,23 +17,22 @@ const PC: u64 = 0xffff_ffff_8100_0000;
 const USER: u64 = 7;
 const ON: Control = Control { cr0: 1 << 31 | 1, cr3: ROOT, cr4: 1 << 5 | 1 << 7, efer: 1 << 10 };
 
-struct Kernel {
-    watcher: Watcher,
-    memory: HashMap<u64, u64>,
-    cpu: u8,
-    pc: u64,
-}
-
 impl Kernel {
     /// Two processors in user mode with a root that maps one page at 0.
     fn new() -> Self {
-        let mut memory =
-            HashMap::from([(OTHER + 0xff8, UPPER[0] | 7), (ROOT + 0xff8, UPPER[0] | 7)]);
+        let mut kernel = Self::with(
+            PC,
+            [
+                (OTHER + 0xff8, UPPER[0] | 7),
+                (ROOT + 0xff8, UPPER[0] | 7),
+                (ROOT, TABLES[0] | 7),
+                (TABLES[2], PAGE | USER),
+                (UPPER[2], PAGE | 0x103),
+            ],
+        );
         for [first, second, third] in [TABLES, UPPER] {
-            memory.extend([(first, second | 7), (second, third | 7)]);
+            kernel.memory.extend([(first, second | 7), (second, third | 7)]);
         }
-        memory.extend([(ROOT, TABLES[0] | 7), (TABLES[2], PAGE | USER), (UPPER[2], PAGE | 0x103)]);
-        let mut kernel = Self { watcher: Watcher::new(2), memory, cpu: 0, pc: PC };
         for cpu in [1, 0] {
             kernel.cpu = cpu;
             kernel.load(ROOT);
@@ -45,25 +42,11 @@ impl Kernel {
         kernel
     }
 
-    fn at(&mut self) -> At {
-        self.pc += 4;
-        At { cpu: self.cpu, pc: self.pc }
-    }
-
     fn load(&mut self, root: u64) {
         let at = self.at();
         let now = Control { cr3: root, ..ON };
         let flushes = now.flushes(&ON, 3);
         self.watcher.control(at, now, flushes, &mut reader(&self.memory));
-    }
-
-    fn store(&mut self, pa: u64, value: u64) {
-        self.memory.insert(pa, value);
-        let at = self.at();
-        self.watcher.store_word(at, pa, value, &mut |_: u64, words: &mut [u64]| {
-            words.fill(0);
-            true
-        });
     }
 
     fn invlpg(&mut self, address: u64) {
@@ -74,16 +57,6 @@ impl Kernel {
     fn returns(&mut self) {
         let at = self.at();
         self.watcher.to_user(at);
-    }
-
-    fn clear(&mut self, page: u64) {
-        for word in 0..512 {
-            self.store(page + 8 * word, 0);
-        }
-    }
-
-    fn found(&self) -> Vec<Rule> {
-        self.watcher.findings().iter().map(|finding| finding.rule).collect()
     }
 }
 

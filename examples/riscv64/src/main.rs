@@ -95,7 +95,7 @@ fn shares(frame: Pa) -> &'static AtomicU8 {
     &SHARES[(frame.get() / PAGE) as usize % SHARES.len()]
 }
 
-/// A process has no use of a frame any more. What the last has left there nobody else reads.
+/// Drops a process's share of a frame. The last share clears the frame and frees it.
 fn let_go(frame: Pa) {
     if shares(frame).fetch_sub(1, Ordering::Relaxed) == 1 {
         // SAFETY: no process has it, and no hart remembers that one had.
