@@ -102,7 +102,7 @@ pub fn run(kernel: Kernel, watch: bool, mut line: impl FnMut(&str)) -> Result<()
                     return Err(Error::Failed("the kernel's TLB maintenance is wrong".into()));
                 }
                 booted?;
-                line(&format!("watched with {count} processors: nothing was found"));
+                line(&format!("watched, -smp {count}: nothing was found"));
             }
         }
         Ok(())
