@@ -287,21 +287,26 @@ impl<P: Platform> Table<'_, P> {
         let mut index = range.start;
         // What a short range would prefetch is not what is edited next.
         let ahead = range.len() >= LINE * AHEAD;
+        // x86 has too few registers for a line; it reads an entry once more in the instruction that
+        // writes it.
+        let again = cfg!(target_arch = "x86_64") && self.platform.hooks().is_none();
         while range.end - index >= LINE {
             if ahead {
                 self.prefetch_ahead(index);
             }
             let mut line = [0; LINE];
-            let mut differs = 0;
+            let (mut any, mut all) = (from, from);
             for (offset, entry) in line.iter_mut().enumerate() {
-                *entry = self.load(index + offset) ^ from;
-                differs |= *entry;
+                *entry = self.load(index + offset);
+                any |= *entry;
+                all &= *entry;
             }
-            if differs & mask != 0 {
+            if (any ^ all) & mask != 0 {
                 break;
             }
             for (offset, entry) in line.iter().enumerate() {
-                self.store(index + offset, entry ^ to);
+                let entry = if again { self.load(index + offset) } else { *entry };
+                self.store(index + offset, entry ^ (from ^ to));
             }
             index += LINE;
         }

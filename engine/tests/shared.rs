@@ -13,7 +13,8 @@ use tablewright::shared::{
     CacheMaintenance, DeferredReclaim, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace,
 };
 use tablewright::{
-    AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span, Va,
+    AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Mapping, Memory, Pa, Perms,
+    Progress, Span, Va,
 };
 use tablewright_hosted::{Event, Threads};
 use tablewright_walker as walker;
@@ -108,6 +109,111 @@ fn a_fault_is_answered_by_what_is_there() {
     let all = Span::new(Va::new(0), 1 << 39).unwrap();
     assert_eq!(unmap_all(&space, all), 0x1000);
     assert_eq!(platform.tables(), 1);
+}
+
+/// Maps a page in each of so many tables, and takes all but the first away again.
+fn leave_empty_tables<F: Format<Input = Va> + PartialEq>(
+    space: &Space<'_, F>,
+    gather: &mut Edits<'_, '_, F>,
+    tables: u64,
+) {
+    for number in 0..tables {
+        let page = leaf(number << (F::PAGE_SHIFT + F::INDEX_BITS), Level::PAGE, Attrs::KERNEL_DATA);
+        assert_eq!(map(gather, &page), Ok(Mapped::Installed));
+        if number > 0 {
+            let page = Span::new(page.input(), 1 << F::PAGE_SHIFT).unwrap();
+            assert_eq!(unmap_all(space, page), 1 << F::PAGE_SHIFT);
+        }
+    }
+}
+
+fn empty_tables_are_freed_on<F: Format<Input = Va> + PartialEq>() {
+    let platform = Threads::new(64, F::PAGE_SHIFT, 1);
+    let space = share::<F>(&platform);
+    let mut gather = space.gather();
+    let table = 1 << (F::PAGE_SHIFT + F::INDEX_BITS);
+    leave_empty_tables(&space, &mut gather, 4);
+    gather.release_tables();
+    let before = platform.tables();
+    let prune = |gather: &mut Edits<'_, '_, F>, first, size| {
+        let pruned = gather.prune(Span::new(Va::new(first), size).unwrap());
+        assert_eq!(pruned, Ok(Progress::Done));
+        reclaim(gather, &mut |_| panic!("a leaf was below a table that is freed"));
+    };
+    // What does not lie in the range whole stays, and what maps something.
+    prune(&mut gather, 0, table + (table >> 1));
+    prune(&mut gather, table >> 1, table);
+    assert_eq!(platform.tables(), before);
+    platform.record();
+    prune(&mut gather, table, 2 * table);
+    assert_eq!(platform.tables(), before - 2);
+    let events = platform.take_events();
+    let flushes = events.iter().filter(|event| matches!(event, Event::Invalidate(_)));
+    assert_eq!(flushes.count(), 1);
+    // With what is taken in the same gather, up to the root.
+    let all = Span::new(Va::new(0), 4 * table).unwrap();
+    let taken = gather
+        .unmap(Span::new(Va::new(0), 1 << F::PAGE_SHIFT).unwrap(), |_| ControlFlow::Continue(()));
+    assert!(taken.unwrap().progress.is_done());
+    prune(&mut gather, 0, all.size());
+    assert!(platform.tables() < before - 2);
+    prune(&mut gather, 0, 1 << (F::INPUT_BITS - 1));
+    assert_eq!(platform.tables(), 1);
+    // And they can come back.
+    assert_eq!(
+        map(&mut gather, &leaf(table, Level::PAGE, Attrs::KERNEL_DATA)),
+        Ok(Mapped::Installed)
+    );
+}
+
+#[test]
+fn empty_tables_are_freed() {
+    empty_tables_are_freed_on::<X86_64<4>>();
+    empty_tables_are_freed_on::<Arm64K4>();
+    empty_tables_are_freed_on::<Arm64K16>();
+}
+
+/// A table stays from which another gather has taken something, and is not complete, where a break
+/// is demanded.
+#[test]
+fn a_table_from_which_another_takes_stays() {
+    let platform = Threads::new(64, 12, 1);
+    let space = share::<Arm64K4>(&platform);
+    let (mut gather, mut other) = (space.gather(), space.gather());
+    assert_eq!(map(&mut gather, &leaf(0, Level::PAGE, Attrs::KERNEL_DATA)), Ok(Mapped::Installed));
+    let block = Span::new(Va::new(0), 2 << 20).unwrap();
+    let page = Span::new(Va::new(0), 1 << 12).unwrap();
+    assert!(other.unmap(page, |_| ControlFlow::Continue(())).unwrap().progress.is_done());
+    let before = platform.tables();
+    for expected in [before, before - 1] {
+        assert_eq!(gather.prune(block), Ok(Progress::Done));
+        reclaim(&mut gather, &mut |_| panic!("the other has it"));
+        gather.release_tables();
+        assert_eq!(platform.tables(), expected);
+        reclaim(&mut other, &mut |_| ());
+    }
+}
+
+/// So many tables are carried where frames have no side memory, and no more.
+#[test]
+fn a_prune_goes_on_where_it_stopped() {
+    let platform = Threads::new(256, 12, 1).without_links();
+    let space = share::<X86_64<4>>(&platform);
+    let mut gather = space.gather();
+    leave_empty_tables(&space, &mut gather, 41);
+    gather.release_tables();
+    let (before, table) = (platform.tables(), 2 << 20);
+    let all = Span::new(Va::new(0), 41 * table).unwrap();
+    let stopped = gather.prune(all);
+    assert_eq!(stopped, Ok(Progress::Stopped(Va::new(33 * table))));
+    reclaim(&mut gather, &mut |_| panic!("a leaf is mapped"));
+    assert_eq!(platform.tables(), before - 32);
+    let rest = Span::inclusive(Va::new(33 * table), all.last()).unwrap();
+    assert_eq!(gather.prune(rest), Ok(Progress::Done));
+    reclaim(&mut gather, &mut |_| panic!("a leaf is mapped"));
+    assert_eq!(platform.tables(), before - 40);
+    let hole = Span::new(Va::new(1 << 47), 4096).unwrap();
+    assert_eq!(gather.prune(hole), Err(EditError::InputOutOfRange));
 }
 
 #[test]

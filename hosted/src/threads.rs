@@ -98,6 +98,7 @@ pub struct Threads {
     layout: Layout,
     page_shift: u32,
     links: Vec<TableLink>,
+    has_links: bool,
     frames: Mutex<Frames>,
     /// Frames never handed out start here. Written under the lock of `frames`.
     fresh: AtomicU64,
@@ -209,6 +210,7 @@ impl Threads {
             layout,
             page_shift,
             links: (0..frames).map(|_| TableLink::new()).collect(),
+            has_links: true,
             frames: Mutex::new(Frames {
                 free: Vec::new(),
                 used: vec![false; frames],
@@ -231,6 +233,13 @@ impl Threads {
     #[must_use]
     pub fn with_caps(mut self, caps: Caps) -> Self {
         self.caps = caps;
+        self
+    }
+
+    /// This platform without side memory for tables.
+    #[must_use]
+    pub fn without_links(mut self) -> Self {
+        self.has_links = false;
         self
     }
 
@@ -445,7 +454,7 @@ unsafe impl Platform for Threads {
     #[inline]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let number = (frame.get().wrapping_sub(Self::BASE.get())) >> self.page_shift;
-        self.links.get(number as usize)
+        self.links.get(number as usize).filter(|_| self.has_links)
     }
 }
 

@@ -287,6 +287,50 @@ fn no_table_is_reclaimed_under_a_walk_of_software() {
     }
 }
 
+/// A table is empty, and goes, while another processor maps a page of it: either the page is mapped
+/// at the end, or the other is told that it is not. No table that goes has a leaf, and one that
+/// stays can be filled.
+#[test]
+fn what_is_mapped_while_a_table_is_pruned_stays_mapped() {
+    fn map_one(space: &Space) -> bool {
+        fault(space) == Ok(Mapped::Installed)
+    }
+    fn map_range(space: &Space) -> bool {
+        space.map_range(span(PAGE, PAGE), Pa::new(TARGET + PAGE), Mapping::new(FRESH)).is_ok()
+    }
+    fn prune(space: &Space) {
+        let mut gather = space.gather();
+        assert!(gather.prune(span(0, BLOCK_SIZE)).unwrap().is_done());
+        let deferred = gather.issue().complete();
+        let leaves = |_| panic!("a table with a leaf has gone");
+        drop(deferred.try_complete().map(|completed| completed.finish(leaves)));
+    }
+    for map in [map_one, map_range] {
+        for pruners in 1..=2 {
+            bounded(3, move || {
+                let space = space(None);
+                let page = space.map_range(span(0, PAGE), Pa::new(TARGET), Mapping::new(FRESH));
+                assert_eq!(page, Ok(PAGE));
+                let mut gather = space.gather();
+                let taken = gather.unmap(span(0, PAGE), |_| ControlFlow::Continue(()));
+                assert!(taken.unwrap().progress.is_done());
+                assert!(gather.finish(|_| ()).is_ok());
+
+                let others = (1..pruners).map(|cpu| on(cpu, &space, prune)).collect();
+                let mapped = on(2, &space, map);
+                prune(&space);
+                let mapped = mapped.join().unwrap();
+                join::<()>(others);
+                let leaf = space.query(Va::new(PAGE));
+                assert_eq!(leaf.map(|leaf| leaf.frame()), mapped.then_some(Pa::new(TARGET + PAGE)));
+                let rest =
+                    space.map_range(span(0, BLOCK_SIZE), Pa::new(TARGET), Mapping::new(FRESH));
+                assert_eq!(rest, Ok(BLOCK_SIZE - if mapped { PAGE } else { 0 }));
+            });
+        }
+    }
+}
+
 /// Two processors unmap one page. The one that finds it gone, and the edit of the other complete,
 /// reads what the guest wrote last. (The counter was once read relaxed behind its fence, and
 /// ordered nothing.)

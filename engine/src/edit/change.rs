@@ -31,6 +31,11 @@ pub struct Change {
 /// Whatever permissions are given, none is to write.
 const WRITE_PROTECT: u32 = 1 << 30;
 const NATIVE: u32 = 1 << 31;
+/// Of the native bits also those that are not named are cleared.
+const ALL: u32 = 1 << 11;
+/// Of the native bits those that are named are cleared, and not set.
+const CLEARS: u32 = 1 << 12;
+const _: () = assert!((ALL | CLEARS) & (Packed::FIELDS | WRITE_PROTECT | NATIVE) == 0);
 
 impl Change {
     /// A change that changes nothing; the methods add to it.
@@ -58,6 +63,12 @@ impl Change {
 
     const fn flag(self, flag: u32, value: bool) -> Self {
         self.field(flag, if value { flag } else { 0 })
+    }
+
+    /// All bits, if a mark is there.
+    #[inline]
+    const fn of(&self, mark: u32) -> u64 {
+        ((self.set << (31 - mark.trailing_zeros())) as i64 >> 63) as u64
     }
 
     /// Which fields are changed.
@@ -159,9 +170,38 @@ impl Change {
         self.field(0xff << SOFTWARE, (bits as u32) << SOFTWARE)
     }
 
-    /// Sets the bits that are the format's own.
-    pub const fn native(mut self, bits: u64) -> Self {
+    /// Sets the bits that are the format's own to `bits`, all of them.
+    pub const fn native(self, bits: u64) -> Self {
+        self.native_by(ALL, bits)
+    }
+
+    /// Sets these of the bits that are the format's own, and leaves the others: memory becomes
+    /// encrypted, or shared, and keeps its protection key. Of this,
+    /// [`without_native`](Self::without_native) and [`native`](Self::native) the last one holds.
+    ///
+    /// ```
+    /// use tablewright::format::{PAT, X86_64, shared};
+    /// use tablewright::{Attrs, Change};
+    /// type Tdx = X86_64<4, PAT, { shared(47) }>;
+    /// let private = Attrs { native: 3 << 59, ..Attrs::USER_DATA }; // protection key 3
+    /// let given = Change::new().with_native(Tdx::MARK).apply(private);
+    /// assert_eq!(given.native, Tdx::MARK | 3 << 59);
+    /// assert_eq!(Change::new().without_native(Tdx::MARK).apply(given), private);
+    /// ```
+    pub const fn with_native(self, bits: u64) -> Self {
+        self.native_by(0, bits)
+    }
+
+    /// Clears these of the bits that are the format's own, and leaves the others: see
+    /// [`with_native`](Self::with_native).
+    pub const fn without_native(self, bits: u64) -> Self {
+        self.native_by(CLEARS, bits)
+    }
+
+    const fn native_by(mut self, how: u32, bits: u64) -> Self {
         self.native = bits;
+        self.set &= !(((ALL | CLEARS) as u64) << 32);
+        self.set |= (how as u64) << 32;
         self.field(NATIVE, 0)
     }
 
@@ -226,10 +266,7 @@ impl Change {
     pub(super) const fn apply_to(&self, attrs: Packed) -> Packed {
         Packed {
             word: attrs.word & !self.mask() | self.set as u32,
-            native: match self.mask() & NATIVE {
-                0 => attrs.native,
-                _ => self.native,
-            },
+            native: attrs.native & !(self.native | self.of(ALL)) | self.native & !self.of(CLEARS),
         }
     }
 
@@ -271,6 +308,12 @@ impl Change {
 
 impl fmt::Debug for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let native = match (self.mask() & NATIVE, self.mask() & (ALL | CLEARS)) {
+            (0, _) => None,
+            (_, ALL) => Some(("=", self.native)),
+            (_, CLEARS) => Some(("& !", self.native)),
+            _ => Some(("|", self.native)),
+        };
         f.debug_struct("Change")
             .field("perms", &self.new_perms())
             .field("write_protect", &(self.mask() & WRITE_PROTECT != 0))
@@ -280,7 +323,7 @@ impl fmt::Debug for Change {
             .field("accessed", &self.get_flag(ACCESSED))
             .field("dirty", &self.get_flag(DIRTY))
             .field("software", &self.new_packed(0xff << SOFTWARE).map(|it| it.software))
-            .field("native", &self.new_packed(NATIVE).map(|it| it.native))
+            .field("native", &native)
             .finish()
     }
 }

@@ -181,7 +181,13 @@ impl<F: Format, P: Platform> Visit<F, P> for Resume {
         }
     }
 
-    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        one_by_one::<F, P>(self, table, range, first)
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, _: u64) -> ControlFlow<()> {
+        let mut index = range.start;
+        while index < range.end {
+            // Most have neighbours that were broken with them.
+            let (has, becomes) = (F::SUSPENDED, F::resume(F::SUSPENDED));
+            index = table.recode(index..range.end, has, has, becomes) + 1;
+        }
+        ControlFlow::Continue(())
     }
 }

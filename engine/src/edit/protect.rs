@@ -326,6 +326,23 @@ impl<'a, F: Format> Recode<'a, F> {
         }
     }
 
+    /// Breaks pages from the start of `range` on, up to the first that the plan which was looked up
+    /// last is not for: each is left suspended, in its new form. Returns where that is. `mask` is
+    /// that of their addresses, which suspending leaves alone where there are breaks.
+    fn break_alike<P: Platform>(
+        &self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        mask: u64,
+    ) -> usize {
+        let (key, now) = (self.recent.plan.key(), withheld::<F>(self.recent.plan.result()));
+        // Once an entry is invalid no walker writes it any more: what the exchange found is final.
+        match self.conditions.is_contended::<F>(key, Level::PAGE) {
+            true => table.recode_contended(range, key, !mask, now),
+            false => table.recode(range, key, !mask, now),
+        }
+    }
+
     /// Rewrites one entry, which translates `slice`, by its plan or, if a walker has changed it
     /// meanwhile, by the plan for what it is now. Returns what it is then, or will be when what was
     /// broken is made valid.
@@ -340,22 +357,18 @@ impl<'a, F: Format> Recode<'a, F> {
         let mut entry = table.load(index);
         loop {
             let Plan { flip, how, .. } = self.plan(entry, level);
-            let mut next = entry ^ flip;
+            let next = entry ^ flip;
             match how {
                 How::Keep => {}
                 How::Store => table.store(index, next),
-                How::Exchange => {
-                    if let Err(now) = table.compare_exchange(index, entry, next) {
+                How::Exchange | How::Break => {
+                    let stored = if how == How::Break { withheld::<F>(next) } else { next };
+                    // Once the entry is invalid no walker writes it any more: what was found is
+                    // final.
+                    if let Err(now) = table.compare_exchange(index, entry, stored) {
                         entry = now;
                         continue;
                     }
-                }
-                How::Break => {
-                    // Once the entry is invalid no walker writes it any more, and what the exchange
-                    // returns is final.
-                    let last = table.exchange(index, F::suspend(entry));
-                    next = last ^ self.plan(last, level).flip;
-                    table.store(index, withheld::<F>(next));
                 }
             }
             self.leave(how, slice);
@@ -390,13 +403,10 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
                 continue;
             }
             let plan = self.plan(entry, Level::PAGE);
-            if plan.how == How::Break {
-                let slice = Slice::around::<F>(at(index), Level::PAGE);
-                self.rewrite(table, index, Level::PAGE, slice);
-                index += 1;
-                continue;
-            }
-            index = plan.rewrite_alike(table, index..range.end, mask);
+            index = match plan.how {
+                How::Break => self.break_alike(table, index..range.end, mask),
+                _ => plan.rewrite_alike(table, index..range.end, mask),
+            };
             if index != from {
                 let (first, last) = (at(from), at(index).wrapping_sub(1));
                 self.leave(plan.how, Slice { first, last });

@@ -28,6 +28,22 @@
 //! loads [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) of its format into
 //! `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are inner shareable.
 //!
+//! # Memory that a realm shares
+//!
+//! In a realm of Arm CCA the highest bit of an intermediate physical address says that the memory
+//! is shared with the host (RMM, DEN0137, Realm IPA space; RSI_REALM_CONFIG has the size). It is a
+//! parameter of the format, [`shared`](super::shared), and leaves have it as a
+//! [native](Attrs::native) bit, [`Arm64::MARK`]; tables have it clear. Memory ends below it. With
+//! wide descriptors it is bit 48 or above. It is
+//! part of the output address, so [`Change::native`](crate::Change::native) breaks what it changes
+//! (D8.17.1).
+//!
+//! # Guarded control stacks
+//!
+//! A stack of FEAT_GCS is a permission of indirection (FEAT_S1PIE, D8.4.2): four bits of a
+//! descriptor are an index into `PIRE0_EL1`, and bits that these formats use for AP, DBM and the
+//! rest mean something else. These formats have direct permissions, and no such stacks.
+//!
 //! # Dirty state
 //!
 //! FEAT_HAFDBS (D8.5.2): a page is writable when DBM is set; it is dirty when AP\[2\] is clear, and
@@ -49,7 +65,8 @@ pub const MAIR: u64 = 0x0000_bbf0_0044_04ff;
 
 /// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes, for virtual addresses of `INPUT_BITS` bits
 /// in each half, 25 to 48; `WIDE` for physical addresses of 52 bits instead of 48, and up to 52
-/// bits of input; `TYPES` is what `MAIR_EL1` holds.
+/// bits of input; `TYPES` is what `MAIR_EL1` holds; `MARKED` is the bit of memory that a realm
+/// shares, as [`shared`](super::shared) has it, or zero.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Memory, Pa, format::{Arm64, Arm64K4Va39, Arm64K4Wide}};
@@ -79,6 +96,7 @@ pub struct Arm64<
     const INPUT_BITS: u32,
     const WIDE: bool = false,
     const TYPES: u64 = MAIR,
+    const MARKED: u64 = 0,
 >;
 
 /// 4 KiB granule, 48 bits.
@@ -285,9 +303,17 @@ static RIGHTS: [u8; 64] = {
     rights
 };
 
-impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
-    Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+impl<
+    const PAGE_SHIFT: u32,
+    const INPUT_BITS: u32,
+    const WIDE: bool,
+    const TYPES: u64,
+    const MARKED: u64,
+> Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES, MARKED>
 {
+    /// The bit of a leaf whose memory a realm shares, one of [`Attrs::native`]; zero for none.
+    pub const MARK: u64 = Self::place(MARKED);
+
     /// The index of each type of memory, or that there is none.
     const INDEX: [u8; 8] = {
         let types = [
@@ -351,24 +377,41 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES
 
     /// Address bits that stand in the descriptor where they stand in the address.
     const fn in_place(low: u32) -> u64 {
-        field(if Self::LPA2 { 49 } else { 47 }, low)
+        field(if Self::LPA2 { 49 } else { 47 }, low) & !Self::MARK
     }
 
     /// Address bits that do not.
-    const MOVED: u64 = if Self::LPA2 {
-        field(9, 8)
-    } else if Self::LPA {
-        field(15, 12)
-    } else {
-        0
-    };
+    const MOVED: u64 = !Self::MARK
+        & if Self::LPA2 {
+            field(9, 8)
+        } else if Self::LPA {
+            field(15, 12)
+        } else {
+            0
+        };
+
+    /// The places of an address' bits in a descriptor.
+    const fn place(address: u64) -> u64 {
+        if Self::LPA2 {
+            address & field(49, PAGE_SHIFT) | (address >> 50 & 3) << 8
+        } else if Self::LPA {
+            address & field(47, PAGE_SHIFT) | (address >> 48 & 0xf) << 12
+        } else {
+            address & field(47, PAGE_SHIFT)
+        }
+    }
 }
 
 // SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field
 // (2.); the marks are bits that valid entries and each other have not (3.); sizes are those of the
 // manual (4.).
-unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Format
-    for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+unsafe impl<
+    const PAGE_SHIFT: u32,
+    const INPUT_BITS: u32,
+    const WIDE: bool,
+    const TYPES: u64,
+    const MARKED: u64,
+> Format for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES, MARKED>
 {
     type Input = Va;
 
@@ -394,10 +437,23 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const PAGE_SHIFT: u32 = PAGE_SHIFT;
     const LEVELS: u8 = levels(PAGE_SHIFT, INPUT_BITS, WIDE);
     const INPUT_BITS: u32 = INPUT_BITS;
-    const OUTPUT_BITS: u32 = if WIDE { 52 } else { 48 };
+    const OUTPUT_BITS: u32 = {
+        let most = if WIDE { 52 } else { 48 };
+        assert!(MARKED & 3 == 0, "tables of arm64 have no mark, and leaves no shadow stacks");
+        match MARKED {
+            0 => most,
+            _ => {
+                // That addresses have more than 48 bits says elsewhere that descriptors are wide.
+                let least = if WIDE { 48 } else { 32 };
+                assert!(MARKED >> most == 0, "the address has no such bit");
+                assert!(MARKED >> least != 0, "with wide descriptors the bit is 48 or above");
+                MARKED.trailing_zeros()
+            }
+        }
+    };
     const HALVES: bool = true;
     const RULE: Rule = Rule::ARM;
-    const NATIVE: u64 = GUARDED | NON_SECURE | PBHA;
+    const NATIVE: u64 = GUARDED | NON_SECURE | PBHA | Self::MARK;
     const LINEAR_BITS: u32 = if Self::LPA2 {
         50
     } else if Self::LPA {
@@ -444,15 +500,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn put_address(frame: Pa) -> u64 {
-        let frame = frame.get();
-        let in_place = frame & Self::in_place(PAGE_SHIFT);
-        if Self::LPA2 {
-            in_place | (frame >> 50 & 3) << 8
-        } else if Self::LPA {
-            in_place | (frame >> 48 & 0xf) << 12
-        } else {
-            in_place
-        }
+        Self::place(frame.get()) & !Self::MARK
     }
 
     #[inline(always)]
@@ -461,9 +509,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             if Self::kind(entry, level) == Kind::Table { PAGE_SHIFT } else { Self::shift(level) };
         let in_place = entry & Self::in_place(low);
         Pa::new(if Self::LPA2 {
-            in_place | (entry >> 8 & 3) << 50
+            in_place | (entry & Self::MOVED) << 42
         } else if Self::LPA {
-            in_place | (entry >> 12 & 0xf) << 48
+            in_place | (entry & Self::MOVED) << 36
         } else {
             in_place
         })

@@ -77,7 +77,7 @@ pub use stage2::{
     FORCED_WRITE_BACK, Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64,
     Stage2K64Wide,
 };
-pub use x86_64::{PAT, X86_64, encrypted, shared};
+pub use x86_64::{PAT, SHADOW_STACKS, X86_64, encrypted, shared};
 
 use core::fmt;
 

@@ -24,6 +24,9 @@ pub(crate) const SOFTWARE: u32 = 21; // 8 bits
 pub(crate) const TYPE: u32 = 7 << MEMORY | 3 << SHAREABILITY;
 
 impl Packed {
+    /// All fields of the word.
+    pub const FIELDS: u32 = PERMS | TYPE | ACCESSED | DIRTY | GLOBAL | 0xff << SOFTWARE;
+
     #[inline]
     pub const fn of(attrs: &Attrs) -> Self {
         let word = attrs.perms.bits() as u32

@@ -24,9 +24,27 @@
 //! # Shadow stacks
 //!
 //! With `CR4.CET` a present leaf with R/W clear and D set, below tables that let it be written, is
-//! a page of a shadow stack (SDM 5.6). No leaf of this format is one: that a page which cannot be
+//! a page of a shadow stack (SDM 5.6). No other leaf has these bits: that a page which cannot be
 //! written was written is kept in bit 53, and goes back to D when it can be written again.
 //! Hardware sets D only where R/W is set. In a tree that was adopted, bit 53 of a leaf says so too.
+//!
+//! A format with [`SHADOW_STACKS`] has the native bit [`X86_64::SHADOW_STACK`] for pages that
+//! shadow stacks alone may write. R/W is clear in them. Their permission to write stands in bit 55,
+//! and that they are dirty in D as long as they have it: so one that is write-protected, or made
+//! clean, is no shadow stack before a fault has given it back
+//! ([`Change::perms`](crate::Change::perms), [`Change::dirty`](crate::Change::dirty)), and fork,
+//! logs and copies on write see a page like any other.
+//!
+//! ```
+//! use tablewright::format::{Format, PAT, SHADOW_STACKS, X86_64};
+//! use tablewright::{Attrs, Change, Level};
+//! type Cet = X86_64<4, PAT, SHADOW_STACKS>;
+//! let stack = Attrs { native: Cet::SHADOW_STACK, ..Attrs::USER_DATA };
+//! let bits = |attrs: &Attrs| Cet::encode(attrs, Level::PAGE).unwrap() & 0x42; // D, R/W
+//! assert_eq!(bits(&stack), 0x40);
+//! assert_eq!(bits(&Change::new().write_protect().apply(stack)), 0);
+//! assert_eq!(bits(&Change::new().dirty(false).apply(stack)), 0);
+//! ```
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability};
 use crate::addr::{Level, Pa, Va};
@@ -52,11 +70,13 @@ pub const PAT: u64 = 0x0407_0506_0007_0106;
 /// assert_eq!(Sev::table(Pa::new(0x6000), Perms::empty()) >> 51 & 1, 1);
 /// ```
 pub const fn encrypted(bit: u32) -> u64 {
+    assert!(bit >= 47, "the C-bit stands above all memory: 47 to 51");
     shared(bit) | IN_TABLES
 }
 
-/// The parameter of [`X86_64`] for a shared bit at `bit`, 47 to 51: the host sees memory that has
-/// it, and no table has it (Intel TDX Module, GPA.SHARED: the highest bit of a guest's address).
+/// The parameter of [`X86_64`] and [`Arm64`](super::Arm64) for a shared bit at `bit`, the highest
+/// of a guest's physical addresses, 32 to 51: the host sees memory that has it, and no table has it
+/// (Intel TDX Module, GPA.SHARED; Arm RMM, unprotected IPA).
 ///
 /// ```
 /// use tablewright::format::{Format, PAT, X86_64, shared};
@@ -66,15 +86,20 @@ pub const fn encrypted(bit: u32) -> u64 {
 /// assert_eq!((Tdx::MARK, Tdx::OUTPUT_BITS), (1 << 47, 47));
 /// ```
 pub const fn shared(bit: u32) -> u64 {
-    assert!(bit >= 47 && bit <= 51, "an address bit above all memory: 47 to 51");
+    assert!(bit >= 32 && bit <= 51, "the highest bit of a guest's addresses: 32 to 51");
     1 << bit
 }
+
+/// The parameter of [`X86_64`] for pages of shadow stacks, by itself or with one of the others:
+/// `encrypted(51) | SHADOW_STACKS` (SDM 5.6). The processor has `CR4.CET`.
+pub const SHADOW_STACKS: u64 = 2;
 
 /// Of the third parameter: tables have the bit.
 const IN_TABLES: u64 = 1;
 
 /// x86-64 with `LEVELS` levels, 4 or 5; `TYPES` is what `IA32_PAT` holds; `MARKED` is an address
-/// bit that says whose the memory is, as [`encrypted`] or [`shared`] have it, or zero.
+/// bit that says whose the memory is, as [`encrypted`] or [`shared`] have it, and
+/// [`SHADOW_STACKS`], or zero.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, Memory, Pa, format::X86_64};
@@ -120,6 +145,9 @@ const OPENING: u64 = 1 << 52;
 /// Of a leaf that cannot be written: it was. 58:52 are ignored (SDM 5.5.4); D without R/W makes a
 /// shadow stack (SDM 5.6).
 const SAVED_DIRTY: u64 = 1 << 53;
+/// Of a page that shadow stacks alone may write, and that they may.
+const SHADOW_STACK: u64 = 1 << 54;
+const SHADOW_WRITE: u64 = 1 << 55;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
 
 /// The first index of a memory type in `pat`; none of one that x86-64 lacks (SDM 13.12.2).
@@ -213,6 +241,19 @@ impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> X86_64<LEVELS, TYPES
     /// none.
     pub const MARK: u64 = MARKED & ADDRESS;
 
+    /// The bit of [`Attrs::native`] of a page that shadow stacks alone may write, where the format
+    /// has [`SHADOW_STACKS`]; zero elsewhere.
+    pub const SHADOW_STACK: u64 = match MARKED & SHADOW_STACKS {
+        0 => 0,
+        _ => SHADOW_STACK,
+    };
+
+    /// The permission to write, of pages of both kinds.
+    const WRITES: u64 = match Self::SHADOW_STACK {
+        0 => WRITE,
+        _ => WRITE | SHADOW_WRITE,
+    };
+
     /// The bits of a descriptor that hold the address.
     const ADDRESS: u64 = ADDRESS & Self::MARK.wrapping_sub(1);
 
@@ -283,7 +324,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> Format
     };
     const HALVES: bool = false;
     const RULE: Rule = Rule::X86;
-    const NATIVE: u64 = PROTECTION_KEY | Self::MARK;
+    const NATIVE: u64 = PROTECTION_KEY | Self::MARK | Self::SHADOW_STACK;
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
@@ -374,19 +415,24 @@ unsafe impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> Format
             return Err(Inexpressible(&REASONS[usize::from(refused & 0xf)]));
         }
         let (rights, index) = (u64::from(rights), u64::from(index));
+        let writes = match (rights & WRITE, attrs.native & Self::SHADOW_STACK) {
+            (WRITE, SHADOW_STACK) => SHADOW_WRITE,
+            (writes, _) => writes,
+        };
         // Where a leaf keeps bit 2 of the index, and what makes it a large one.
         let (pat, size) = match level {
             Level::PAGE => (SIZE_OR_PAT, 0),
             _ => (PAT_OF_BLOCK, SIZE_OR_PAT),
         };
         let leaf = PRESENT
-            | rights & (WRITE | USER)
+            | rights & USER
+            | writes
             | (rights & NEVER_EXECUTED) << 60
             | (index & 3) << INDEX
             | if index & 4 != 0 { pat } else { 0 }
             | size
             | (u64::from(attrs.accessed) * ACCESSED)
-            | (u64::from(attrs.dirty) * if rights & WRITE != 0 { DIRTY } else { SAVED_DIRTY })
+            | (u64::from(attrs.dirty) * if writes != 0 { DIRTY } else { SAVED_DIRTY })
             | (u64::from(attrs.global) * GLOBAL)
             | u64::from(attrs.software) << SOFTWARE
             | attrs.native;
@@ -416,7 +462,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> Format
         let has = |bit: u64| meaning & bit != 0;
         // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed
         // if every level lets it.
-        let (user, write, exec) = (has(USER), has(WRITE), !has(NO_EXECUTE));
+        let (user, write, exec) = (has(USER), has(Self::WRITES), !has(NO_EXECUTE));
         let mut perms = Perms::empty();
         perms.set(Perms::READ, has(PRESENT));
         perms.set(Perms::WRITE, write);
@@ -443,7 +489,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64, const MARKED: u64> Format
             return meaning;
         }
         if denied.contains(Perms::WRITE) {
-            meaning &= !WRITE;
+            meaning &= !Self::WRITES;
         }
         if denied.contains(Perms::USER_READ) {
             meaning &= !USER;

@@ -64,7 +64,7 @@ use core::ops::{ControlFlow, Deref};
 
 use crate::addr::{Ipa, Level, Pa, Span};
 use crate::edit::EditError;
-use crate::flush::{Held, Issued, Leaf};
+use crate::flush::{Held, Issued, Leaf, Progress};
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{
     self, Beside, DeferredReclaim, Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform,
@@ -525,6 +525,14 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Taken<Ipa>, EditError<Ipa>> {
         self.gather.unmap(span, held)
+    }
+
+    /// See [`shared::Gather::prune`]: after a balloon, or a report of free pages.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prune(&mut self, span: Span<Ipa>) -> Result<Progress<Ipa>, EditError<Ipa>> {
+        self.gather.prune(span)
     }
 
     /// See [`shared::Gather::split`].

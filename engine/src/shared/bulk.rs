@@ -179,13 +179,15 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
         let mut at = first;
         for index in range {
             let slice = Slice { first: at, last: at + (size - 1) };
-            let entry = table.load(index);
+            let mut entry = table.load(index);
             if entry == 0 {
                 let bits = self.leaves.leaf(Level::PAGE, at);
-                if let Ok(None) = self.fill_hole(table, index, slice, || Some(bits), |_| ()) {
-                    self.mapped += size;
+                match self.fill_hole(table, index, slice, || Some(bits), |_| ()) {
+                    Ok(Some(now)) => entry = now,
+                    _ => self.mapped += size,
                 }
-            } else if F::kind(entry, Level::PAGE) == Kind::Invalid {
+            }
+            if entry != 0 && F::kind(entry, Level::PAGE) == Kind::Invalid {
                 self.refused = Some(Refused::Busy(F::Input::from_bits(at)));
                 return ControlFlow::Break(());
             }

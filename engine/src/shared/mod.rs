@@ -44,6 +44,7 @@ mod fault;
 mod gather;
 pub mod grace;
 mod protect_all;
+mod prune;
 mod range;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};

@@ -80,12 +80,16 @@ judged! {
     Arm64El2K16Wide => el2(Granule::K16, 52, true);
     Arm64El2<16, 42> => el2(Granule::K64, 42, false);
     Arm64<12, 48, false, OTHER_MAIR> => sized(Granule::K4, 48, false), OTHER_MAIR;
+    Arm64<12, 48, false, MAIR, { shared(47) }> => sized(Granule::K4, 48, false);
+    Arm64<12, 52, true, MAIR, { shared(51) }> => sized(Granule::K4, 52, true);
+    Arm64<16, 52, true, MAIR, { shared(51) }> => sized(Granule::K64, 52, true);
     Arm64El2<14, 47, false, OTHER_MAIR> => el2(Granule::K16, 47, false), OTHER_MAIR;
     X86_64<4, RESET_PAT> => Regime::X86_64 { levels: 4 }, RESET_PAT;
     Npt<4, RESET_PAT> => Regime::Npt { levels: 4 }, RESET_PAT;
     X86_64<4> => Regime::X86_64 { levels: 4 };
     X86_64<5> => Regime::X86_64 { levels: 5 };
     X86_64<4, PAT, { tablewright::format::shared(47) }> => Regime::X86_64 { levels: 4 };
+    X86_64<4, PAT, SHADOW_STACKS> => Regime::X86_64 { levels: 4 };
     Stage2<12, 40> => stage2(Granule::K4, 40, false, false);
     Stage2<12, 48, false, true> => stage2(Granule::K4, 48, false, true);
     Stage2<12, 52, true> => stage2(Granule::K4, 52, true, false);
@@ -191,9 +195,17 @@ macro_rules! for_each_format_of_other_types {
                 { $crate::common::OTHER_MAIR }>;
             el2_other_mair => tablewright::format::Arm64El2<14, 47, false,
                 { $crate::common::OTHER_MAIR }>;
+            arm64_realm => tablewright::format::Arm64<12, 48, false, { tablewright::format::MAIR },
+                { tablewright::format::shared(47) }>;
+            arm64_wide_realm => tablewright::format::Arm64<12, 52, true,
+                { tablewright::format::MAIR }, { tablewright::format::shared(51) }>;
+            arm64_64k_realm => tablewright::format::Arm64<16, 52, true,
+                { tablewright::format::MAIR }, { tablewright::format::shared(51) }>;
             x86_64_other_pat => tablewright::format::X86_64<4, { $crate::common::RESET_PAT }>;
             x86_64_shared => tablewright::format::X86_64<4, { tablewright::format::PAT },
                 { tablewright::format::shared(47) }>;
+            x86_64_shadow_stacks => tablewright::format::X86_64<4, { tablewright::format::PAT },
+                { tablewright::format::SHADOW_STACKS }>;
             sv39_untyped => tablewright::format::Sv39<false>;
             npt_other_pat => tablewright::format::Npt<4, { $crate::common::RESET_PAT }>;
         );

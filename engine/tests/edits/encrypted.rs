@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use tablewright::format::{PAT, X86_64, encrypted, shared};
+use tablewright::format::{Arm64, MAIR, PAT, X86_64, encrypted, shared};
 use tablewright::{
     AddressSpace, Attrs, Change, EditError, Format, KernelHalf, Level, Mapping, Pa, Span, Va,
 };
@@ -10,6 +10,8 @@ use tablewright_hosted::Hosted;
 
 type Sev = X86_64<4, PAT, { encrypted(51) }>;
 type Tdx = X86_64<4, PAT, { shared(47) }>;
+type Realm = Arm64<12, 48, false, MAIR, { shared(47) }>;
+type WideRealm = Arm64<12, 52, true, MAIR, { shared(51) }>;
 
 fn span(first: u64, size: u64) -> Span<Va> {
     Span::new(Va::new(first), size).unwrap()
@@ -65,7 +67,7 @@ fn each_leaf_and_table_has_it<F: Format<Input = Va>>(in_tables: bool, mark: u64)
     assert_eq!(bytes, [0x20_5000, 0x20_0000]);
 
     // Memory ends below the bit.
-    let far = Pa::new(mark);
+    let far = Pa::new(1 << F::OUTPUT_BITS);
     let refused = space.map(span(2 << 30, 0x1000), far, Attrs::USER_DATA);
     assert_eq!(refused, Err(EditError::OutputOutOfRange));
 
@@ -96,6 +98,14 @@ fn sev_has_it_in_tables_and_what_is_encrypted() {
 #[test]
 fn tdx_has_it_in_what_is_shared() {
     each_leaf_and_table_has_it::<Tdx>(false, Tdx::MARK);
+}
+
+#[test]
+fn a_realm_has_it_in_what_is_shared() {
+    each_leaf_and_table_has_it::<Realm>(false, Realm::MARK);
+    each_leaf_and_table_has_it::<WideRealm>(false, WideRealm::MARK);
+    // As bit 51 stands with LPA2.
+    assert_eq!((Realm::MARK, WideRealm::MARK), (1 << 47, 1 << 9));
 }
 
 /// A change of 2 MiB in pages is one invalidation, and no table.

@@ -20,6 +20,7 @@ mod near;
 mod pages;
 mod parked;
 mod relocate;
+mod shadow_stacks;
 mod sharing;
 mod sparse;
 

@@ -273,19 +273,22 @@ fn what_is_not_named_by_a_change_stays() {
     fn check<F: Judged>() {
         let platform = Hosted::new(16, F::PAGE_SHIFT);
         let mut space = Space::<F>::new(&platform).unwrap();
-        let attrs = Attrs {
-            software: 5,
-            accessed: false,
-            native: F::NATIVE & F::NATIVE.wrapping_neg(),
-            ..Attrs::USER_TEXT
-        };
+        let first = F::NATIVE & F::NATIVE.wrapping_neg();
+        let last = 1 << F::NATIVE.ilog2();
+        let attrs = Attrs { software: 5, accessed: false, native: first, ..Attrs::USER_TEXT };
+        let marked = Attrs { accessed: true, software: 2, ..attrs };
         let page = 1 << F::PAGE_SHIFT;
         map(&mut space, span(0, page), 0, attrs).unwrap();
         let mut now = attrs;
         for (change, expected) in [
             (Change::new().accessed(true), Attrs { accessed: true, ..now }),
             (Change::new().software(2), Attrs { accessed: true, software: 2, ..now }),
-            (Change::new().native(0), Attrs { accessed: true, software: 2, native: 0, ..now }),
+            (Change::new().with_native(last), Attrs { native: first | last, ..marked }),
+            (Change::new().without_native(first), Attrs { native: last, ..marked }),
+            (Change::new().with_native(last).native(first), Attrs { native: first, ..marked }),
+            (Change::new().native(last).without_native(first), Attrs { native: 0, ..marked }),
+            (Change::new().without_native(0).with_native(first), Attrs { native: first, ..marked }),
+            (Change::new().native(0), Attrs { native: 0, ..marked }),
         ] {
             protect(&mut space, span(0, page), change).unwrap();
             now = space.query(Va::new(0)).unwrap().attrs();

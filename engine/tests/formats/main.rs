@@ -15,10 +15,12 @@ mod table;
 mod absent;
 mod by_hand;
 mod memory_types;
+mod shadow_stacks;
 
 use absent::*;
 use by_hand::*;
 use common::{Decoded, OTHER_MAIR, RESET_PAT, is_arm, is_el2, is_guest, words};
+use shadow_stacks::SHADOW_STACK;
 use tablewright::bbm::State;
 use tablewright::format::{Absence, Arm64, Arm64El2, Arm64K4, Ept, Npt, Stage2, X86_64};
 use tablewright::{Attrs, Caps, Format, Kind, Level, Memory, Pa, Perms, Shareability};
@@ -156,7 +158,7 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
     let software = attrs.software > most_software::<F>();
     let native = attrs.native & !F::NATIVE != 0 || is_missing::<F>(attrs.memory);
     if is_el2::<F>() {
-        let lpa2 = F::OUTPUT_BITS == 52 && F::PAGE_SHIFT < 16;
+        let lpa2 = F::OUTPUT_BITS > 48 && F::PAGE_SHIFT < 16;
         return unreadable
             || attrs.perms.intersects(Perms::ANY_USER)
             || !attrs.global
@@ -195,7 +197,7 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
         let one_writes = open && has(Perms::WRITE) != has(Perms::USER_WRITE);
         let executes_foreign = has(Perms::USER_WRITE | Perms::EXEC);
         // With LPA2 the bits of shareability are address.
-        let lpa2 = F::OUTPUT_BITS == 52 && F::PAGE_SHIFT < 16;
+        let lpa2 = F::OUTPUT_BITS > 48 && F::PAGE_SHIFT < 16;
         let shared = lpa2 && attrs.shareability != Shareability::Inner;
         unreadable
             || user_writes_only
@@ -300,11 +302,22 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
     let by_hand = match F::REGIME {
         walker::Regime::Arm64Stage1 { .. }
         | walker::Regime::Arm64Stage1Sized { .. }
-        | walker::Regime::Arm64El2 { .. } => 1 << 50 | 1 << 5 | 0xf << 59,
+        | walker::Regime::Arm64El2 { .. } => {
+            // And the highest address bit, where a realm has it: 51 stands in 9 with LPA2, in 15
+            // with LPA.
+            let shared = match (F::OUTPUT_BITS, F::PAGE_SHIFT) {
+                (47, _) => 1 << 47,
+                (51, 16) => 1 << 15,
+                (51, _) => 1 << 9,
+                _ => 0,
+            };
+            1 << 50 | 1 << 5 | 0xf << 59 | shared
+        }
         walker::Regime::Arm64Stage2 { .. } => 1 << 11 | 0xf << 59,
-        // And the bit that says whose memory it is, above all memory.
+        // And the bit that says whose memory it is, above all memory; or that of shadow stacks, of
+        // which `shadow_stacks` says where the others stand then.
         walker::Regime::X86_64 { .. } => match F::OUTPUT_BITS {
-            52 => 0xf << 59,
+            52 => 0xf << 59 | F::NATIVE & SHADOW_STACK,
             bit => 0xf << 59 | 1 << bit,
         },
         walker::Regime::Ept { .. } => 1 << 6 | 1 << 60 | 1 << 63,
@@ -315,7 +328,8 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
         let base = F::encode(&data::<F>(), level).unwrap();
         // Each subset of the format's own bits; each single bit that is none of them.
         let bits: Vec<u64> = (0..64).map(|bit| 1 << bit).collect();
-        let own: Vec<u64> = bits.iter().copied().filter(|bit| F::NATIVE & bit != 0).collect();
+        let placed = F::NATIVE & !SHADOW_STACK;
+        let own: Vec<u64> = bits.iter().copied().filter(|bit| placed & bit != 0).collect();
         for subset in 0..1u64 << own.len() {
             let native = own
                 .iter()

@@ -26,11 +26,15 @@ fn leaf_of(descriptor: &Descriptor) -> Option<Leaf> {
     }
 }
 
-/// Whether a leaf is a page of a shadow stack, where the processor has them.
-const fn is_shadow_stack(regime: Regime, leaf: u64) -> bool {
+/// Whether a leaf is a page of a shadow stack, where the processor has them, and does not say by
+/// bits 54 and 55 that it is to be one, and may be written.
+const fn is_stray_shadow_stack(regime: Regime, leaf: u64) -> bool {
     const WRITE: u64 = 1 << 1;
     const DIRTY: u64 = 1 << 6;
-    matches!(regime, Regime::X86_64 { .. }) && leaf & (WRITE | DIRTY) == DIRTY
+    const MEANT: u64 = 1 << 54 | 1 << 55;
+    matches!(regime, Regime::X86_64 { .. })
+        && leaf & (WRITE | DIRTY) == DIRTY
+        && leaf & MEANT != MEANT
 }
 
 fn table_of(descriptor: &Descriptor) -> Option<u64> {
@@ -73,7 +77,7 @@ impl Hardware {
             self.check_break(cpu, space, (first, first + last), depth, &was, &is);
         }
         if let Some(leaf) = leaf_of(&is) {
-            if is_shadow_stack(self.architecture.regime, leaf.raw) {
+            if is_stray_shadow_stack(self.architecture.regime, leaf.raw) {
                 let why = "R/W clear and D set make a page of a shadow stack (SDM 5.6)";
                 self.violate(Rule::Reserved, cpu, format!("{new:#x} for {first:#x}: {why}"));
             }

@@ -10,6 +10,7 @@ const GUEST: &str = "guest/mod.rs";
 const ZAP: &str = "guest/zap.rs";
 const LOG: &str = "guest/log.rs";
 const PROTECT_ALL: &str = "shared/protect_all.rs";
+const PRUNE: &str = "shared/prune.rs";
 
 pub const BUGS: &[Bug] = &[
     // Claims, and CPUs that lose one.
@@ -91,6 +92,27 @@ pub const BUGS: &[Bug] = &[
                self.space.platform().barrier(Barrier::Complete);\n        }»",
         with: "",
         rules: &["freed early", "break-before-make"],
+    },
+    Bug {
+        name: "a table that was empty at a look is cut off",
+        file: PRUNE,
+        find: "if «!self.seal(&child)» {",
+        with: "false",
+        rules: &["program", "flag lost", "break-before-make"],
+    },
+    Bug {
+        name: "a table that is not cut off stays sealed",
+        file: PRUNE,
+        find: "if «sealed < entries» {",
+        with: "false",
+        rules: &["no progress", "program"],
+    },
+    Bug {
+        name: "an empty table is cut off, and not forgotten",
+        file: PRUNE,
+        find: "«flush.ranges.add(slice, None, true);»\n        Step::Next",
+        with: "flush.ranges.add(slice, Some(level), false);",
+        rules: &["invalidation", "freed early", "break-before-make"],
     },
     // Breaks.
     Bug {

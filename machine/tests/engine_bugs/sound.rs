@@ -45,9 +45,23 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page that cannot be written stays dirty for the hardware",
         file: X86,
-        find: "u64::from(attrs.dirty) * «if rights & WRITE != 0 { DIRTY } else { SAVED_DIRTY }»",
+        find: "u64::from(attrs.dirty) * «if writes != 0 { DIRTY } else { SAVED_DIRTY }»",
         with: "DIRTY",
         rules: &["reserved descriptor"],
+    },
+    Bug {
+        name: "a shadow stack may not be written",
+        file: X86,
+        find: "(has(USER), «has(Self::WRITES)», !has(NO_EXECUTE))",
+        with: "has(WRITE)",
+        rules: SAID,
+    },
+    Bug {
+        name: "pages are broken by their old form, and come back in it",
+        file: PROTECT,
+        find: "(self.recent.plan.key(), «withheld::<F>(self.recent.plan.result())»)",
+        with: "withheld::<F>(self.recent.plan.key())",
+        rules: SAID,
     },
     // Moves.
     Bug {

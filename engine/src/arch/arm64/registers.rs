@@ -31,12 +31,22 @@ mod sealed {
     pub trait Sealed {}
 }
 
-impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
-    sealed::Sealed for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+impl<
+    const PAGE_SHIFT: u32,
+    const INPUT_BITS: u32,
+    const WIDE: bool,
+    const TYPES: u64,
+    const MARKED: u64,
+> sealed::Sealed for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES, MARKED>
 {
 }
-impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Translation
-    for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+impl<
+    const PAGE_SHIFT: u32,
+    const INPUT_BITS: u32,
+    const WIDE: bool,
+    const TYPES: u64,
+    const MARKED: u64,
+> Translation for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES, MARKED>
 {
     const REGIME: Regime = Regime::El1;
     const MAIR: u64 = TYPES;

@@ -20,7 +20,7 @@ use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 
 use tablewright::Format;
-use tablewright::format::FORCED_WRITE_BACK;
+use tablewright::format::{FORCED_WRITE_BACK, PAT, SHADOW_STACKS};
 use tablewright_machine::trace::Sink;
 use tablewright_machine::{Architecture, Granule, Machine, Outcome, Regime, RunError};
 
@@ -108,7 +108,7 @@ formats! {
     K16Wide 3 Va tablewright::format::Arm64K16Wide = stage1(Granule::K16, true), or K16;
     K64 1 Va tablewright::format::Arm64K64 = stage1(Granule::K64, false), or K16;
     K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true), or K16;
-    X4 32 Both tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
+    X4 32 Both tablewright::format::X86_64<4, PAT, SHADOW_STACKS> = Regime::X86_64 { levels: 4 };
     X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 }, or X4;
     G4 32 Ipa tablewright::format::Stage2K4<40> = stage2(Granule::K4, 40, false, false);
     G4Forced 14 Ipa tablewright::format::Stage2K4<43,
@@ -225,6 +225,11 @@ impl Sequence {
         if program % 16 == 5 && matches!(focus, 0 | 2) {
             let kinds = &[Kind::Relocate, Kind::Relocate, Kind::OneGather];
             operations.iter_mut().skip(2).for_each(|operation| Self::meet(operation, kinds));
+        }
+        // So are tables that map nothing.
+        if program % 16 == 11 && matches!(focus, 1..) {
+            let kinds = &[Kind::Prune, Kind::Prune, Kind::SharedUnmap];
+            operations.iter_mut().skip(5).for_each(|operation| Self::meet(operation, kinds));
         }
         Self { seed, tables, architecture, operations }
     }

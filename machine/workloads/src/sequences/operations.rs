@@ -125,6 +125,8 @@ operations! {
     Age 2 ["shared::Gather::age"];
     ClearDirty 2 ["shared::Gather::clear_dirty"];
     SharedSplit 3 ["shared::Gather::split"];
+    /// Tables that map nothing are freed, where a sequence says so.
+    Prune 0 ["shared::Gather::prune" "guest::Gather::prune"];
     /// A visitor of an unmap, or of a look at flags, unwinds.
     UnwindShared 5 ["shared::Gather::unmap" "shared::Gather::age"];
     SharedQuery 3 ["shared::SharedSpace::query"];
@@ -241,6 +243,7 @@ impl Kind {
                 | Self::Age
                 | Self::ClearDirty
                 | Self::SharedSplit
+                | Self::Prune
                 | Self::SharedQuery
                 | Self::Open
                 | Self::SharedIssue

@@ -283,6 +283,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             18 => self.age(dice, gather),
             19..=21 => self.split(dice, gather),
             22 => self.collapse(dice, gather),
+            _ if dice.once_in(2) => self.prune(),
             _ => self.reclaim_some(),
         }
     }
@@ -535,6 +536,27 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         // Others edit the block before the table is forgotten.
         self.cpu().spend(dice.time() * dice.below(8));
         self.keep(gather.issue().complete());
+    }
+
+    /// Tables that map nothing are freed. What others map meanwhile is not in them.
+    pub(super) fn prune(&self) {
+        let mut gather = self.guest.gather();
+        let pruned = gather.prune(span(0, 1 << F::INPUT_BITS));
+        self.machine
+            .check(pruned.is_ok_and(|progress| progress.is_done()), || format!("{pruned:?}"));
+        let mut deferred = gather.issue().complete();
+        loop {
+            deferred = match deferred.try_complete() {
+                Ok(completed) => {
+                    return completed.finish(|leaf| {
+                        let at = leaf.input();
+                        self.machine.report(Rule::Program, format!("{at} was mapped, and is gone"));
+                    });
+                }
+                Err(deferred) => deferred,
+            };
+            self.wait();
+        }
     }
 
     // ---- What the guest does ----

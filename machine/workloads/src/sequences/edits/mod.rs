@@ -82,6 +82,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::Fork => self.fork(cpu, dice),
             Kind::OneGather => self.one_gather(cpu, dice),
             Kind::Relocate => self.relocate(cpu, dice),
+            Kind::Prune => self.prune(dice),
             Kind::ForkOver => self.fork_over(cpu, dice),
             Kind::Move => self.move_value(cpu, dice),
             Kind::Visit => self.visit(cpu, dice),

@@ -251,6 +251,39 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
+    /// Tables that map nothing are freed, and no leaf with them.
+    pub(super) fn prune(&self, dice: &Dice) {
+        self.with_shared(dice, |index, space| {
+            let mut gather = space.gather();
+            let low = Span::new(F::Input::from_bits(0), 1 << (F::INPUT_BITS - 1));
+            let (Ok(all), Ok(some)) = (low, self.span(self.slots[index].base, dice)) else {
+                return;
+            };
+            let span = match dice.once_in(2) {
+                true => all,
+                false => some,
+            };
+            let pruned = gather.prune(span);
+            let makes_sense = self.translates(&self.slots[index], span);
+            let makes_sense = makes_sense && span.is_aligned(F::PAGE_SHIFT);
+            self.check(pruned.is_ok() == makes_sense, || format!("{span} is pruned: {pruned:?}"));
+            let mut deferred = gather.issue().complete();
+            // A walk that this has interrupted is not over before this is.
+            for _ in 0..40 {
+                deferred = match deferred.try_complete() {
+                    Ok(completed) => {
+                        return completed.finish(|leaf| {
+                            let at = leaf.input();
+                            self.fail(format!("{at} was mapped, and its table is freed"));
+                        });
+                    }
+                    Err(deferred) => deferred,
+                };
+                self.machine.cpu().spend(Time::ns(200));
+            }
+        });
+    }
+
     pub(super) fn shared_issue(&self, cpu: usize, dice: &Dice) {
         self.with_gather(cpu, dice, |world, it| {
             let issued = it.gather.issue();

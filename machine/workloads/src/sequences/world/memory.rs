@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// The native bit of pages of shadow stacks, which no other format has.
+const SHADOW_STACK: u64 = 1 << 54;
+
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Compares what the engine says of a space with the model.
     pub fn compare(&self, slot: &Slot<'m, F, G>, exclusive: &Exclusive<'m, F>) {
@@ -285,6 +288,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             software: dice.below(8) as u8 & self.machine.architecture().software(),
             global: base.global && !self.few_globals,
             ..base
+        };
+        let attrs = match (F::NATIVE & SHADOW_STACK, attrs.software) {
+            (SHADOW_STACK, 5..) => Attrs { native: SHADOW_STACK, ..attrs },
+            _ => attrs,
         };
         // Rarely it is parked from the start.
         match (attrs.accessed, attrs.software) {
