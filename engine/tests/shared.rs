@@ -194,7 +194,7 @@ fn a_table_from_which_another_takes_stays() {
     }
 }
 
-/// So many tables are carried where frames have no side memory, and no more.
+/// Frames without side memory: 32 tables are carried, and no more.
 #[test]
 fn a_prune_goes_on_where_it_stopped() {
     let platform = Threads::new(256, 12, 1).without_links();
