@@ -5,11 +5,12 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{Decoded, Judged, Model, Stretches, is_arm, judge_with_parked, snapshot};
+use common::{Decoded, Dice, Judged, Model, Stretches, is_arm, judge, judge_with_parked, snapshot};
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
 use tablewright::{
-    AddressSpace, Attrs, Caps, Change, EditError, Leaf, Level, Mapping, Memory, Pa, Perms, Span, Va,
+    AddressSpace, Attrs, Caps, Change, EditError, Half, Leaf, Level, Liveness, Mapping, Memory, Pa,
+    Perms, Platform, Span, Va,
 };
 use tablewright_hosted::Hosted;
 
@@ -317,7 +318,7 @@ fn what_a_fork_makes_global_is_invalidated_as_global_if_its_visitor_unwinds() {
     assert!(told.iter().all(|told| told.global), "{told:?}");
 }
 
-/// The tables of a fork that failed stay, and deny what those of the parent deny.
+/// The tables of a fork that failed stay, and deny nothing: the child does not know of them.
 #[test]
 fn a_child_knows_the_tables_of_a_fork_that_failed() {
     let [of_parent, of_child] = [(); 2].map(|()| Hosted::new(64, 12));
@@ -333,8 +334,95 @@ fn a_child_knows_the_tables_of_a_fork_that_failed() {
     assert_eq!(failed, Err(EditError::OutOfTables));
     drop(into);
     let at = Va::new(K4);
-    let denied = child.map_page(at, Pa::new(0), Attrs::USER_TEXT);
-    assert_eq!(denied, Err(EditError::Denied(at)));
+    child.map_page(at, Pa::new(0), Attrs::USER_TEXT).unwrap();
+    let leaf = tablewright_walker::translate(
+        X86_64::<4>::REGIME,
+        child.root().get(),
+        K4,
+        &mut |table, index| of_child.read(Pa::new(table), index).unwrap_or(0),
+    );
+    assert!(leaf.unwrap().access.user.execute);
+}
+
+/// A tree that other software has made, with tables that deny: a fork has what is effective in it,
+/// in tables that deny nothing.
+#[test]
+fn a_fork_of_an_adopted_tree_has_what_is_effective_there() {
+    fn check<F: Judged>() {
+        let platform = Hosted::new(64, F::PAGE_SHIFT);
+        let dice = Dice::new(11);
+        // Where hardware marks what is written, `words` does not see that a table denies it.
+        let write = if is_arm::<F>() { Perms::EXEC } else { Perms::ANY_WRITE };
+        let denied = [Perms::empty(), write, Perms::ANY_EXEC, Perms::USER_EXEC];
+        for _ in 0..60 {
+            let mut made = AddressSpace::<F, _>::new(&platform).unwrap();
+            let page = 1u64 << F::PAGE_SHIFT;
+            let block = page << F::INDEX_BITS;
+            for (number, attrs) in
+                [Attrs::KERNEL_TEXT, Attrs::USER_DATA, Attrs::USER_TEXT, Attrs::KERNEL_DATA]
+                    .into_iter()
+                    .enumerate()
+            {
+                let at = span(number as u64 * page, page);
+                made.map(at, Pa::new(dice.roll(64) * page), attrs).unwrap();
+                let at = span((2 + number as u64) * block, block);
+                made.map(at, Pa::new(dice.roll(64) * block), attrs).unwrap();
+            }
+            // The tables on the way to the first page deny something from now on, by hand.
+            let (mut frame, mut level) = (made.root(), F::root_level());
+            while let Some(below) = level.down() {
+                let index = F::index(0, level);
+                let entry = platform.read(frame, index).unwrap();
+                let next = F::table_below(entry, level).unwrap();
+                let mut denying = F::table(next, denied[dice.roll(4) as usize]);
+                if dice.roll(3) == 0 {
+                    // Of the user: U/S of x86-64, APTable[0] of arm64.
+                    denying = match F::RULE.breaks {
+                        true => denying | 1 << 61,
+                        false => denying & !4,
+                    };
+                }
+                // SAFETY: an entry of a table of the platform's, in a space that is dead.
+                unsafe { (&platform).table(frame, level).add(index).as_ref() }.store(denying);
+                (frame, level) = (next, below);
+            }
+            let root = made.root();
+            core::mem::forget(made);
+            // SAFETY: the tree above, which nothing else edits, and that is not loaded.
+            let mut parent = unsafe {
+                AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead)
+            }
+            .unwrap();
+            let before = judge::<F>(&platform, root);
+            let mut child = AddressSpace::<F, _>::new(&platform).unwrap();
+            let (mut gather, mut into) = (parent.gather(), child.gather());
+            let mut told = Vec::new();
+            gather
+                .fork(span(0, 16 * block), Change::new(), &mut into, |leaf| told.push(leaf.attrs()))
+                .unwrap();
+            gather.finish(|_| ());
+            into.finish(|_| ());
+            assert_eq!(judge::<F>(&platform, root), before, "{}", F::NAME);
+            let after = judge::<F>(&platform, child.root());
+            assert_eq!(after.0, before.0, "{}", F::NAME);
+            let attrs: Vec<_> = after.0.iter().map(|(_, mapped)| mapped.attrs).collect();
+            assert_eq!(told, attrs, "{}", F::NAME);
+            // And the child lets the user in where a table kept him out.
+            let all = Attrs::USER_DATA.perms;
+            let mut gather = child.gather();
+            gather.protect(span(page, page), Change::new().perms(all)).unwrap();
+            gather.finish(|_| ());
+            let page = judge::<F>(&platform, child.root()).0[1].1.attrs.perms;
+            assert!(page.contains(all), "{}: {page:?}", F::NAME);
+            for space in [&mut parent, &mut child] {
+                // SAFETY: it is not used any more.
+                assert!(unsafe { space.tear_down(|_| ()) });
+            }
+        }
+    }
+    check::<X86_64<4>>();
+    check::<Arm64K4>();
+    check::<Arm64K16>();
 }
 
 /// A page that is made writable can be written, where hardware does not mark it first.

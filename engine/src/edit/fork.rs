@@ -15,11 +15,11 @@ use crate::edit::Change;
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, EditError};
 use crate::flush::{Fate, Flush, Leaf};
-use crate::format::{Format, Kind, Perms};
+use crate::format::{Format, Kind, Perms, in_place_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::{Table, UpperCache};
-use crate::walk::{ByLevel, Denied, Slice, Step, Visit};
+use crate::walk::{Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps in `child` whatever is mapped in `span` here, at the same addresses, changed by
@@ -29,6 +29,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ///
     /// A block or a run that reaches over an end of the range is split first. What is to be
     /// forgotten of this space is left to this gather, for any number of ranges.
+    ///
+    /// Tables that are made in the child deny nothing; what those here deny, its leaves do not
+    /// have. So a tree that a loader has made, [adopted](AddressSpace::adopt) and forked into an
+    /// empty space, is edited as fast as any.
     ///
     /// # Errors
     /// As [`protect`](Gather::protect), for this space;
@@ -77,10 +81,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         self.complete_parked_runs(slice, &change);
         self.cleave(slice)?;
-        // Before there is one: what is made stays where the rest cannot be.
-        if self.space.may_deny() {
-            child.space.cache.close::<F>();
-        }
         // A table of the child that the same gather has detached is broken before another is linked
         // in its place.
         child.complete_overlap(slice.first, slice.last);
@@ -89,7 +89,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let AddressSpace { platform, root, cache, .. } = &mut *child.space;
         let path =
             Path { platform, root: *root, upper: &mut cache.upper, left: &mut child.left, live };
-        let mut tables = Tables { path, denied: ByLevel::new(Perms::empty()), made: Ok(()) };
+        let mut tables = Tables { path, made: Ok(()) };
         let _: ControlFlow<()> = self.space.visit(slice, &mut tables);
         tables.made?;
         // And an empty one that was in the place of a leaf before that is stored.
@@ -144,14 +144,9 @@ pub(super) struct Path<'a, P: Platform> {
 }
 
 impl<P: Platform> Path<'_, P> {
-    /// Makes the table at `level` for `input`, with those above it, if there is none: each denies
-    /// what `denied` says. An empty table in the place of the leaf is detached.
-    pub fn make<F: Format>(
-        &mut self,
-        input: u64,
-        level: Level,
-        denied: &ByLevel<Perms>,
-    ) -> Result<(), EditError<F::Input>> {
+    /// Makes the table at `level` for `input`, with those above it, if there is none: they deny
+    /// nothing. An empty table in the place of the leaf is detached.
+    pub fn make<F: Format>(&mut self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
         let platform = self.platform;
         let (mut frame, mut at) = (self.root, F::root_level());
         loop {
@@ -178,10 +173,8 @@ impl<P: Platform> Path<'_, P> {
                 }
                 return Ok(());
             }
-            let deny = denied[below];
             frame = match F::kind(entry, at) {
-                Kind::Table if F::denied(entry) == deny => F::address(entry, at),
-                // Other tables than here may deny permissions there.
+                Kind::Table if F::denied(entry).is_empty() => F::address(entry, at),
                 Kind::Table | Kind::Leaf => {
                     return Err(EditError::Denied(F::Input::from_bits(input)));
                 }
@@ -192,7 +185,7 @@ impl<P: Platform> Path<'_, P> {
                     // SAFETY: just allocated, and not linked yet: a table like any below the root
                     // (1. of both).
                     unsafe { Table::open(platform, fresh, below).clear(1 << F::INDEX_BITS) };
-                    table.link(index, F::table(fresh, deny));
+                    table.link(index, F::table(fresh, Perms::empty()));
                     fresh
                 }
             };
@@ -205,15 +198,13 @@ impl<P: Platform> Path<'_, P> {
 /// lacks.
 struct Tables<'a, F: Format, P: Platform> {
     path: Path<'a, P>,
-    /// Permissions that the table at each level denies here.
-    denied: ByLevel<Perms>,
     made: Result<(), EditError<F::Input>>,
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Makes it, and keeps the reason if it cannot.
     fn try_make(&mut self, input: u64, level: Level) -> ControlFlow<()> {
-        self.made = self.path.make::<F>(input, level, &self.denied);
+        self.made = self.path.make::<F>(input, level);
         match self.made {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
@@ -224,12 +215,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 impl<F: Format, P: Platform> Visit<F, P> for Tables<'_, F, P> {
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
-        match (F::kind(entry, level), level.down()) {
-            (Kind::Table, Some(below)) => {
-                self.denied[below] = F::denied(entry);
-                Step::Into(F::address(entry, level))
-            }
-            (Kind::Leaf, _) if self.try_make(slice.first, level).is_break() => Step::Stop,
+        match F::kind(entry, level) {
+            Kind::Table => Step::Into(F::address(entry, level)),
+            Kind::Leaf if self.try_make(slice.first, level).is_break() => Step::Stop,
             _ => Step::Next,
         }
     }
@@ -281,9 +269,21 @@ struct Copy<'a, F: Format, P: Platform, V> {
 }
 
 impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
+    /// Returns what the child has in the place of a leaf that is `now` here: tables that deny
+    /// something stay here, and the child's leaf has no more than they leave.
+    fn inherited(&self, now: u64, level: Level) -> u64 {
+        let denied = self.denied.at(level);
+        if denied.is_empty() {
+            return now;
+        }
+        let attrs = F::decode_meaning(F::restricted(F::meaning(now), level, denied), level);
+        // What was decoded can be encoded.
+        F::encode(&attrs, level).map_or(0, |bits| in_place_of::<F>(now, level, bits))
+    }
+
     /// Copies pages from one table into another, the first of which translates `first`, as long as
-    /// they are `key` but for the address: with `now` instead, and with `CHANGES` it is written
-    /// here, too. Returns where they end.
+    /// they are `key` but for the address: as `copied`, and with `CHANGES` `now` is written here.
+    /// Returns where they end.
     // A function of its own, so that the loop has the registers to itself.
     #[inline(never)]
     fn copy_alike<const CHANGES: bool>(
@@ -291,14 +291,13 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
         (from, to): (&Table<'_, P>, &Table<'_, P>),
         range: Range<usize>,
         first: u64,
-        (key, now): (u64, u64),
+        (key, now, copied): (u64, u64, u64),
     ) -> usize {
         // It is not, and with that known how an address stands is not looked at for each page.
-        if F::is_parked(now) {
+        if F::is_parked(copied) {
             return range.start;
         }
         let mask = !F::address_mask(Level::PAGE);
-        let denied = self.denied.at(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         let mut index = range.start;
         // A few at a time, checked as one before any of them is written.
@@ -313,8 +312,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
                 if CHANGES {
                     from.store(index + n, rest | now);
                 }
-                to.store(index + n, rest | now);
-                (self.each)(Leaf::new(at(index + n), rest | now, Level::PAGE, denied));
+                to.store(index + n, rest | copied);
+                (self.each)(Leaf::new(at(index + n), rest | copied, Level::PAGE, Perms::empty()));
             }
             index += AT_ONCE;
         }
@@ -326,8 +325,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
             if CHANGES {
                 from.store(index, rest | now);
             }
-            to.store(index, rest | now);
-            (self.each)(Leaf::new(at(index), rest | now, Level::PAGE, denied));
+            to.store(index, rest | copied);
+            (self.each)(Leaf::new(at(index), rest | copied, Level::PAGE, Perms::empty()));
             index += 1;
         }
         index
@@ -345,7 +344,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
             first = run::extent::<F>(input, level).first;
             entry = run::gather::<F>(members, level, &mut |member| to.load(member));
         }
-        (self.each)(Leaf::new(first, entry, level, self.denied.at(level)));
+        (self.each)(Leaf::new(first, entry, level, Perms::empty()));
     }
 }
 
@@ -359,6 +358,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             }
             (Kind::Leaf, _) => {
                 let now = self.recode.rewrite(table, index, level, slice);
+                let now = self.inherited(now, level);
                 let child = self.child;
                 let to = table_of::<F, P>(&child.platform, child.root, slice.first, level);
                 if let Some(to) = to {
@@ -392,16 +392,18 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             if plan.is_plain() && entry & F::CONTIGUOUS == 0 && !parked {
                 // A stretch of leaves of one pattern that no walker writes: the inner loop.
                 let (tables, rest) = ((table, &to), index..range.end);
+                let patterns = (key, now, self.inherited(now, Level::PAGE));
                 // A walker may set a flag in what is kept, so that it is not written.
                 index = match now == key {
-                    true => self.copy_alike::<false>(tables, rest, at(from), (key, now)),
-                    false => self.copy_alike::<true>(tables, rest, at(from), (key, now)),
+                    true => self.copy_alike::<false>(tables, rest, at(from), patterns),
+                    false => self.copy_alike::<true>(tables, rest, at(from), patterns),
                 };
                 let slice = Slice { first: at(from), last: at(index).wrapping_sub(1) };
                 self.recode.leave(plan.how(), slice);
             } else {
                 let slice = Slice { first: at(index), last: at(index + 1).wrapping_sub(1) };
                 let now = self.recode.rewrite(table, index, Level::PAGE, slice);
+                let now = self.inherited(now, Level::PAGE);
                 to.store(index, now);
                 self.tell(&to, index, Level::PAGE, slice.first, now);
                 index += 1;

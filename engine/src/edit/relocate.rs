@@ -17,11 +17,11 @@ use super::unmap::pages_of;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError};
-use crate::format::{Format, Kind, Perms};
+use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::{Table, UpperCache};
-use crate::walk::{ByLevel, Slice, Step, Visit, walk};
+use crate::walk::{Slice, Step, Visit, walk};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Moves whatever is mapped in `span` to the addresses from `to` on: leaves with their
@@ -295,7 +295,7 @@ struct Room<'a, F: Format, P: Platform> {
 impl<F: Format, P: Platform> Room<'_, F, P> {
     fn make(&mut self, from: u64, level: Level) -> ControlFlow<()> {
         let input = from.wrapping_add(self.distance);
-        self.made = self.path.make::<F>(input, level, &ByLevel::new(Perms::empty()));
+        self.made = self.path.make::<F>(input, level);
         match self.made {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
