@@ -16,12 +16,12 @@ use super::fork::{FirstLeaf, Path, table_of};
 use super::unmap::pages_of;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError};
+use crate::edit::space::{AddressSpace, Conditions, EditError, Located};
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::{Table, UpperCache};
-use crate::walk::{Slice, Step, Visit, walk};
+use crate::walk::{Slice, Step, Visit, descend_to_tables, step, walk};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Moves whatever is mapped in `span` to the addresses from `to` on: leaves with their
@@ -84,30 +84,32 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// pending at the destination is complete.
     #[inline]
     fn relocate_entry(&mut self, from: Slice, into: Slice) -> bool {
-        let level = match from.is_whole::<F>(Level::PAGE) {
-            true => Level::PAGE,
-            false => Level::PAGE.up(),
+        let tables = Level::PAGE.up();
+        let is_page = from.is_whole::<F>(Level::PAGE);
+        let level = if is_page { Level::PAGE } else { tables };
+        let is_table = || {
+            let low = (1 << F::shift(tables)) - 1;
+            from.is_whole::<F>(tables) && (from.first | into.first) & low == 0
         };
-        let low = (1 << F::shift(level)) - 1;
-        let fits = from.is_whole::<F>(level) && (from.first | into.first) & low == 0;
-        if !fits || self.space.pinned && level == F::root_level() || self.space.may_deny() {
+        let pinned = self.space.pinned && level == F::root_level();
+        if !(is_page || is_table()) || pinned || self.space.may_deny() {
             return false;
         }
         self.complete_overlap(into.first, into.last);
         let conditions = self.space.conditions();
-        let AddressSpace { platform, root, cache, .. } = &mut *self.space;
-        let (platform, root) = (&*platform, *root);
-        let (Some(old), Some(new)) = (
-            table_of::<F, P>(platform, root, from.first, level),
-            table_of::<F, P>(platform, root, into.first, level),
-        ) else {
+        let space = &mut *self.space;
+        let (Some(old), Some(new)) =
+            (space.entry_of(from.first, level), space.entry_of(into.first, level))
+        else {
             return false;
         };
-        let (index, place) = (F::index(from.first, level), F::index(into.first, level));
+        let (index, place) = (old.index, new.index);
+        // SAFETY: a walk has just come to them.
+        let open = |at: Located| unsafe { Table::open(&space.platform, at.frame, level) };
+        let (old, new) = (open(old), open(new));
         let entry = old.load(index);
-        let is_page = level == Level::PAGE;
         let moves = match is_page {
-            true => F::is_single_page(entry) && entry & F::CONTIGUOUS == 0,
+            true => F::is_single_page(entry),
             false => F::kind(entry, level) == Kind::Table,
         };
         if !moves || new.load(place) != 0 {
@@ -116,7 +118,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if is_page {
             new.store(place, take::<F, P>(&old, index, level, entry, &conditions));
         } else {
-            old.detach(index, 0, &mut cache.upper);
+            old.detach(index, 0, &mut space.cache.upper);
             // Release: a walk by the new address has to see what is in the table.
             new.link(place, entry);
         }
@@ -205,6 +207,28 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         self.note(changed);
         self.mapped(into);
         Ok(())
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// The entry of a page, or of a table of pages, if there is a table for it.
+    #[inline(always)]
+    fn entry_of(&self, input: u64, level: Level) -> Option<Located> {
+        if level > F::root_level() {
+            return None;
+        }
+        let platform = &self.platform;
+        // SAFETY: as in `visit`.
+        let mut frame =
+            unsafe { descend_to_tables::<F, P, false, true>(platform, self.root, input)? };
+        if level == Level::PAGE && F::LEVELS > 1 {
+            let above = Level::PAGE.up();
+            // SAFETY: a walk has come to it.
+            frame = unsafe {
+                step::<F, P, false, true>(platform, frame, above, F::index(input, above))?
+            };
+        }
+        Some(Located { frame, index: F::index(input, level) })
     }
 }
 

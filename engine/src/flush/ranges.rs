@@ -151,12 +151,13 @@ impl Ranges {
         // SAFETY: the first `len` items were written by `add`.
         let items: &[Stale] =
             unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), self.len) };
+        let Some((open, closed)) = items.split_last() else {
+            return false;
+        };
+        let overlaps = |item: &Stale, last: u64| slice.first <= last && item.first <= slice.last;
         // The last of them ends where it does.
-        let open = items.last().is_some_and(|item| {
-            self.end != NO_END && slice.first < self.end && item.first <= slice.last
-        });
-        let overlaps = |item: &Stale| slice.first <= item.last && item.first <= slice.last;
-        open || items.iter().any(overlaps)
+        let last = if self.end == NO_END { open.last } else { self.end - 1 };
+        overlaps(open, last) || closed.iter().any(|item| overlaps(item, item.last))
     }
 
     /// Adds a range. `level` is that of all its leaves, if known.
