@@ -71,6 +71,10 @@ pub struct Architecture {
     pub dic: bool,
     /// The instruction cache aliases: it must be invalidated as a whole.
     pub icache_aliasing: bool,
+    /// The address bit of a leaf that says whose its memory is, whose two aliases caches do not
+    /// keep coherent: what was written by the one is cleaned before it is used by the other (APM
+    /// vol. 2, 7.10.6; `CPUID Fn8000_001F[EAX]` bit 10 clear). 0 where there is none.
+    pub marked: u64,
 
     /// Sets of the TLB of each CPU, a power of two.
     pub tlb_sets: usize,
@@ -101,6 +105,7 @@ impl Architecture {
             idc: false,
             dic: false,
             icache_aliasing: false,
+            marked: 0,
             tlb_sets: 64,
             tlb_ways: 4,
             walk_cache: 16,

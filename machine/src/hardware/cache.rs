@@ -26,6 +26,8 @@ struct Page {
     code_dirty: bool,
     /// The instruction cache may hold what was there before.
     code_old: bool,
+    /// Written in a cache by this alias, marked or not, and not cleaned.
+    alias: Option<bool>,
 }
 
 /// The state of the pages that are not clean.
@@ -41,6 +43,8 @@ pub(crate) struct Caches {
     idc: bool,
     dic: bool,
     aliasing: bool,
+    /// The address bit of which caches keep two aliases apart.
+    marked: u64,
     /// The bits of an address within a page.
     offset: u64,
 }
@@ -59,6 +63,7 @@ impl Caches {
             idc: architecture.idc,
             dic: architecture.dic,
             aliasing: architecture.icache_aliasing,
+            marked: architecture.marked,
             offset: (1 << architecture.regime.page_shift()) - 1,
         }
     }
@@ -80,6 +85,7 @@ impl Caches {
         if let Some(page) = pages.get_mut(&pa) {
             page.dirty = false;
             page.code_dirty = false;
+            page.alias = None;
             if *page == Page::default() {
                 pages.remove(&pa);
             }
@@ -116,6 +122,7 @@ impl Caches {
         request: Request,
         pa: u64,
     ) {
+        self.access_alias(hardware, cpu, request, pa);
         if self.coherent || (self.pages.borrow().is_empty() && request.want != Want::Write) {
             return;
         }
@@ -155,6 +162,32 @@ impl Caches {
         }
         if request.want == Want::Write && cacheable {
             self.write(page);
+        }
+    }
+}
+
+impl Caches {
+    /// Whether caches keep two aliases of memory apart.
+    pub fn has_aliases(&self) -> bool {
+        self.marked != 0
+    }
+
+    /// An access by one of two aliases of a page.
+    #[inline(always)]
+    fn access_alias(&self, hardware: &Hardware, cpu: usize, request: Request, pa: u64) {
+        if !self.has_aliases() {
+            return;
+        }
+        let (page, alias) = (pa & !self.offset & !self.marked, pa & self.marked != 0);
+        let mut pages = self.pages.borrow_mut();
+        if pages.get(&page).is_some_and(|page| page.alias == Some(!alias)) {
+            drop(pages);
+            let (va, why) = (request.va, "a cache has newer data of the other alias");
+            let what = format!("an access to {va:#x} at {pa:#x}: {why}");
+            return hardware.violate(Rule::CacheMaintenance, cpu, what);
+        }
+        if request.want == Want::Write {
+            pages.entry(page).or_default().alias = Some(alias);
         }
     }
 }

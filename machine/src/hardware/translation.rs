@@ -571,7 +571,7 @@ impl Hardware {
         let pa = access.pa();
         let Some(frame) = self.memory.frame_at(pa) else {
             // It has no contents, but what was said of its caches holds.
-            if self.caches.is_known(pa) {
+            if self.caches.has_aliases() || self.caches.is_known(pa) {
                 self.caches.access(self, cpu, &access.entry, access.request, pa);
             }
             return 0;

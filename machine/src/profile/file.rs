@@ -76,7 +76,7 @@ macro_rules! capabilities {
         impl ArchitectureToml {
             fn of(architecture: &Architecture) -> Self {
                 // Without `..`: a capability that is missing in the list does not compile.
-                let &Architecture { regime, guest: _, guest_caches_off: _, ordering,
+                let &Architecture { regime, guest: _, guest_caches_off: _, marked: _, ordering,
                     $($name),* } = architecture;
                 let (format, granule, address_bits) = match regime {
                     Regime::Arm64Stage1 { granule, wide }
