@@ -383,11 +383,10 @@ fn a_fork_of_an_adopted_tree_has_what_is_effective_there() {
                     };
                 }
                 // SAFETY: an entry of a table of the platform's, in a space that is dead.
-                unsafe { (&platform).table(frame, level).add(index).as_ref() }.store(denying);
+                unsafe { platform.table(frame, level).add(index).as_ref() }.store(denying);
                 (frame, level) = (next, below);
             }
             let root = made.root();
-            core::mem::forget(made);
             // SAFETY: the tree above, which nothing else edits, and that is not loaded.
             let mut parent = unsafe {
                 AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead)
