@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 
 use common::Judged;
-use tablewright::format::{Arm64K4, Arm64K16, X86_64};
+use tablewright::format::{self, Arm64, Arm64K4, Arm64K16, X86_64};
 use tablewright::shared::{
     CacheMaintenance, DeferredReclaim, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace,
 };
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Mapping, Memory, Pa, Perms,
-    Progress, Span, Va,
+    Progress, Shareability, Span, Va,
 };
 use tablewright_hosted::{Event, Threads};
 use tablewright_walker as walker;
@@ -109,6 +109,32 @@ fn a_fault_is_answered_by_what_is_there() {
     let all = Span::new(Va::new(0), 1 << 39).unwrap();
     assert_eq!(unmap_all(&space, all), 0x1000);
     assert_eq!(platform.tables(), 1);
+}
+
+/// A block in the place of pages that say that their memory is another's is other memory: on arm64
+/// it is cleaned whole, and takes a break. (It was stored over the table.)
+#[test]
+fn a_block_that_is_shared_is_no_collapse_of_private_pages() {
+    type Realm = Arm64<12, 48, false, { format::MAIR }, { format::shared(47) }>;
+    let clean = CacheMaintenance { clean: true, instructions: false };
+    let outer = Attrs { shareability: Shareability::Outer, ..Attrs::KERNEL_DATA };
+    let given = Attrs { native: Realm::MARK, ..Attrs::KERNEL_DATA };
+    for (attrs, cleaned) in [(Attrs::KERNEL_DATA, 0), (given, 2 << 20), (outer, 2 << 20)] {
+        let platform = Threads::new(64, 12, 1).with_cache_maintenance(clean);
+        let space = share::<Realm>(&platform);
+        let mut gather = space.gather();
+        for page in 0..512 {
+            let page = leaf(page << 12, Level::PAGE, Attrs::KERNEL_DATA);
+            assert_eq!(map(&mut gather, &page), Ok(Mapped::Installed));
+        }
+        let before = platform.cleaned();
+        assert_eq!(map(&mut gather, &leaf(0, Level::new(1), attrs)), Ok(Mapped::Collapsed));
+        assert_eq!(platform.cleaned() - before, cleaned);
+        let mut gone = 0;
+        reclaim(&mut gather, &mut |size| gone += size);
+        assert_eq!(gone, cleaned);
+        assert_eq!(space.query(Va::new(0x5000)).unwrap().attrs(), attrs);
+    }
 }
 
 /// Maps a page in each of so many tables, and takes all but the first away again.

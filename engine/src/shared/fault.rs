@@ -4,7 +4,8 @@ use crate::addr::{Address, Level, Pa};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::EditError;
 use crate::flush::{Fate, Leaf, Ranges};
-use crate::format::{Attrs, Format, Kind, Perms};
+use crate::format::packed::{Packed, TYPE};
+use crate::format::{Attrs, Format, Kind, Perms, packed_of};
 use crate::invalidation::{Stale, What};
 use crate::platform::Barrier;
 use crate::table::Table;
@@ -83,10 +84,11 @@ impl<F: Format> NewLeaf<F> {
     }
 
     /// Whether a leaf at `at` maps the same memory in the same way, so that it need not be cleaned
-    /// once more.
+    /// once more. Native bits may say that the memory is another's.
     fn is_cleaned_by(&self, entry: u64, level: Level, at: u64) -> bool {
+        let there = packed_of::<F>(entry, level);
         F::address(entry, level).get() == self.memory(at)
-            && F::decode(entry, level).memory == self.attrs.memory
+            && there.differences(Packed::of(&self.attrs)) & TYPE == 0
     }
 
     fn slice(&self) -> Slice {

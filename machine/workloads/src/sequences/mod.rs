@@ -103,13 +103,15 @@ macro_rules! formats {
 // Large tables take the host of the simulation many times as long.
 formats! {
     K4 40 Va tablewright::format::Arm64K4 = stage1(Granule::K4, false);
-    K4Wide 12 Va tablewright::format::Arm64K4Wide = stage1(Granule::K4, true), or K4;
+    K4Wide 12 Va tablewright::format::Arm64<12, 52, true, { tablewright::format::MAIR },
+        { tablewright::format::shared(51) }> = stage1(Granule::K4, true), or K4;
     K16 8 Va tablewright::format::Arm64K16 = stage1(Granule::K16, false);
     K16Wide 3 Va tablewright::format::Arm64K16Wide = stage1(Granule::K16, true), or K16;
     K64 1 Va tablewright::format::Arm64K64 = stage1(Granule::K64, false), or K16;
     K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true), or K16;
     X4 32 Both tablewright::format::X86_64<4, PAT, SHADOW_STACKS> = Regime::X86_64 { levels: 4 };
-    X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 }, or X4;
+    X5 12 Both tablewright::format::X86_64<5, PAT,
+        { tablewright::format::shared(51) }> = Regime::X86_64 { levels: 5 }, or X4;
     G4 32 Ipa tablewright::format::Stage2K4<40> = stage2(Granule::K4, 40, false, false);
     G4Forced 14 Ipa tablewright::format::Stage2K4<43,
         FORCED_WRITE_BACK> = stage2(Granule::K4, 43, false, true), or G4;

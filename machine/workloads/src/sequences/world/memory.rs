@@ -2,8 +2,16 @@
 
 use super::*;
 
-/// The native bit of pages of shadow stacks, which no other format has.
-const SHADOW_STACK: u64 = 1 << 54;
+/// The native bits that a format has as a parameter: of pages of shadow stacks, and of memory that
+/// is shared with a host. Physical addresses end below bit 51 then, which stands in 9 on arm64.
+const fn marks<F: Format>() -> u64 {
+    let shared = match (F::OUTPUT_BITS, F::HALVES) {
+        (51, true) => 1 << 9,
+        (51, false) => 1 << 51,
+        _ => 0,
+    };
+    F::NATIVE & (1 << 54 | shared)
+}
 
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Compares what the engine says of a space with the model.
@@ -289,8 +297,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             global: base.global && !self.few_globals,
             ..base
         };
-        let attrs = match (F::NATIVE & SHADOW_STACK, attrs.software) {
-            (SHADOW_STACK, 5..) => Attrs { native: SHADOW_STACK, ..attrs },
+        let attrs = match attrs.software {
+            6.. => Attrs { native: marks::<F>(), ..attrs },
             _ => attrs,
         };
         // Rarely it is parked from the start.
@@ -322,7 +330,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             12 => change.shareability(
                 dice.pick(&[tablewright::Shareability::Inner, tablewright::Shareability::Outer]),
             ),
-            13 => change.native(dice.pick(&[0, 1, u64::MAX])),
+            13 => match (dice.pick(&[0, 1, u64::MAX]), marks::<F>()) {
+                (1, marks @ 1..) => change.with_native(marks),
+                (bits, _) => change.native(bits),
+            },
             14 => change.perms(Perms::from_bits_truncate(dice.below(64) as u8)),
             15..=16 => change.global(true),
             _ => change.software(dice.below(8) as u8),

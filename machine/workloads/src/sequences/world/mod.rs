@@ -643,7 +643,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         let wrong = match (expected, result) {
             (None, Ok(_)) => true,
-            (Some((pa, perms)), Ok(reached)) => pa != reached || !perms.contains(right),
+            (Some((pa, perms)), Ok(reached)) => {
+                // Without the bit that says whose the memory is.
+                pa != reached & ((1 << F::OUTPUT_BITS) - 1) || !perms.contains(right)
+            }
             // What permits nothing is not mapped for a walker.
             (Some((_, perms)), Err(Fault::Translation { .. })) => !perms.is_empty() && !spurious,
             (Some((_, perms)), Err(Fault::Permission { .. })) => {
