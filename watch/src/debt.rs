@@ -1,6 +1,6 @@
 //! Debts: what was changed, and may be remembered as it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tablewright_walker::Regime;
 
@@ -219,6 +219,8 @@ impl Debt {
 #[derive(Default)]
 pub(crate) struct Index {
     all: BTreeMap<(i8, u64), u64>,
+    /// Those about tables, which are few.
+    tables: BTreeSet<(i8, u64)>,
 }
 
 impl Index {
@@ -230,12 +232,24 @@ impl Index {
         self.all.get(&(level, va)).copied()
     }
 
-    pub(crate) fn insert(&mut self, level: i8, va: u64, debt: u64) {
+    pub(crate) fn insert(&mut self, level: i8, va: u64, debt: u64, is_table: bool) {
         self.all.insert((level, va), debt);
+        if is_table {
+            self.tables.insert((level, va));
+        }
     }
 
     pub(crate) fn remove(&mut self, level: i8, va: u64) {
         self.all.remove(&(level, va));
+        self.tables.remove(&(level, va));
+    }
+
+    /// Those about tables that do not meet these addresses.
+    pub(crate) fn tables_beside(&self, span: Span, size: impl Fn(i8) -> u64) -> Vec<u64> {
+        let meets =
+            |(level, va): (i8, u64)| span.meets(Span { first: va, last: va + (size(level) - 1) });
+        let beside = self.tables.iter().filter(|&&place| !meets(place));
+        beside.filter_map(|place| self.all.get(place).copied()).collect()
     }
 
     /// Those that meet these addresses; the size of an entry of each level is known.

@@ -17,7 +17,7 @@ use crate::arm64::{Instruction, Part, Register, Tlbi};
 use crate::debt::{Debt, Index, Near, Published, Tag, Why};
 use crate::entry::{Entry, Place, Types, allows_less, needs_break, user_page};
 use crate::finding::{Finding, Findings, Rule};
-use crate::invalidation::{Cpus, Invalidation, Span, Stages};
+use crate::invalidation::{Cpus, Invalidation, Stages};
 use crate::processor::{Cpu, Issued, Of};
 use crate::space::{Context, NO_TABLE, Space};
 use crate::tables::Tables;
@@ -333,8 +333,9 @@ impl Watcher {
         olds.push(old);
         let debt = self.next;
         self.next += 1;
+        let is_table = matches!(was, Entry::Table(_));
         if let Some(Some(of)) = self.spaces.get_mut(space) {
-            of.debts.insert(place.level, place.va, debt);
+            of.debts.insert(place.level, place.va, debt, is_table);
             self.owing.insert(space);
         }
         for &number in &tables {
@@ -355,7 +356,6 @@ impl Watcher {
             false => Published::No,
         };
         let (near, reused) = (None, None);
-        let is_table = matches!(was, Entry::Table(_));
         let made = Debt {
             space,
             place,
@@ -374,7 +374,9 @@ impl Watcher {
         self.debts.insert(debt, made);
         self.counts.debts += 1;
         self.counts.most = self.counts.most.max(self.debts.len());
-        self.cpus[usize::from(at.cpu)].unpublished.push(debt);
+        if published == Published::No {
+            self.cpus[usize::from(at.cpu)].unpublished.push(debt);
+        }
         // What the table led to is remembered by itself.
         for (place, old) in leaves {
             let was = place.read(old);
@@ -495,14 +497,13 @@ impl Watcher {
             if !of.is_meant(&by) {
                 continue;
             }
-            let named = if by.every_table { None } else { by.span };
-            for debt in of.debts.meeting(named, |level| of.regime.entry_size(level)) {
+            let size = |level| of.regime.entry_size(level);
+            let mut meant = of.debts.meeting(by.span, size);
+            if let (true, Some(span)) = (by.every_table, by.span) {
+                meant.extend(of.debts.tables_beside(span, size));
+            }
+            for debt in meant {
                 let Some(owed) = self.debts.get_mut(&debt) else { continue };
-                // One by address, that takes every table with it.
-                let meets = |span: Span| owed.place.span().meets(span);
-                if by.every_table && !owed.is_table && !by.span.is_some_and(meets) {
-                    continue;
-                }
                 let (paid, why) = owed.cover(&by, at.cpu);
                 let near = |why| Some(Near { at, invalidation: by, why });
                 match why {
