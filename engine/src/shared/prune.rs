@@ -44,7 +44,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     ///     let taken = gather.unmap(page, |_| ControlFlow::Continue(())).unwrap();
     ///     assert!(taken.progress.is_done());
     /// }
-    /// assert!(gather.prune(span).unwrap().is_done());
+    /// let all = Span::new(Va::new(0), 1 << 47)?;
+    /// assert!(gather.prune(all).unwrap().is_done());
     /// assert!(gather.finish(|_| ()).is_ok());
     /// assert_eq!(platform.tables(), 1); // the root
     /// # Ok::<(), tablewright::AddressError>(())
