@@ -220,6 +220,25 @@ fn a_table_from_which_another_takes_stays() {
     }
 }
 
+/// A gather that has cut a table off counts until it is complete: another that finds a hole there
+/// has it forgotten.
+#[test]
+fn a_prune_that_is_not_complete_counts() {
+    let platform = Threads::new(64, 12, 1);
+    let space = share::<X86_64<4>>(&platform);
+    let (mut gather, mut other) = (space.gather(), space.gather());
+    leave_empty_tables(&space, &mut gather, 2);
+    let second = Span::new(Va::new(2 << 20), 2 << 20).unwrap();
+    assert_eq!(gather.prune(second), Ok(Progress::Done));
+    for is_complete in [false, true] {
+        let taken = other.unmap(second, |_| ControlFlow::Continue(()));
+        assert!(taken.unwrap().progress.is_done());
+        assert_eq!(other.is_clean(), is_complete);
+        reclaim(&mut other, &mut |_| ());
+        reclaim(&mut gather, &mut |_| ());
+    }
+}
+
 /// Frames without side memory: 32 tables are carried, and no more.
 #[test]
 fn a_prune_goes_on_where_it_stopped() {

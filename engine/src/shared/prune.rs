@@ -61,11 +61,6 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let mut prune = Prune { gather: self, mark, end: None };
         let _: ControlFlow<()> = space.visit(slice, &mut prune);
         let end = prune.end;
-        // What others have taken out of a table that is cut off may be remembered, and a block may
-        // be put in its place.
-        if space.has_seen_unfinished(self.count.own()) {
-            self.flush.ranges.add(slice, None, true);
-        }
         Ok(end.map_or(Progress::Done, |at| Progress::Stopped(F::Input::from_bits(at))))
     }
 }
@@ -150,6 +145,8 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Prune<'_, '_, F, P> {
             entry = now;
         }
         let flush = &mut self.gather.flush;
+        // At every level: what others have taken out of the table may be remembered as well, and a
+        // block be put in its place.
         flush.carry(platform, frame, below, slice.first, Perms::empty(), Fate::Unmapped);
         flush.ranges.add(slice, None, true);
         Step::Next
