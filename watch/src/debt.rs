@@ -266,3 +266,24 @@ impl Index {
         found
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Index, Span};
+
+    /// An invalidation of another address, which takes tables with it, leaves a leaf that stands
+    /// where a table stood.
+    #[test]
+    fn a_leaf_in_the_place_of_a_table_is_no_table() {
+        let mut index = Index::default();
+        let size = |_| 2 << 20;
+        let page = Span { first: 0, last: 0xfff };
+        index.insert(2, 2 << 20, 1, true);
+        index.insert(2, 0, 2, true);
+        assert_eq!(index.tables_beside(page, size), [1]);
+        index.remove(2, 2 << 20);
+        index.insert(2, 2 << 20, 3, false);
+        assert!(index.tables_beside(page, size).is_empty());
+        assert_eq!(index.meeting(Some(page), size), [2]);
+    }
+}

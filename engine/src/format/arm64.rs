@@ -500,7 +500,7 @@ unsafe impl<
 
     #[inline(always)]
     fn put_address(frame: Pa) -> u64 {
-        Self::place(frame.get()) & !Self::MARK
+        Self::place(frame.get())
     }
 
     #[inline(always)]

@@ -131,14 +131,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             let first = at & !(block - 1);
             let frame = Pa::new(FAR + (first - slot.base));
-            let mapping = Mapping::new(world.attrs(dice)).pages_only();
+            let pages = world.attrs(dice);
+            let mapping = Mapping::new(pages).pages_only();
             slot.mapping.set(true);
             if let (Ok(span), true) =
                 (Span::new(F::Input::from_bits(first), block), dice.once_in(2) && page < 1 << 16)
             {
                 let _mapped = it.gather.space().map_range(span, frame, mapping);
             }
-            let attrs = world.attrs(dice);
+            let mut attrs = world.attrs(dice);
+            if first & block != 0 {
+                // The memory is not another's.
+                attrs.native = pages.native;
+            }
             let leaf = NewLeaf::<F>::new(F::Input::from_bits(first), frame, Level::new(1), attrs);
             if let Ok(leaf) = leaf {
                 let mapped = it.gather.map(&leaf);
