@@ -139,11 +139,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             {
                 let _mapped = it.gather.space().map_range(span, frame, mapping);
             }
-            let mut attrs = world.attrs(dice);
-            if first & block != 0 {
-                // The memory is not another's.
-                attrs.native = pages.native;
-            }
+            // The memory is not another's.
+            let attrs = Attrs { native: pages.native, ..world.attrs(dice) };
             let leaf = NewLeaf::<F>::new(F::Input::from_bits(first), frame, Level::new(1), attrs);
             if let Ok(leaf) = leaf {
                 let mapped = it.gather.map(&leaf);

@@ -298,7 +298,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             ..base
         };
         let attrs = match attrs.software {
-            6.. => Attrs { native: marks::<F>(), ..attrs },
+            7.. => Attrs { native: marks::<F>(), ..attrs },
             _ => attrs,
         };
         // Rarely it is parked from the start.
