@@ -282,7 +282,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
     }
 
     /// Copies pages from one table into another, the first of which translates `first`, as long as
-    /// they are `key` but for the address: as `copied`, and with `CHANGES` `now` is written here.
+    /// they are `key` but for the address: as `now`, which with `CHANGES` is written here as well.
     /// Returns where they end.
     // A function of its own, so that the loop has the registers to itself.
     #[inline(never)]
@@ -291,10 +291,10 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
         (from, to): (&Table<'_, P>, &Table<'_, P>),
         range: Range<usize>,
         first: u64,
-        (key, now, copied): (u64, u64, u64),
+        (key, now): (u64, u64),
     ) -> usize {
         // It is not, and with that known how an address stands is not looked at for each page.
-        if F::is_parked(copied) {
+        if F::is_parked(now) {
             return range.start;
         }
         let mask = !F::address_mask(Level::PAGE);
@@ -312,8 +312,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
                 if CHANGES {
                     from.store(index + n, rest | now);
                 }
-                to.store(index + n, rest | copied);
-                (self.each)(Leaf::new(at(index + n), rest | copied, Level::PAGE, Perms::empty()));
+                to.store(index + n, rest | now);
+                (self.each)(Leaf::new(at(index + n), rest | now, Level::PAGE, Perms::empty()));
             }
             index += AT_ONCE;
         }
@@ -325,8 +325,8 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
             if CHANGES {
                 from.store(index, rest | now);
             }
-            to.store(index, rest | copied);
-            (self.each)(Leaf::new(at(index), rest | copied, Level::PAGE, Perms::empty()));
+            to.store(index, rest | now);
+            (self.each)(Leaf::new(at(index), rest | now, Level::PAGE, Perms::empty()));
             index += 1;
         }
         index
@@ -389,14 +389,14 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             let from = index;
             let (key, now) = (plan.key(), plan.result());
             let parked = F::is_parked(key) || F::is_parked(now);
-            if plan.is_plain() && entry & F::CONTIGUOUS == 0 && !parked {
+            let inherits = self.inherited(now, Level::PAGE) == now;
+            if plan.is_plain() && entry & F::CONTIGUOUS == 0 && !parked && inherits {
                 // A stretch of leaves of one pattern that no walker writes: the inner loop.
                 let (tables, rest) = ((table, &to), index..range.end);
-                let patterns = (key, now, self.inherited(now, Level::PAGE));
                 // A walker may set a flag in what is kept, so that it is not written.
                 index = match now == key {
-                    true => self.copy_alike::<false>(tables, rest, at(from), patterns),
-                    false => self.copy_alike::<true>(tables, rest, at(from), patterns),
+                    true => self.copy_alike::<false>(tables, rest, at(from), (key, now)),
+                    false => self.copy_alike::<true>(tables, rest, at(from), (key, now)),
                 };
                 let slice = Slice { first: at(from), last: at(index).wrapping_sub(1) };
                 self.recode.leave(plan.how(), slice);
