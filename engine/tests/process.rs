@@ -351,7 +351,7 @@ fn a_fork_of_an_adopted_tree_has_what_is_effective_there() {
     fn check<F: Judged>() {
         let platform = Hosted::new(64, F::PAGE_SHIFT);
         let dice = Dice::new(11);
-        // Where hardware marks what is written, `words` does not see that a table denies it.
+        // `words` derives the permission to write from DBM, and does not see APTable.
         let write = if is_arm::<F>() { Perms::EXEC } else { Perms::ANY_WRITE };
         let denied = [Perms::empty(), write, Perms::ANY_EXEC, Perms::USER_EXEC];
         for _ in 0..60 {
@@ -368,7 +368,7 @@ fn a_fork_of_an_adopted_tree_has_what_is_effective_there() {
                 let at = span((2 + number as u64) * block, block);
                 made.map(at, Pa::new(dice.roll(64) * block), attrs).unwrap();
             }
-            // A run where there are runs, of which each member is copied by itself.
+            // A contiguous run on arm64: its members are copied one by one.
             let run = page << F::contiguous(Level::PAGE).max(3);
             made.map(span(run, run), Pa::new(8 * run), Attrs::USER_TEXT).unwrap();
             // The tables on the way to the first page deny something from now on, by hand.

@@ -137,7 +137,7 @@ fn a_block_that_is_shared_is_no_collapse_of_private_pages() {
     }
 }
 
-/// Maps a page in each of so many tables, and takes all but the first away again.
+/// Maps one page in each of `tables` tables, and unmaps all but the first.
 fn leave_empty_tables<F: Format<Input = Va> + PartialEq>(
     space: &Space<'_, F>,
     gather: &mut Edits<'_, '_, F>,
@@ -166,7 +166,7 @@ fn empty_tables_are_freed_on<F: Format<Input = Va> + PartialEq>() {
         assert_eq!(pruned, Ok(Progress::Done));
         reclaim(gather, &mut |_| panic!("a leaf was below a table that is freed"));
     };
-    // What does not lie in the range whole stays, and what maps something.
+    // Tables that reach over an end of the range, or map something, stay.
     prune(&mut gather, 0, table + (table >> 1));
     prune(&mut gather, table >> 1, table);
     assert_eq!(platform.tables(), before);

@@ -73,7 +73,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Watches a machine of `cpus` processors, 64 at most, none of which has executed anything yet.
+    /// Watches a machine of `cpus` processors, at most 64, from reset on.
     /// Ignores a processor with a higher number.
     pub fn new(cpus: usize) -> Self {
         Self {

@@ -183,7 +183,7 @@ fn an_identifier_is_given_to_another_root_with_a_fence() {
     }
 }
 
-/// After a fence nobody remembers a root without user mappings, even if it still maps the kernel:
+/// A root without user mappings is forgotten by a fence, even if it still maps the kernel:
 /// its page may be reused.
 #[test]
 fn a_root_of_a_process_that_has_ended_is_forgotten() {

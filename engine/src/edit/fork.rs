@@ -30,9 +30,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// A block or a run that reaches over an end of the range is split first. What is to be
     /// forgotten of this space is left to this gather, for any number of ranges.
     ///
-    /// Tables that are made in the child deny nothing; what those here deny, its leaves do not
-    /// have. So a tree that a loader has made, [adopted](AddressSpace::adopt) and forked into an
-    /// empty space, is edited as fast as any.
+    /// New tables of the child deny nothing. Its leaves have the permissions that are effective
+    /// here. A tree that a loader has made is edited as fast as any when it is
+    /// [adopted](AddressSpace::adopt) and forked into an empty space.
     ///
     /// # Errors
     /// As [`protect`](Gather::protect), for this space;
@@ -269,15 +269,15 @@ struct Copy<'a, F: Format, P: Platform, V> {
 }
 
 impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
-    /// Returns what the child has in the place of a leaf that is `now` here: tables that deny
-    /// something stay here, and the child's leaf has no more than they leave.
+    /// Returns the child's copy of the leaf `now`: with the permissions that the tables above leave
+    /// it, because those of the child deny nothing.
     fn inherited(&self, now: u64, level: Level) -> u64 {
         let denied = self.denied.at(level);
         if denied.is_empty() {
             return now;
         }
         let attrs = F::decode_meaning(F::restricted(F::meaning(now), level, denied), level);
-        // What was decoded can be encoded.
+        // A format encodes all that it decodes.
         F::encode(&attrs, level).map_or(0, |bits| in_place_of::<F>(now, level, bits))
     }
 

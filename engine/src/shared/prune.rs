@@ -22,8 +22,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// the gather: after a balloon, or a report of free pages, has taken the pages away. What is
     /// mapped stays mapped meanwhile. Stops where no more tables can be carried.
     ///
-    /// A table from which this gather has taken something is empty as well. One from which another
-    /// has, and is not complete, may be left for the next time.
+    /// What this gather has unmapped counts as empty. A table from which another gather has
+    /// unmapped something, and is not complete, may stay.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -98,8 +98,8 @@ impl<F: Format, P: SharedPlatform + Clone> Prune<'_, '_, F, P> {
 
     /// Makes holes of the first `sealed` entries of a table, which this gather has sealed.
     ///
-    /// In ascending order, as others seal: one that is at it meets the next claim, and gives up,
-    /// before it comes to what is still to be undone.
+    /// Goes upwards, as sealing does: another gather that seals what is a hole again stops at the
+    /// next claim, and never passes this loop.
     fn unseal(&self, table: &Table<'_, P>, sealed: usize) {
         for index in 0..sealed {
             if table.load(index) == F::FROZEN {
@@ -145,9 +145,9 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Prune<'_, '_, F, P> {
             entry = now;
         }
         let flush = &mut self.gather.flush;
-        // At every level: what others have taken out of the table may be remembered as well, and a
-        // block be put in its place.
         flush.carry(platform, frame, below, slice.first, Perms::empty(), Fate::Unmapped);
+        // At every level: TLBs may hold leaves that others have taken out of the table, and a block
+        // may be put in its place.
         flush.ranges.add(slice, None, true);
         Step::Next
     }

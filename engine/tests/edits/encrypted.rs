@@ -104,7 +104,7 @@ fn tdx_has_it_in_what_is_shared() {
 fn a_realm_has_it_in_what_is_shared() {
     each_leaf_and_table_has_it::<Realm>(false, Realm::MARK);
     each_leaf_and_table_has_it::<WideRealm>(false, WideRealm::MARK);
-    // As bit 51 stands with LPA2.
+    // LPA2: address bit 51 stands in descriptor bit 9.
     assert_eq!((Realm::MARK, WideRealm::MARK), (1 << 47, 1 << 9));
 }
 

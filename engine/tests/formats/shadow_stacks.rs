@@ -41,7 +41,7 @@ fn a_page_is_one_of_a_shadow_stack_while_it_is_written() {
             let found: walker::Leaf = walk::<Cet>(leaf, level).unwrap();
             assert!(!found.access.user.write && !found.access.privileged.write, "{leaf:#x}");
             assert_eq!(found.pa, 1 << 39);
-            // What a table above denies, it denies these pages, too.
+            // A table above that denies writing denies it to shadow stacks.
             let denied = Cet::restricted(Cet::meaning(leaf), level, Perms::ANY_WRITE);
             let left = Cet::decode_meaning(denied, level).perms;
             assert_eq!(left, attrs.perms - Perms::ANY_WRITE, "{leaf:#x}");
@@ -62,7 +62,7 @@ fn shadow_stacks_go_with_encrypted_memory() {
     assert_eq!(Both::decode(leaf, Level::PAGE), stack);
     assert_eq!(Both::table(Pa::new(0x1000), Perms::empty()) & native, Both::MARK);
     assert_eq!(Both::OUTPUT_BITS, 51);
-    // Where the format has none, the bit is refused.
+    // A format without shadow stacks refuses the bit.
     let refused = X86_64::<4>::encode(&Attrs { native: SHADOW_STACK, ..stack }, Level::PAGE);
     assert!(refused.is_err());
 }

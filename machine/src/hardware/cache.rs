@@ -43,7 +43,7 @@ pub(crate) struct Caches {
     idc: bool,
     dic: bool,
     aliasing: bool,
-    /// The address bit of which caches keep two aliases apart.
+    /// The address bit that tells two aliases of memory apart, which caches do not keep coherent.
     marked: u64,
     /// The bits of an address within a page.
     offset: u64,

@@ -228,7 +228,7 @@ impl Sequence {
             let kinds = &[Kind::Relocate, Kind::Relocate, Kind::OneGather];
             operations.iter_mut().skip(2).for_each(|operation| Self::meet(operation, kinds));
         }
-        // So are tables that map nothing.
+        // A few others prune.
         if program % 16 == 11 && matches!(focus, 1..) {
             let kinds = &[Kind::Prune, Kind::Prune, Kind::SharedUnmap];
             operations.iter_mut().skip(5).for_each(|operation| Self::meet(operation, kinds));
