@@ -169,6 +169,41 @@ fn what_is_moved_is_there_and_nowhere_else<F: Decoded>() {
     assert!(moved > 12 && refused > 12, "{}: {moved} moved, {refused} refused", F::NAME);
 }
 
+/// Pages as many as a table has, of two tables: neither is moved whole.
+#[test]
+fn pages_of_two_tables_are_no_table() {
+    type F = tablewright::format::X86_64<4>;
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    let count = table::<F>();
+    let mapping = Mapping::new(data::<F>()).pages_only();
+    space.map(pages::<F>(0, 2 * count), Pa::new(0), mapping).unwrap();
+    for (from, to) in [(1, 8 * count + 1), (8 * count + 1, 16 * count), (16 * count, 1)] {
+        let mut gather = space.gather();
+        gather.relocate(pages::<F>(from, count), at::<F>(to)).unwrap();
+        gather.finish(|_| ());
+        let frame = |page| space.query(at::<F>(page)).map(|leaf| leaf.frame().get() >> 12);
+        assert_eq!((frame(0), frame(count + 1)), (Some(0), Some(count + 1)));
+        assert_eq!((frame(to), frame(to + count - 1)), (Some(1), Some(count)));
+        assert_eq!((frame(from), frame(from + count - 1)), (None, None));
+    }
+}
+
+/// The root of a format with one level is a table of pages.
+#[test]
+fn a_page_moves_within_the_only_table() {
+    type F = tablewright::format::Arm64<16, 28>;
+    const { assert!(F::LEVELS == 1) };
+    let platform = Hosted::new(8, 16);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    space.map(pages::<F>(3, 1), Pa::new(7 << 16), data::<F>()).unwrap();
+    let mut gather = space.gather();
+    gather.relocate(pages::<F>(3, 1), at::<F>(9)).unwrap();
+    gather.finish(|_| ());
+    assert!(space.query(at::<F>(3)).is_none());
+    assert_eq!(space.query(at::<F>(9)).unwrap().frame(), Pa::new(7 << 16));
+}
+
 /// Tables that deny a permission stay where they are, and entries of a root that many share.
 #[test]
 fn what_a_table_denies_is_not_moved_past_it() {
