@@ -346,6 +346,8 @@ impl Obligation {
 pub(crate) struct Obligations {
     /// Those that are not discharged.
     owed: Vec<Obligation>,
+    /// All of so many of the first are visible.
+    visible: usize,
     /// The number of the last.
     last: u64,
     /// How often the program has looked.
@@ -366,11 +368,13 @@ impl Obligations {
 
     pub fn clear(&mut self) {
         self.owed.clear();
+        self.visible = 0;
     }
 
     /// No CPU uses the space any more. What is global is used with any other.
     pub fn drop_of(&mut self, space: u16) {
         self.owed.retain(|o| o.space != space || o.global);
+        self.visible = 0;
     }
 
     /// The space is loaded under another identifier, and no CPU has it loaded under the one before:
@@ -383,6 +387,7 @@ impl Obligations {
             o.id = id;
             o.global || !(o.published && is_visible(o))
         });
+        self.visible = 0;
     }
 
     /// A number for the next.
@@ -462,16 +467,18 @@ impl Obligations {
 
     /// Makes the changes of `cpu` visible.
     pub fn publish(&mut self, cpu: usize) {
-        for obligation in &mut self.owed {
+        for obligation in &mut self.owed[self.visible..] {
             let cut = obligation.cutter.is_some_and(|(by, _)| usize::from(by) == cpu);
             obligation.published |= usize::from(obligation.writer) == cpu || cut;
         }
+        let rest = self.owed[self.visible..].iter();
+        self.visible += rest.take_while(|o| o.published).count();
     }
 
     /// `cpu` detaches a table with everything below it: what was changed there and is not visible
     /// yet is out of reach when the cut is.
     pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
-        for o in &mut self.owed {
+        for o in &mut self.owed[self.visible..] {
             if !o.published && o.space == space && o.depth < depth && o.overlaps(span) {
                 o.cutter = Some((cpu as u16, depth));
             }
@@ -481,7 +488,7 @@ impl Obligations {
     /// Whether an entry at this depth can tell this CPU of anything.
     pub fn is_news(&self, cpu: usize, depth: u8) -> bool {
         let others = |by: u16| usize::from(by) != cpu;
-        self.owed.iter().any(|o| {
+        self.owed[self.visible..].iter().any(|o| {
             let changed = o.depth == depth && others(o.writer);
             let cut = o.cutter.is_some_and(|(by, at)| at == depth && others(by));
             !o.published && (changed || cut)
@@ -491,7 +498,7 @@ impl Obligations {
     /// An entry was seen by this CPU: what another has changed there is visible to all, and what it
     /// has detached there is out of reach.
     pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
-        for o in &mut self.owed {
+        for o in &mut self.owed[self.visible..] {
             let changed = usize::from(o.writer) != cpu && o.depth == depth;
             let cut = o.cutter.is_some_and(|(by, at)| usize::from(by) != cpu && at == depth);
             o.published |= (changed || cut) && o.space == space && o.overlaps(span);
@@ -621,6 +628,7 @@ impl Obligations {
             }
             true
         });
+        self.visible = 0;
         (discharged, wrong)
     }
 
