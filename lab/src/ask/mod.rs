@@ -108,10 +108,6 @@ impl Arch {
 
 const VCPUS: u16 = 96;
 const MEMORY: u64 = 512 << 30;
-/// A thread computes so long between two shootdowns of its own.
-const WORK: Time = Time::ms(20);
-/// Shootdowns of each thread.
-const ROUNDS: u32 = 2;
 
 /// The guest, as it is run: each vCPU has as much memory, in whole pages of the host.
 struct Asked {
@@ -275,37 +271,16 @@ fn answer(asked: &Asked, log: LogRun<'_>, flush: FlushRun<'_>) -> Result<Vec<Row
         Ok(LogJob { options: way.options(By::Faults), ..scaled.job(profile, way.how)? })
     };
     let jobs = ways.iter().map(job).collect::<Result<Vec<_>, _>>()?;
-    let flushes: Vec<FlushJob> = ways.iter().map(|way| shootdown(asked, way)).collect();
+    let shootdown = |way: &Way| FlushJob::busy(profile, way.flush, case.vcpus, case.vcpus);
+    let flushes: Vec<FlushJob> = ways.iter().map(shootdown).collect();
     let logged = log(&jobs)?;
     let flushed = flush(&flushes)?;
     let row =
         |(way, ((job, ran), (flushes, flushed))): (_, ((&LogJob, LogRan), (&FlushJob, _)))| {
             job.sound(&ran)?;
-            let flushed: crate::tlb_flush::job::Ran = flushed;
-            let shootdown = ns(flushed.tally.flushing) / flushes.cycles() as f64;
-            Ok(Row::new(way, job, &ran, shootdown, copy))
+            Ok(Row::new(way, job, &ran, ns(flushes.each(&flushed)), copy))
         };
     ways.iter().zip(jobs.iter().zip(logged).zip(flushes.iter().zip(flushed))).map(row).collect()
-}
-
-/// A thread on each vCPU takes a page from all others, which are busy.
-fn shootdown(asked: &Asked, way: &Way) -> FlushJob {
-    let vcpus = asked.case.vcpus;
-    FlushJob {
-        profile: asked.profile.clone(),
-        how: way.flush,
-        threads: vcpus,
-        rounds: ROUNDS,
-        chunks: 1,
-        pages: 1,
-        vcpus,
-        physical: vcpus,
-        slice: Time::ms(4),
-        work: WORK,
-        spin: Time::ZERO,
-        stays: false,
-        ranges: 16,
-    }
 }
 
 fn ns(time: Time) -> f64 {
@@ -381,18 +356,22 @@ fn text(asked: &Asked, scale: u64, ranges: &[Range], rows: &[Row]) -> String {
     }
     let now = kernel.filter(|_| now.is_some());
     let now = now.map_or(String::new(), |kernel| format!("*: the host's kernel, {kernel}. "));
-    let figures = ranges.iter().map(|range| format!("{} {}", range.quantity.name(), range.figures));
     let rest = format!(
         "{now}1:N: one page of N is simulated. Migration: {} pages/s written of {}, {}/s on the \
-         link, at most {} stopped. true / here: from least to greatest, the published figures \
-         that nothing was fitted on over the simulated; there are so many: {}.",
+         link, at most {} stopped.",
         report::count(copy.rate),
         human(copy.set * PAGE),
         human(copy.bandwidth),
         report::time(copy.limit),
-        figures.collect::<Vec<_>>().join(", "),
+    );
+    let figures = ranges.iter().map(|range| format!("{} {}", range.quantity.name(), range.figures));
+    let known = format!(
+        "true / here: the least and the greatest of published / simulated, by figures on which \
+         nothing was fitted: {}",
+        figures.collect::<Vec<_>>().join("; "),
     );
     text += &(report::wrapped(&rest, 80, "") + "\n");
+    text += &(report::wrapped(&known, 80, "  ") + "\n- no such figure is published\n");
     text
 }
 

@@ -45,7 +45,7 @@ fn range(report: &Report) -> String {
         let header = ["", "by", "ns/entry", "x bare", "vs best"];
         text += &report::table(header, 2, lines.collect());
     }
-    text + &aims(&report.rows)
+    text + "- no bare loop of it, or no other crate that has it\n" + &aims(&report.rows)
 }
 
 /// A row below the name of its operation. A method that would make the table wider than a terminal
@@ -154,6 +154,7 @@ fn scattered(report: &Report) -> String {
         report::count(parameters.tables),
         parameters.rounds(),
     );
+    text += "- a fault is of one page\n";
     for &format in &parameters.formats {
         let of = |operation| {
             let rows = report.rows.iter();

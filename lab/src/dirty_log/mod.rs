@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::file::Target;
 use crate::guest::input::{Backing, Guest, Mode, offset};
 use crate::kvm::{Asked, On, Options as KvmOptions, USUAL_BYTES};
-use crate::output::columns::{self, Cell, columns};
+use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::plot::{Bar, Group, Picture};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
@@ -133,6 +133,13 @@ fn micros(time: Time) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
+/// Why disabling takes no time.
+const NO_LARGE: &str = "no leaf becomes large again: memory is in pages of 4 KiB (-s \
+                        anonymous_hugetlb_2mb is not), or it is a kernel of arm64, which leaves pages";
+/// Why nothing is kept waiting.
+const NO_STALL: &str =
+    "no access waits: none was kept, or the vCPUs stand still (-e has them go on)";
+
 columns! { row: Row;
     ["how"] [1 ""] Cell::text(row.job.how.name());
     ["populate_s"] [] Cell::s(row.ran.populate.as_secs_f64());
@@ -140,15 +147,15 @@ columns! { row: Row;
     ["dirty_s"] [] Cell::json(seconds(&row.ran.dirty));
     ["get_s"] [] Cell::json(seconds(&row.ran.get));
     ["clear_s"] [] Cell::json(seconds(&row.ran.clear));
-    ["disable_s"] [1 "time"] Cell::TimeIfAny(row.ran.disable.as_secs_f64(), 1e9);
+    ["disable_s"] [1 "time" NO_LARGE] Cell::TimeIfAny(row.ran.disable.as_secs_f64(), 1e9);
     ["published_s"] [] Cell::json(row.published);
-    ["error_percent"] [1 "error  "]
+    ["error_percent"] [1 "error  " NOT_PUBLISHED]
         Cell::or_nothing(row.error(), |it| Cell::Marked(Some(it), row.fitted));
     ["fitted"] [] Cell::json(row.fitted);
     ["zaps"] [] Cell::json(figures::histogram(&row.ran.zaps, row.job.scale.fewer));
-    ["stall_longest_us"] [1 "stall\nlongest"] Cell::TimeIfAny(micros(row.longest), 1e3);
-    ["stall_p999_us"] [1 "99.9 %"] Cell::TimeIfAny(micros(row.p999), 1e3);
-    ["stall_total_s"] [1 "in total"] Cell::TimeIfAny(row.stalled_s, 1e9);
+    ["stall_longest_us"] [1 "stall\nlongest" NO_STALL] Cell::TimeIfAny(micros(row.longest), 1e3);
+    ["stall_p999_us"] [1 "99.9 %" NO_STALL] Cell::TimeIfAny(micros(row.p999), 1e3);
+    ["stall_total_s"] [1 "in total" NO_STALL] Cell::TimeIfAny(row.stalled_s, 1e9);
     ["flushes"] [1 "flushes"] Cell::Count(row.ran.flushes);
     ["kicks"] [] Cell::Count(row.ran.kicks);
     ["faults"] [1 "faults"] Cell::Count(row.ran.faults);
@@ -446,29 +453,27 @@ fn text(head: &str, scale: u64, rows: &[Row]) -> String {
     text + report::fitted(rows.iter().any(|row| row.fitted))
 }
 
-/// How long the tables took that were taken apart.
+/// How long the tables took that were taken apart, with a column for each way that does so.
 fn zaps(rows: &[Row]) -> String {
     let of = |row: &Row| figures::histogram(&row.ran.zaps, row.job.scale.fewer);
-    let ways: Vec<_> = rows.iter().map(|row| (row.job.how, of(row))).collect();
-    let ways: Vec<_> = ways.into_iter().filter(|(_, buckets)| !buckets.is_empty()).collect();
+    let taken_apart = |row: &&Row| !matches!(row.job.how, How::LeafByLeaf | How::InPlace);
+    let ways = rows.iter().filter(taken_apart).map(|row| (row.job.how.name(), of(row)));
+    let ways: Vec<_> = ways.filter(|(_, buckets)| !buckets.is_empty()).collect();
     let longest = ways.iter().map(|(_, buckets)| buckets.len()).max().unwrap_or(0);
-    let hows = [How::Before, How::FlushFirst, How::UnfreezeFirst, How::After];
-    let count = |how: How, at: usize| {
-        let way = ways.iter().find(|(of, _)| *of == how);
-        let count = |bucket: &figures::Bucket| bucket.count;
-        way.map_or("-".to_owned(), |(_, buckets)| report::count(buckets.get(at).map_or(0, count)))
-    };
     let row = |at: usize| {
         let bucket = ways.iter().find_map(|(_, buckets)| buckets.get(at))?;
-        let some = ways.iter().any(|(_, buckets)| buckets.get(at).is_some_and(|it| it.count > 0));
-        let [a, b, c, d] = hows.map(|how| count(how, at));
-        some.then(|| [format!("{} to {} ms", bucket.from_ms, bucket.to_ms), a, b, c, d])
+        let count = |buckets: &[figures::Bucket]| buckets.get(at).map_or(0, |it| it.count);
+        let counts: Vec<u64> = ways.iter().map(|(_, buckets)| count(buckets)).collect();
+        let name = format!("{} to {} ms", bucket.from_ms, bucket.to_ms);
+        let cells = std::iter::once(name).chain(counts.iter().map(|&it| report::count(it)));
+        counts.iter().any(|&count| count > 0).then(|| cells.collect())
     };
-    let rows: Vec<_> = (0..longest).filter_map(row).collect();
-    let [a, b, c, d] = hows.map(How::name);
+    let rows: Vec<Vec<String>> = (0..longest).filter_map(row).collect();
+    let names = ways.iter().map(|(name, _)| (*name).to_owned());
+    let head = std::iter::once("tables".to_owned()).chain(names).collect();
     match rows.is_empty() {
         true => String::new(),
-        false => format!("\n{}", report::table(["tables", a, b, c, d], 1, rows)),
+        false => format!("\n{}", report::table_of(head, 1, rows)),
     }
 }
 

@@ -3,7 +3,6 @@
 
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
-use super::native::Unmap;
 use crate::dirty_log::job::{Case, How as Disable, MOST_BYTES};
 use crate::dirty_log::run as logs;
 use crate::error::Error;
@@ -14,6 +13,7 @@ use crate::map_mem::step::Step;
 use crate::runs::{self, Threads};
 use crate::size::human;
 use crate::tlb_flush::job::{self as flushes, How as Tell};
+use crate::tlb_flush::unmap::Unmap;
 use crate::write_protect::job::{self as starts, How as Start, Then};
 
 /// The guest that a user has in mind.

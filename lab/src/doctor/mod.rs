@@ -28,7 +28,7 @@ Examples:
   tablewright doctor --guest 2T --vcpus 416 --json > doctor.json
   tablewright fit --from doctor.json -o here.toml       a machine as this computer, for every \
   experiment
-  tablewright doctor --report results                   writes results/doctor.html")]
+  tablewright doctor --report results                   writes results/doctor.html and results/doctor.json")]
 pub struct Arguments {
     /// The guest that you have in mind: its memory
     #[arg(long, value_name = "SIZE", default_value = "512G")]
@@ -37,7 +37,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value = "96",
           value_parser = clap::value_parser!(u16).range(1..=500))]
     vcpus: u16,
-    /// Write a page with pictures into this directory
+    /// Write a page with pictures into this directory, and the JSON beside it
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Print JSON, with the runs on KVM, to which `fit --from` fits

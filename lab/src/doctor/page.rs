@@ -1,11 +1,15 @@
-//! The answer as a page: a table, a picture of each problem, and the notes.
+//! The answer as a page: its source, a table, a picture of each problem, and the notes.
 
 use std::fmt::Write;
 
-use super::rows::{Parameters, Row};
-use crate::output::page::{self, Bar, Group, Of, Table, escaped};
+use super::rows::{Origin, Parameters, Row};
+use crate::output::page::{self, Bar, Group, Of, Table, escaped, prose};
 use crate::output::report::{self, Report};
 use crate::size::human;
+
+/// Name of the page, and of the same as JSON.
+pub const PAGE: &str = "doctor.html";
+pub const JSON: &str = "doctor.json";
 
 const COLUMNS: [&str; 5] = ["problem", "here", "extrapolated", "with the change", "tablewright"];
 
@@ -17,9 +21,24 @@ pub fn of(report: &Report<Parameters, Row>) -> String {
         (host, Some(why)) => format!("{} No guest could be run: {why}", host.unwrap_or_default()),
         (host, None) => host.unwrap_or_default().to_owned(),
     };
+    let Origin { computer, processor, cpus, at, version, command } = &parameters.measured;
     let mut body = format!(
-        "<p>{}</p>\n<p>Extrapolated to a guest of {} with {} vCPUs.</p>\n",
-        escaped(&host),
+        "<p class=\"about\">{}, {} of {}; {at}; Tablewright {version}, <code>{}</code>, \
+         <a href=\"{JSON}\">{JSON}</a></p>\n<p>{}</p>\n",
+        escaped(computer),
+        report::counted(*cpus as u64, "CPU", "CPUs"),
+        escaped(processor),
+        escaped(command),
+        prose(&host),
+    );
+    if !report.warnings.is_empty() {
+        let item = |warning: &String| format!("<li>{}</li>\n", prose(warning));
+        let items: String = report.warnings.iter().map(item).collect();
+        body += &format!("<ul class=\"warnings\">\n{items}</ul>\n");
+    }
+    body += &format!(
+        "<p>Measured here, extrapolated to a guest of {} with {} vCPUs. A dash has its reason \
+         below.</p>\n",
         human(parameters.guest_bytes),
         parameters.vcpus,
     );
@@ -39,7 +58,7 @@ pub fn of(report: &Report<Parameters, Row>) -> String {
     body.push_str(&table.finish());
     for row in &report.rows {
         // Writing to a string cannot fail.
-        let _ = writeln!(body, "<h2>{}</h2>\n<p>{}</p>", escaped(row.problem), escaped(&row.note));
+        let _ = writeln!(body, "<h2>{}</h2>\n<p>{}</p>", escaped(row.problem), prose(&row.note));
         let bars = bars(row);
         if bars.len() > 1 {
             let group = Group { name: String::new(), bars };
@@ -82,16 +101,22 @@ mod tests {
         let report = Report {
             experiment: "doctor",
             parameters: Parameters {
+                measured: Origin::here(),
                 guest_bytes: 2 << 40,
                 vcpus: 416,
                 host: None,
                 no_guests: Some("/dev/kvm: no such file".to_owned()),
             },
             rows: vec![row("a longer name of a problem", Some(1e9)), row("b", None)],
-            warnings: Vec::new(),
+            warnings: vec!["it is <busy>: see `--rounds`".to_owned()],
         };
         let text = of(&report);
         assert_eq!(text.matches("<figure").count(), 1);
+        // What the terminal says, and where it comes from.
+        assert!(text.contains("<li>it is &lt;busy&gt;: see <code>--rounds</code></li>"), "{text}");
+        let Origin { at, version, .. } = &report.parameters.measured;
+        assert!(text.contains(at.as_str()) && text.contains(version), "{text}");
+        assert!(text.contains("doctor.json") && !text.contains('`'), "{text}");
         page::tests::fits_screens(&text);
     }
 }

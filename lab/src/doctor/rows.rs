@@ -5,18 +5,56 @@ use tablewright_machine::Profile;
 
 use super::guests::{self, Guests, a_page, phase};
 use super::machine::{self, Size};
-use super::native::{self, Unmap};
+use super::native;
 use crate::error::Error;
 use crate::fit::from_run;
 use crate::kvm::HostKind;
 use crate::output::report::{self, Report};
 use crate::size::human;
+use crate::tlb_flush::unmap::Unmap;
 
 const PAGE: f64 = 4096.0;
 const SECOND: f64 = 1e9;
 
+/// Where figures come from.
+#[derive(Serialize)]
+pub struct Origin {
+    /// Name of the computer.
+    pub computer: String,
+    pub processor: String,
+    pub cpus: usize,
+    /// In UTC, as RFC 3339 writes it.
+    pub at: String,
+    pub version: &'static str,
+    pub command: String,
+}
+
+impl Origin {
+    /// This computer, now.
+    pub fn here() -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let cpu = read("/proc/cpuinfo");
+        let model = cpu.lines().find_map(|line| line.strip_prefix("model name"));
+        let model = model.and_then(|rest| rest.split_once(':')).map(|(_, name)| name.trim());
+        let arguments = std::env::args().skip(1);
+        Self {
+            computer: read("/proc/sys/kernel/hostname").trim().to_owned(),
+            processor: model.unwrap_or(std::env::consts::ARCH).to_owned(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            at: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+            version: env!("CARGO_PKG_VERSION"),
+            command: ["tablewright".to_owned()]
+                .into_iter()
+                .chain(arguments)
+                .collect::<Vec<_>>()
+                .join(" "),
+        }
+    }
+}
+
 #[derive(Serialize)]
 pub struct Parameters {
+    pub measured: Origin,
     pub guest_bytes: u64,
     pub vcpus: u16,
     pub host: Option<HostKind>,
@@ -404,6 +442,7 @@ mod tests {
         let report = Report {
             experiment: "doctor",
             parameters: Parameters {
+                measured: Origin::here(),
                 guest_bytes: 1000 << 40,
                 vcpus: 500,
                 host: kvm::computer(),

@@ -7,7 +7,7 @@ use super::guests;
 use super::machine::{self, Size};
 use super::native;
 use super::page;
-use super::rows::{Known, Parameters, Row, rows, text};
+use super::rows::{Known, Origin, Parameters, Row, rows, text};
 use crate::dirty_log::measured::{Compared, Measured};
 use crate::error::Error;
 use crate::file::Target;
@@ -16,6 +16,7 @@ use crate::kvm;
 use crate::output::progress::Progress;
 use crate::output::report::{self, Report};
 use crate::stats;
+use crate::tlb_flush::unmap;
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -32,14 +33,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let bytes = arguments.guest.bytes();
     // Measuring takes a while: what the machine cannot run is refused before.
     machine::fits(bytes)?;
-    let target = arguments.report.as_deref();
-    let target = target.map(|directory| Target::report(directory, "doctor.html")).transpose()?;
+    let target = |name| {
+        let directory = arguments.report.as_deref();
+        directory.map(|directory| Target::report(directory, name)).transpose()
+    };
+    let (target, beside) = (target(page::PAGE)?, target(page::JSON)?);
     let mut progress = Progress::new(9);
     progress.step("the linear map");
     let linear = native::linear_map()?;
     let published = native::published_entry();
     progress.step("unmapping");
-    let unmap = native::unmap()?;
+    let unmap = unmap::measured()?;
     let guests = guests::measure(|what| progress.step(what));
     let fitted = match &guests {
         Ok(guests) => {
@@ -67,6 +71,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = Report {
         experiment: "doctor",
         parameters: Parameters {
+            measured: Origin::here(),
             guest_bytes: size.bytes,
             vcpus: size.vcpus,
             host: known.host.clone(),
@@ -75,18 +80,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         rows,
         warnings,
     };
+    let answer = Answer {
+        report: &report,
+        runs: known.guests.as_ref().map_or(&[], |guests| &guests.runs),
+        fitted: known.fitted.as_ref().map_or(&[], |found| &found.rows),
+        profile: known.fitted.as_ref().map(|found| found.profile.to_toml()),
+    };
     if arguments.json {
-        report::print_json(&Answer {
-            report: &report,
-            runs: known.guests.as_ref().map_or(&[], |guests| &guests.runs),
-            fitted: known.fitted.as_ref().map_or(&[], |found| &found.rows),
-            profile: known.fitted.as_ref().map(|found| found.profile.to_toml()),
-        })?;
+        report::print_json(&answer)?;
     } else {
         report.print(false, |report| text(report, &known))?;
     }
-    match target {
-        Some(target) => target.fill(&page::of(&report)),
-        None => Ok(()),
+    if let Some((page, json)) = target.zip(beside) {
+        page.fill(&page::of(&report))?;
+        json.fill(&report::json_of(&answer)?)?;
     }
+    Ok(())
 }

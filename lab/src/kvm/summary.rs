@@ -160,9 +160,9 @@ columns! { table of row: PhaseRow;
     [] [1 "time"] Cell::ns(row.wall);
     [] [1 "CPU time"] Cell::ns(row.cpu);
     [] [1 "for a\npage"] Cell::ns(row.cpu_a_page);
-    [] [1 "stall\nlongest"] Cell::or_nothing(row.stall_longest, Cell::ns);
-    [] [1 "99.9 %"] Cell::or_nothing(row.stall_p999, Cell::ns);
-    [] [1 "pages\nin the log"] Cell::or_nothing(row.harvested, Cell::Count);
+    [] [1 "stall\nlongest" "no vCPU runs in that phase"] Cell::or_nothing(row.stall_longest, Cell::ns);
+    [] [1 "99.9 %" "no vCPU runs in that phase"] Cell::or_nothing(row.stall_p999, Cell::ns);
+    [] [1 "pages\nin the log" "the phase reads no log"] Cell::or_nothing(row.harvested, Cell::Count);
 }
 
 /// Shown counts, and KVM's names of them.
@@ -233,7 +233,7 @@ pub fn warnings(rows: &[PhaseRow], kind: &HostKind) -> Vec<String> {
         .collect();
     if !scattered.is_empty() {
         warnings.push(format!(
-            "CPU time varied between rounds: {}; raise --rounds",
+            "CPU time varied between rounds: {}: close other programs, or make more rounds",
             scattered.join(", ")
         ));
     }

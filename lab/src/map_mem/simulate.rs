@@ -8,7 +8,7 @@ use super::job::{Job, Run};
 use super::plan::Plan;
 use super::step::{Ran, Step, techniques_of};
 use crate::error::Error;
-use crate::output::columns::{self, Cell, columns};
+use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::report::{self, error_percent, percent};
 use crate::published;
 
@@ -33,11 +33,11 @@ columns! { row: Row;
     ["invalidations_issued"] [2 "invalidations"] Cell::Count(row.ran.invalidations);
     ["waits_for_completion"] [2 "waits"] Cell::Count(row.ran.waits);
     ["barriers"] [2 "barriers"] Cell::Count(row.ran.barriers);
-    ["published_ms"] [1 "published"] Cell::or_nothing(row.published_ms, Cell::ms);
+    ["published_ms"] [1 "published" NOT_PUBLISHED] Cell::or_nothing(row.published_ms, Cell::ms);
     ["error_percent"] [] Cell::json(row.error());
-    [] [1 "error"] Cell::or_nothing(row.error(), |error| Cell::text(percent(error)));
+    [] [1 "error" NOT_PUBLISHED] Cell::or_nothing(row.error(), |error| Cell::text(percent(error)));
     ["fitted"] [] Cell::json(row.fitted);
-    [] [1 "fitted"] Cell::text(match (row.published_ms, row.fitted) {
+    [] [1 "fitted" NOT_PUBLISHED] Cell::text(match (row.published_ms, row.fitted) {
         (None, _) => "-",
         (Some(_), true) => "yes",
         (Some(_), false) => "no",

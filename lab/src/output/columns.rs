@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::Value;
 
-use crate::output::report::{count, figure, marked, table_of, time, time_if_any};
+use crate::output::report::{at_most, count, figure, marked, table_of, time, time_if_any, wrapped};
 use crate::size::human;
 
 /// A figure of a row: a number in the JSON, and in a table the number with its unit.
@@ -105,6 +105,8 @@ pub struct Column<R> {
     pub table: Option<u8>,
     /// Heading in the table.
     pub head: &'static str,
+    /// Why a row has no figure there, for the line below the table.
+    pub none: &'static str,
     /// The figure of a row.
     pub get: fn(&R) -> Cell,
 }
@@ -115,13 +117,40 @@ pub trait Columns: Sized + 'static {
     const COLUMNS: &'static [Column<Self>];
 }
 
-/// One table of rows, of which the first `words` columns are words.
+/// A published figure for the run at hand.
+pub const NOT_PUBLISHED: &str = "nothing is published of this run";
+
+/// One table of rows, of which the first `words` columns are words. Below it stands why a dash is
+/// one.
 pub fn table<R: Columns>(number: u8, words: usize, rows: &[R]) -> String {
     let shown = |column: &&Column<R>| column.table.is_some_and(|of| of == 0 || of == number);
     let columns: Vec<&Column<R>> = R::COLUMNS.iter().filter(shown).collect();
     let header = columns.iter().map(|column| column.head.to_owned());
     let cells = |row: &R| columns.iter().map(|it| (it.get)(row).shown()).collect();
-    table_of(header.collect(), words, rows.iter().map(cells).collect())
+    let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    let none = reasons(&columns, &cells);
+    table_of(header.collect(), words, cells) + &none
+}
+
+/// The reasons of dashes, each with the columns that it is of.
+fn reasons<R>(columns: &[&Column<R>], cells: &[Vec<String>]) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for (at, column) in columns.iter().enumerate() {
+        if column.none.is_empty() || !cells.iter().any(|row| row[at].trim() == "-") {
+            continue;
+        }
+        let head = column.head.replace("-\n", "").replace('\n', " ").trim().to_owned();
+        match reasons.iter_mut().find(|(why, _)| *why == column.none) {
+            Some((_, heads)) if heads.contains(&head) => {}
+            Some((_, heads)) => heads.push(head),
+            None => reasons.push((column.none, vec![head])),
+        }
+    }
+    let line = |(why, heads): &(&str, Vec<String>)| format!("{}: {why}", heads.join(", "));
+    match reasons.iter().map(line).collect::<Vec<_>>().join("; ") {
+        text if text.is_empty() => text,
+        text => wrapped(&format!("- {text}"), at_most(80), "  ") + "\n",
+    }
 }
 
 /// The fields of a row, for an implementation of [`Serialize`].
@@ -139,19 +168,23 @@ pub fn serialize<R: Columns, S: Serializer>(row: &R, serializer: S) -> Result<S:
 }
 
 /// Describes the rows of an experiment, a column a line: `["field"] [TABLE "head"] cell;`, with
-/// empty brackets where it is not in the JSON, or in no table. `table of` rows that have a JSON of
+/// empty brackets where it is not in the JSON, or in no table, and `[TABLE "head" REASON]` where a
+/// cell may be a dash. `table of` rows that have a JSON of
 /// their own describes their tables alone.
 macro_rules! columns {
     (@) => { None };
     (@ $table:literal) => { Some($table) };
+    (!) => { "" };
+    (! $none:expr) => { $none };
     (table of $row:ident: $Row:ty;
-     $([$($field:literal)?] [$($table:literal $head:literal)?] $cell:expr;)*) => {
+     $([$($field:literal)?] [$($table:literal $head:literal $($none:expr)?)?] $cell:expr;)*) => {
         impl $crate::output::columns::Columns for $Row {
             const COLUMNS: &'static [$crate::output::columns::Column<Self>] = &[
                 $($crate::output::columns::Column {
                     field: concat!($($field)?),
                     table: $crate::output::columns::columns!(@ $($table)?),
                     head: concat!($($head)?),
+                    none: $crate::output::columns::columns!(! $($($none)?)?),
                     get: {
                         // A cell may be the same in all rows.
                         #[allow(unused_variables)]

@@ -31,6 +31,11 @@ line-height: 1.35; align-items: center; }
 .bar b { font-weight: normal; font-variant-numeric: tabular-nums; }
 .bar i { display: block; height: 0.8rem; min-width: 1px; background: var(--other); border-radius: \
 0 2px 2px 0; }
+.scale span { display: flex; justify-content: space-between; border-top: 1px solid var(--line); }
+.scale span:first-child { border: none; }
+small { opacity: 0.7; }
+.warnings { border-left: 3px solid var(--ours); padding-left: 1.5rem; }
+code { font-size: 0.9em; }
 .machine i { background: var(--machine); }
 .tablewright i { background: var(--ours); }
 .tablewright { font-weight: 600; }
@@ -143,11 +148,45 @@ pub struct Group {
     pub bars: Vec<Bar>,
 }
 
-/// Bars on one scale, each with its figure as `said` puts it into words.
+/// Where values differ by more than this, the shortest bars of a linear scale are not seen.
+const LINEAR: f64 = 50.0;
+
+/// A scale of bars, from its left end to its right one.
+struct Scale {
+    /// Value at the left end: zero, or a power of ten where the scale is logarithmic.
+    left: f64,
+    right: f64,
+}
+
+impl Scale {
+    /// For these values. A bar of zero has no length on either.
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let positive = values.filter(|value| *value > 0.0);
+        let (least, most) = positive.fold((f64::MAX, f64::MIN_POSITIVE), |(least, most), value| {
+            (least.min(value), most.max(value))
+        });
+        match most / least > LINEAR {
+            true => Self { left: 10_f64.powf((least / 2.0).log10().floor()), right: most },
+            false => Self { left: 0.0, right: most },
+        }
+    }
+
+    /// How long a bar is, in percent of the longest.
+    fn percent(&self, value: f64) -> f64 {
+        match self.left {
+            0.0 => 100.0 * value / self.right,
+            left => (100.0 * (value / left).ln() / (self.right / left).ln()).max(0.0),
+        }
+    }
+}
+
+/// Bars on one scale, each with its figure as `said` puts it into words; below them the ends of the
+/// scale.
 pub fn bars(caption: &str, groups: &[Group], said: impl Fn(f64) -> String) -> String {
     let all = groups.iter().flat_map(|group| &group.bars);
-    let longest = all.map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
-    let mut page = format!("<figure>\n<figcaption>{}</figcaption>\n", escaped(caption));
+    let scale = Scale::of(all.map(|bar| bar.value));
+    let kind = if scale.left > 0.0 { "; logarithmic" } else { "" };
+    let mut page = format!("<figure>\n<figcaption>{}{kind}</figcaption>\n", escaped(caption));
     for group in groups {
         if !group.name.is_empty() {
             let _ = writeln!(page, "<p>{}</p>", escaped(&group.name));
@@ -159,12 +198,35 @@ pub fn bars(caption: &str, groups: &[Group], said: impl Fn(f64) -> String) -> St
                 "<div class=\"{kind}\"><span>{}</span><span><i style=\"width: \
                  {:.1}%\"></i></span><b>{}</b></div>",
                 escaped(&bar.name),
-                100.0 * bar.value / longest,
+                scale.percent(bar.value),
                 escaped(&said(bar.value)),
             );
         }
     }
+    let left = if scale.left > 0.0 { said(scale.left) } else { "0".to_owned() };
+    let _ = writeln!(
+        page,
+        "<div class=\"bar scale\"><span></span><span><small>{}</small><small>{}</small></span>\
+         <b></b></div>",
+        escaped(&left),
+        escaped(&said(scale.right)),
+    );
     page.push_str("</figure>\n");
+    page
+}
+
+/// Prose as it stands in a page, with what is between backticks as code.
+pub fn prose(text: &str) -> String {
+    let parts: Vec<String> = text.split('`').map(escaped).collect();
+    let mut page = String::new();
+    for (number, part) in parts.iter().enumerate() {
+        // A last backtick without another is one.
+        match (number % 2 == 1, number + 1 == parts.len()) {
+            (true, false) => page += &format!("<code>{part}</code>"),
+            (true, true) => page += &format!("`{part}"),
+            (false, _) => page += part,
+        }
+    }
     page
 }
 
@@ -184,6 +246,24 @@ pub mod tests {
     /// By what names a browser without a window is found.
     const BROWSERS: [&str; 4] =
         ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
+
+    #[test]
+    fn a_scale_is_logarithmic_where_a_linear_one_hides_a_bar() {
+        let near = Scale::of([1.0, 0.0, 50.0].into_iter());
+        assert_eq!((near.left, near.percent(25.0), near.percent(0.0)), (0.0, 50.0, 0.0));
+        let far = Scale::of([3.0, 0.0, 1000.0].into_iter());
+        assert_eq!((far.left, far.percent(1000.0), far.percent(0.0)), (1.0, 100.0, 0.0));
+        assert!((far.percent(10.0) - 100.0 / 3.0).abs() < 1e-9);
+        // The shortest bar is seen, too.
+        assert_eq!(Scale::of([1.0, 1000.0].into_iter()).left, 0.1);
+        assert_eq!(Scale::of(std::iter::empty()).percent(0.0), 0.0);
+    }
+
+    #[test]
+    fn code_in_prose_is_code() {
+        assert_eq!(prose("see `a < b`, or `c"), "see <code>a &lt; b</code>, or `c");
+        assert_eq!(prose("`a``b`"), "<code>a</code><code>b</code>");
+    }
 
     /// Nothing of the page is beyond the right edge of a screen, of a telephone or of a computer.
     /// Where there is no browser nothing is tested, and that is said.

@@ -98,8 +98,13 @@ pub fn print_json(result: &impl Serialize) -> Result<(), Error> {
         let value = serde_json::to_value(result).map_err(|error| Error::Write(error.into()))?;
         return print(&csv_of(&value)?);
     }
+    print(&json_of(result)?)
+}
+
+/// A result as JSON.
+pub fn json_of(result: &impl Serialize) -> Result<String, Error> {
     let json = serde_json::to_string_pretty(result).map_err(|error| Error::Write(error.into()))?;
-    print(&(json + "\n"))
+    Ok(json + "\n")
 }
 
 /// Checks that there is a standard output. One that was closed is `/dev/null` by now, open for

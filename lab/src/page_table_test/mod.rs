@@ -19,7 +19,7 @@ use tablewright_machine::Profile;
 use crate::error::Error;
 use crate::guest::input::{Backing, Guest, Mode, PAGE, Region, offset};
 use crate::kvm::{Asked, Options as KvmOptions, USUAL_BYTES};
-use crate::output::columns::{self, Cell, columns};
+use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
 use crate::runs::{self, Threads};
@@ -120,14 +120,17 @@ impl Row {
     }
 }
 
+/// Why a phase has no figure.
+const LEFT_OUT: &str = "--logging-first leaves it out";
+
 columns! { row: Row;
     ["how"] [0 ""] Cell::text(row.how.name());
-    ["create_s"] [1 "create"] row.time(0);
-    [] [1 "error  "] row.marked(0);
-    ["update_s"] [1 "update"] row.time(1);
-    [] [1 "error  "] row.marked(1);
-    ["rebuild_s"] [1 "rebuild"] row.time(2);
-    [] [1 "error  "] row.marked(2);
+    ["create_s"] [1 "create" LEFT_OUT] row.time(0);
+    [] [1 "error  " NOT_PUBLISHED] row.marked(0);
+    ["update_s"] [1 "update" LEFT_OUT] row.time(1);
+    [] [1 "error  " NOT_PUBLISHED] row.marked(1);
+    ["rebuild_s"] [1 "rebuild" LEFT_OUT] row.time(2);
+    [] [1 "error  " NOT_PUBLISHED] row.marked(2);
     ["published_s"] [] Cell::json(row.published);
     ["error_percent"] [] Cell::json([row.error(0), row.error(1), row.error(2)]);
     ["fitted"] [] Cell::json(row.fitted);

@@ -128,7 +128,48 @@ pub struct Job {
 /// Cycles of the published run.
 pub const PUBLISHED_CYCLES: u64 = 32 * 10_000 * 10;
 
+/// A busy thread computes so long between two shootdowns of its own.
+const BUSY: Time = Time::ms(20);
+/// Linux's time slice.
+pub const SLICE: Time = Time::ms(4);
+/// Ranges in one hypercall.
+pub const RANGES: u16 = 16;
+
 impl Job {
+    /// A thread on each vCPU takes a page from all others, which are busy.
+    pub fn busy(profile: &Profile, how: How, vcpus: u16, physical: u16) -> Self {
+        Self {
+            profile: profile.clone(),
+            how,
+            threads: vcpus,
+            rounds: 2,
+            chunks: 1,
+            pages: 1,
+            vcpus,
+            physical,
+            slice: SLICE,
+            work: BUSY,
+            spin: Time::ZERO,
+            stays: false,
+            ranges: RANGES.into(),
+        }
+    }
+
+    /// This way on this machine, while all vCPUs are busy.
+    pub fn all_busy(&self) -> Self {
+        Self {
+            slice: self.slice,
+            stays: self.stays,
+            ranges: self.ranges,
+            ..Self::busy(&self.profile, self.how, self.vcpus, self.physical)
+        }
+    }
+
+    /// How long one flush of a run keeps the CPU that asks for it.
+    pub fn each(&self, ran: &Ran) -> Time {
+        Time::ps(ran.tally.flushing.as_ps() / self.cycles())
+    }
+
     pub fn parameters(&self, cycles: u64) -> Value {
         let us = |time: Time| time.as_ps() / 1_000_000;
         json!({

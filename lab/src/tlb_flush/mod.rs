@@ -8,6 +8,8 @@ mod native;
 pub mod published;
 pub mod run;
 mod tables;
+#[cfg(target_os = "linux")]
+pub mod unmap;
 
 use std::path::PathBuf;
 
@@ -16,7 +18,7 @@ use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::guest::nanoseconds;
-use crate::output::columns::{self, Cell, columns};
+use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
 use crate::runs::{self, Threads};
@@ -111,16 +113,16 @@ enum On {
 }
 
 const MACHINE: &str = "hyperv-16-vcpus";
-/// The vCPUs of the published guest, and Linux's time slice and list.
+/// The vCPUs of the published guest.
 const VCPUS: u16 = 16;
-const SLICE_US: u64 = 4000;
-const RANGES: u16 = 16;
 /// Each thread has a stack, and runs the cycle of the published program.
 const MOST_TASKS: u16 = 4096;
 
 struct Row {
     job: Job,
     ran: Ran,
+    /// One flush, while each vCPU has a thread that runs.
+    busy: Time,
     /// Of a cycle.
     published: Option<f64>,
 }
@@ -129,10 +131,11 @@ columns! { row: Row;
     ["how"] [0 ""] Cell::text(row.job.how.name());
     ["time_ns"] [1 "time"] Cell::ns(nanoseconds(row.ran.time));
     ["cycle_ns"] [1 "cycle"] Cell::ns(row.cycle());
-    [] [1 "published"] Cell::or_nothing(row.published, Cell::ns);
-    [] [1 "error  "] Cell::Marked(row.error(), true);
+    [] [1 "published" NOT_PUBLISHED] Cell::or_nothing(row.published, Cell::ns);
+    [] [1 "error  " NOT_PUBLISHED] Cell::Marked(row.error(), true);
     ["cpu_time_ns"] [1 "CPU time"] Cell::ns(nanoseconds(row.ran.tally.cpu_time));
     ["interrupts"] [2 "inter-\nrupts"] Cell::Count(row.ran.tally.interrupts);
+    ["busy_flush_ns"] [2 "one flush,\nall busy"] Cell::ns(nanoseconds(row.busy));
     [] [2 "wake-ups"] Cell::Count(row.ran.tally.wake_ups);
     ["hypercalls"] [2 "hyper-\ncalls"] Cell::Count(row.ran.tally.hypercalls);
     ["broadcasts"] [] Cell::Count(row.ran.tally.broadcasts);
@@ -163,10 +166,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     }
     let jobs = arguments.jobs(&profile)?;
     let ran = software(&jobs)?;
+    let each: Vec<Job> = jobs.iter().map(Job::all_busy).collect();
+    let ran_busy = software(&each)?;
+    let busy = each.iter().zip(&ran_busy).map(|(job, ran)| job.each(ran));
     let report = Report {
         experiment: "tlb-flush",
         parameters: jobs[0].parameters(jobs[0].cycles()),
-        rows: jobs.into_iter().zip(ran).map(Row::new).collect(),
+        rows: jobs.into_iter().zip(ran).zip(busy).map(Row::new).collect(),
         warnings,
     };
     report.print(arguments.json, |Report { rows, .. }| {
@@ -250,11 +256,11 @@ impl Arguments {
             pages,
             vcpus,
             physical: cpus,
-            slice: Time::us(self.slice.unwrap_or(SLICE_US)),
+            slice: self.slice.map_or(job::SLICE, Time::us),
             work: Time::us(self.work),
             spin: Time::us(self.spin),
             stays: self.stays,
-            ranges: self.ranges.unwrap_or(RANGES).into(),
+            ranges: self.ranges.unwrap_or(job::RANGES).into(),
         };
         let hows = if self.how.is_empty() { &How::ALL[..] } else { &self.how };
         Ok(hows.iter().map(job).collect())
@@ -270,7 +276,7 @@ fn is_published(job: &Job) -> bool {
 }
 
 impl Row {
-    fn new((job, ran): (Job, Ran)) -> Self {
+    fn new(((job, ran), busy): ((Job, Ran), Time)) -> Self {
         let mut figures = crate::published::of("tlb-flush", &job.profile).into_iter();
         let figure = figures.find(|row| is_published(&job) && row.metric == "real");
         let seconds = figure.and_then(|figure| match job.how {
@@ -279,7 +285,7 @@ impl Row {
             _ => None,
         });
         let published = seconds.map(|seconds| seconds * 1e9 / PUBLISHED_CYCLES as f64);
-        Self { job, ran, published }
+        Self { job, ran, busy, published }
     }
 
     fn cycle(&self) -> f64 {

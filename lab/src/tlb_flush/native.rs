@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::job::described;
+use super::unmap;
 use crate::error::Error;
 use crate::file;
 use crate::output::progress::Progress;
@@ -38,13 +39,16 @@ pub struct Program {
     pub json: bool,
 }
 
-/// Times as `time` prints them, and of one map, touch and unmap.
+/// Times as `time` prints them, of one map, touch and unmap, and of a page that is unmapped.
 #[derive(Serialize)]
 struct Took {
     real_s: f64,
     user_s: f64,
     sys_s: f64,
     cycle_ns: f64,
+    unmap_alone_ns: f64,
+    /// None: no other thread ran.
+    unmap_told_ns: Option<f64>,
 }
 
 /// Runs it, and prints what it took.
@@ -76,6 +80,7 @@ pub fn run(program: &Program) -> Result<(), Error> {
     let ends = run_threads(program, &file, refused)?;
     let real = ends.into_iter().max().map_or(start.elapsed(), |end| end - start);
     let after = cpu_times();
+    let page = unmap::measured()?;
     let cycles = u64::from(program.threads) * u64::from(program.rounds) * u64::from(program.chunks);
     let report = Report {
         experiment: "tlb-flush",
@@ -90,6 +95,8 @@ pub fn run(program: &Program) -> Result<(), Error> {
             user_s: (after.0 - before.0).as_secs_f64(),
             sys_s: (after.1 - before.1).as_secs_f64(),
             cycle_ns: real.as_nanos() as f64 / cycles as f64,
+            unmap_alone_ns: page.alone,
+            unmap_told_ns: page.remote,
         }],
         warnings: Vec::new(),
     };
@@ -97,12 +104,22 @@ pub fn run(program: &Program) -> Result<(), Error> {
         let head = described(cycles, program.pages, program.threads) + " on this computer";
         let head = report::title(&head);
         let shown = report.rows.iter().map(|took| {
+            let shootdown = match took.unmap_told_ns {
+                Some(told) => format!(
+                    "{} while another thread runs: a shootdown costs {}",
+                    report::time(told),
+                    report::time((told - took.unmap_alone_ns).max(0.0))
+                ),
+                None => "no other thread ran beside it, so that no shootdown was seen".to_owned(),
+            };
             format!(
-                "real {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\n",
+                "real {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\nmunmap of a page {} alone, \
+                 {shootdown}\n",
                 took.real_s,
                 took.user_s,
                 took.sys_s,
                 report::time(took.cycle_ns),
+                report::time(took.unmap_alone_ns),
             )
         });
         format!("{head}\n\n{}", shown.collect::<String>())

@@ -1,5 +1,6 @@
 //! `write-protect --on kvm`: the start of a log, protecting or with all pages in it.
 
+use super::START_ALONE;
 use crate::error::Error;
 use crate::kvm::summary::{self, PhaseRow};
 use crate::kvm::{self, Asked, Phases};
@@ -36,10 +37,10 @@ columns! { row: Row;
     ["leaf_bytes"] [] Cell::Bytes(row.leaf_bytes);
     ["start_ns"] [1 "start"] Cell::ns(row.of("enable").map_or(0.0, |row| row.wall));
     ["start_cpu_ns"] [1 "CPU time"] Cell::ns(row.of("enable").map_or(0.0, |row| row.cpu));
-    ["write_ns"] [1 "write"] row.time("write");
-    ["read_ns"] [1 "read"] row.time("read");
-    ["faults_of_writes"] [1 "faults,\nwriting"] row.faults("write");
-    ["faults_of_reads"] [1 "reading"] row.faults("read");
+    ["write_ns"] [1 "write" START_ALONE] row.time("write");
+    ["read_ns"] [1 "read" START_ALONE] row.time("read");
+    ["faults_of_writes"] [1 "faults,\nwriting" START_ALONE] row.faults("write");
+    ["faults_of_reads"] [1 "reading" START_ALONE] row.faults("read");
     ["phases"] [] Cell::json(&row.phases);
 }
 

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::guest::input::Backing;
 use crate::guest::{MOST_LEAVES, Stage2, leaf_bytes, leaf_for, nanoseconds};
 use crate::kvm::{Asked, On, Options as KvmOptions, free};
-use crate::output::columns::{self, Cell, columns};
+use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
 use crate::runs::{self, Threads};
@@ -144,24 +144,27 @@ struct Row {
     fitted: bool,
 }
 
+/// Why a phase after the start has no figure.
+const START_ALONE: &str = "--sizes has the start alone";
+
 columns! { row: Row;
     ["how"] [0 ""] Cell::text(row.job.how.name());
     ["bytes"] [0 "memory"] Cell::Bytes(row.job.bytes);
     ["leaf_bytes"] [1 "leaves"] Cell::Bytes(leaf_bytes(row.job.leaf));
     ["start_ns"] [1 "start"] Cell::ns(nanoseconds(row.ran.start));
-    [] [1 "error  "] Cell::Marked(row.errors()[0], row.fitted);
-    ["write_ns"] [1 "write"] Cell::or_nothing(row.write, |(time, _)| Cell::ns(time));
-    [] [1 "error  "] Cell::Marked(row.errors()[1], row.fitted);
-    ["read_ns"] [1 "read"] Cell::or_nothing(row.read, |(time, _)| Cell::ns(time));
+    [] [1 "error  " NOT_PUBLISHED] Cell::Marked(row.errors()[0], row.fitted);
+    ["write_ns"] [1 "write" START_ALONE] Cell::or_nothing(row.write, |(time, _)| Cell::ns(time));
+    [] [1 "error  " NOT_PUBLISHED] Cell::Marked(row.errors()[1], row.fitted);
+    ["read_ns"] [1 "read" START_ALONE] Cell::or_nothing(row.read, |(time, _)| Cell::ns(time));
     ["published_ns"] [] Cell::json(row.published);
     ["error_percent"] [] Cell::json(row.errors());
     ["fitted"] [] Cell::json(row.fitted);
     ["entries_written_by_start"] [2 "entries\nwritten"] Cell::Count(row.ran.entries);
     ["kicks"] [2 "kicks"] Cell::Count(row.ran.kicks);
     ["invalidations"] [2 "invali-\ndations"] Cell::Count(row.ran.invalidations);
-    ["faults_of_writes"] [2 "faults of\nwrites"]
+    ["faults_of_writes"] [2 "faults of\nwrites" START_ALONE]
         Cell::or_nothing(row.write, |(_, faults)| Cell::Count(faults));
-    ["faults_of_reads"] [2 "faults of\nreads"]
+    ["faults_of_reads"] [2 "faults of\nreads" START_ALONE]
         Cell::or_nothing(row.read, |(_, faults)| Cell::Count(faults));
     ["retries"] [2 "retries"] Cell::Count(row.retries);
     ["bitmap_bytes"] [2 "bitmap"] Cell::Bytes(row.ran.bitmap_bytes);

@@ -1,6 +1,6 @@
 //! Keys of JSON: one style in all experiments, and the unit of each figure in its key.
 
-use crate::common::{Scratch, json};
+use crate::common::{Scratch, json, stderr, stdout, tablewright};
 use serde_json::Value;
 
 /// Keys that have no unit, or have it beside them.
@@ -44,6 +44,25 @@ fn wrong(key: &str, value: &Value, found: &mut Vec<String>) {
     }
 }
 
+/// A run of each experiment.
+const LINES: [&str; 15] = [
+    "map-mem --ram 64M --rounds 2",
+    "map-mem --on machine --machine neutral --ram 64M",
+    "page-table-test -v 2 -b 2M",
+    "page-table-test --on native -v 1 -b 2M",
+    "write-protect -b 1M -v 2",
+    "write-protect --sizes 1G",
+    "tlb-flush -r 1 -c 1",
+    "tlb-flush --on native -r 1 -t 2 -p 16",
+    "dirty-log -v 2 -b 4M",
+    "compare --size 2M --rounds 2",
+    "compare --pages 1 --rounds 2",
+    "migrate --memory 2M --set 1M",
+    "litmus --only CoWTf.inv+po",
+    "fit --machine apple-m2-vm-16g",
+    "reproduce --only tlb-flush",
+];
+
 #[test]
 fn keys_are_words_and_name_the_unit() {
     let mut found = Vec::new();
@@ -56,30 +75,33 @@ fn keys_are_words_and_name_the_unit() {
 
     let recording = Scratch::new("keys.twr", "");
     let record = format!("record -o {} sleep 0.1", recording.path());
-    for line in [
-        "map-mem --ram 64M --rounds 2",
-        "map-mem --on machine --machine neutral --ram 64M",
-        "page-table-test -v 2 -b 2M",
-        "page-table-test --on native -v 1 -b 2M",
-        "write-protect -b 1M -v 2",
-        "write-protect --sizes 1G",
-        "tlb-flush -r 1 -c 1",
-        "tlb-flush --on native -r 1 -t 2 -p 16",
-        "dirty-log -v 2 -b 4M",
-        "compare --size 2M --rounds 2",
-        "compare --pages 1 --rounds 2",
-        "migrate --memory 2M --set 1M",
-        "litmus --only CoWTf.inv+po",
-        "fit --machine apple-m2-vm-16g",
-        "reproduce --only tlb-flush",
-        #[cfg(target_os = "linux")]
-        &record[..],
-    ] {
+    let lines = LINES.into_iter();
+    #[cfg(target_os = "linux")]
+    let lines = lines.chain([&record[..]]);
+    for line in lines {
         let (command, arguments) = line.split_once(' ').expect("arguments");
         let report = json(command, arguments);
         assert_eq!(report["experiment"], command);
         let mut found = Vec::new();
         wrong("", &report, &mut found);
         assert!(found.is_empty(), "{line:?}: {found:#?}");
+    }
+}
+
+/// Whether a line has a cell without a figure.
+fn has_dash(line: &str) -> bool {
+    line.split("  ").any(|cell| cell.trim() == "-")
+}
+
+/// A table with a cell that is a dash has the reason below it, in a line that begins with one.
+#[test]
+fn a_dash_has_its_reason() {
+    for line in LINES.into_iter().chain(["ask -v 2 -b 8M", "dirty-log -v 2 -b 1M"]) {
+        let output = tablewright(line);
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        let text = stdout(&output);
+        let dash = text.lines().find(|line| has_dash(line));
+        let reason = text.lines().any(|line| line.starts_with("- "));
+        assert!(dash.is_none() || reason, "{line}: {dash:?}\n{text}");
     }
 }

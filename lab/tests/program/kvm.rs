@@ -168,6 +168,33 @@ fn doctor_has_a_row_for_each_problem_and_runs_to_fit_to() {
     assert!(fit.status.success(), "{}", stderr(&fit));
 }
 
+/// The page says what the terminal does, and the JSON is beside it.
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_has_a_page_with_all_that_it_says() {
+    let directory = std::env::temp_dir().join(format!("tablewright-page-{}", std::process::id()));
+    let line = format!("doctor --guest 1G --vcpus 2 --report {}", directory.display());
+    let output = tablewright(&line);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let read = |name| std::fs::read_to_string(directory.join(name)).expect("a file");
+    let (page, json) = (read("doctor.html"), read("doctor.json"));
+    std::fs::remove_dir_all(&directory).expect("a directory");
+    roxmltree::Document::parse(page.trim_start_matches("<!DOCTYPE html>\n")).expect("a page");
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let warnings = report["warnings"].as_array().expect("warnings");
+    assert_eq!(page.matches("<li>").count(), warnings.len());
+    assert_eq!(stderr(&output).lines().count(), warnings.len(), "{}", stderr(&output));
+    let measured = &report["parameters"]["measured"];
+    for of in ["computer", "processor", "at", "version"] {
+        let said = measured[of].as_str().expect("a string");
+        assert!(page.contains(said), "{of}: {said}");
+    }
+    assert_eq!(measured["command"], format!("tablewright {line}"));
+    // Each scale has its ends.
+    assert_eq!(page.matches("<figure").count(), page.matches("bar scale").count());
+    assert!(!page.contains('`'));
+}
+
 /// Linux has `/proc` and signals; elsewhere there is no doctor.
 #[cfg(target_os = "linux")]
 #[test]

@@ -130,7 +130,25 @@ fn the_same_arguments_give_the_same_bytes() {
 fn this_computer_runs_it_too() {
     let report = json("--on native -r 1 -t 2 -p 16");
     assert_eq!(report["parameters"]["cycles"], 20);
-    assert!(number(&report["rows"][0], "real_s") > 0.0);
+    let row = &report["rows"][0];
+    assert!(number(row, "real_s") > 0.0);
+    // What a shootdown costs, where another thread could run beside it.
+    let alone = number(row, "unmap_alone_ns");
+    assert!(alone > 0.0);
+    assert!(row["unmap_told_ns"].as_f64().is_none_or(|told| told > alone / 2.0), "{row}");
+}
+
+/// Where other vCPUs sleep, eight of nine ways cost as much.
+#[test]
+fn ways_differ_where_all_vcpus_are_busy() {
+    let rows = rows("-r 1 -c 1");
+    let busy = |how: &str| {
+        let row = rows.iter().find(|row| row["how"] == how).expect("a way");
+        number(row, "busy_flush_ns")
+    };
+    assert!(busy("interrupt") > busy("kvm") && busy("kvm") > 5.0 * busy("list"));
+    assert!(busy("list") > 5.0 * busy("broadcast"));
+    assert!(busy("tablewright") <= busy("list"));
 }
 
 /// Its file was left behind by Ctrl-C.
