@@ -466,6 +466,14 @@ pub fn example(kernel: Kernel) -> Result<PathBuf> {
     }
 }
 
+/// Builds the guest that writes its memory at a rate.
+///
+/// # Errors
+/// It cannot be built.
+pub fn writer() -> Result<PathBuf> {
+    build("examples", TARGET_X86, "writer-x86-64")
+}
+
 /// Builds the program that asks a hart about formats.
 ///
 /// # Errors

@@ -12,6 +12,7 @@
 //! | `cargo xtask linear` | counts the barriers of a linear map, in QEMU and on the machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
 //! | `cargo xtask example` | boots an example kernel, of `examples/`, and shows what it says |
+//! | `cargo xtask migrate` | has QEMU migrate a guest on this computer's KVM, as predicted |
 //! | `cargo xtask matrix` | boots the kernels of two releases of Debian on two versions of QEMU |
 //! | `cargo xtask processes` | counts the barriers of a kernel whose processes fork |
 //! | `cargo xtask smmu` | has a device go by a guest's tables, through a system MMU |
@@ -44,6 +45,7 @@ mod load;
 mod log_start;
 mod matrix;
 mod measure;
+mod migrate;
 mod out;
 mod planted;
 #[cfg(test)]
@@ -139,6 +141,8 @@ enum Command {
     /// Run the experiments on KVM inside emulated computers, and compare their counts with each
     /// other and with this one's
     Kvm(kvm::KvmArgs),
+    /// Has QEMU migrate a guest on this computer's KVM, beside what `tablewright migrate` predicts
+    Migrate(migrate::MigrateArgs),
     /// Make the linear map step by step, and count its barriers and invalidations, in QEMU and on
     /// the software machine
     Linear,
@@ -278,6 +282,7 @@ fn main() -> ExitCode {
         Command::Linear => linear::run(|line| say!("{line}")),
         Command::Check(args) => check::run(&args),
         Command::Kvm(args) => kvm::run(&args),
+        Command::Migrate(args) => migrate::run(&args),
         Command::LogStart { arch } => log_start::table(arch),
         Command::Example { kernel, watch } => example::run(kernel, watch, |line| say!("{line}")),
         Command::Processes { json } => processes::run(json, |line| say!("{line}")),

@@ -135,7 +135,8 @@ fn micros(time: Time) -> f64 {
 
 /// Why disabling takes no time.
 const NO_LARGE: &str = "no leaf becomes large again: memory is in pages of 4 KiB (-s \
-                        anonymous_hugetlb_2mb is not), or it is a kernel of arm64, which leaves pages";
+                        anonymous_hugetlb_2mb is not), or it is a kernel of arm64, which leaves \
+                        pages";
 /// Why nothing is kept waiting.
 const NO_STALL: &str =
     "no access waits: none was kept, or the vCPUs stand still (-e has them go on)";

@@ -28,7 +28,7 @@ Examples:
   tablewright doctor --guest 2T --vcpus 416 --json > doctor.json
   tablewright fit --from doctor.json -o here.toml       a machine as this computer, for every \
   experiment
-  tablewright doctor --report results                   writes results/doctor.html and results/doctor.json")]
+  tablewright doctor --report results                   writes doctor.html and doctor.json there")]
 pub struct Arguments {
     /// The guest that you have in mind: its memory
     #[arg(long, value_name = "SIZE", default_value = "512G")]

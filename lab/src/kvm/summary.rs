@@ -155,14 +155,19 @@ pub fn rows(rounds: &[Vec<Phase>]) -> Vec<PhaseRow> {
     first.iter().enumerate().map(row).collect()
 }
 
+/// Why a phase has no stalls.
+const NOT_RUNNING: &str = "no vCPU runs in that phase";
+/// Why it has no log.
+const NO_LOG: &str = "the phase reads no log";
+
 columns! { table of row: PhaseRow;
     [] [1 ""] Cell::text(&row.phase);
     [] [1 "time"] Cell::ns(row.wall);
     [] [1 "CPU time"] Cell::ns(row.cpu);
     [] [1 "for a\npage"] Cell::ns(row.cpu_a_page);
-    [] [1 "stall\nlongest" "no vCPU runs in that phase"] Cell::or_nothing(row.stall_longest, Cell::ns);
-    [] [1 "99.9 %" "no vCPU runs in that phase"] Cell::or_nothing(row.stall_p999, Cell::ns);
-    [] [1 "pages\nin the log" "the phase reads no log"] Cell::or_nothing(row.harvested, Cell::Count);
+    [] [1 "stall\nlongest" NOT_RUNNING] Cell::or_nothing(row.stall_longest, Cell::ns);
+    [] [1 "99.9 %" NOT_RUNNING] Cell::or_nothing(row.stall_p999, Cell::ns);
+    [] [1 "pages\nin the log" NO_LOG] Cell::or_nothing(row.harvested, Cell::Count);
 }
 
 /// Shown counts, and KVM's names of them.

@@ -185,13 +185,21 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 
     /// Pages that can be sent while the guest is stopped.
     fn allowed(&self) -> u64 {
-        let bytes = u128::from(self.job.bandwidth) * u128::from(self.job.downtime_limit.as_ps())
+        let bytes = u128::from(self.bandwidth()) * u128::from(self.job.downtime_limit.as_ps())
             / 1_000_000_000_000;
         u64::try_from(bytes / u128::from(ON_LINK)).unwrap_or(u64::MAX)
     }
 
+    /// Bytes that are sent in a second, with the guest as it is.
+    fn bandwidth(&self) -> u64 {
+        match self.stop.get() {
+            true => self.job.bandwidth,
+            false => self.job.bandwidth.min(self.job.max_bandwidth),
+        }
+    }
+
     pub(super) fn time_on_link(&self, bytes: u64) -> Time {
-        let ps = u128::from(bytes) * 1_000_000_000_000 / u128::from(self.job.bandwidth);
+        let ps = u128::from(bytes) * 1_000_000_000_000 / u128::from(self.bandwidth());
         Time::ps(u64::try_from(ps).unwrap_or(u64::MAX).min(Time::MAX_RUN.as_ps()))
     }
 

@@ -106,8 +106,11 @@ pub struct Job {
     pub vcpus: u16,
     /// Memory is mapped in large leaves.
     pub large: bool,
-    /// Bytes in a second.
+    /// Bytes that the link carries in a second.
     pub bandwidth: u64,
+    /// And the most that the host sends while the guest runs, as QEMU's `max-bandwidth`: it does
+    /// not hold for what is sent while the guest is stopped.
+    pub max_bandwidth: u64,
     /// The longest that the guest may be stopped.
     pub downtime_limit: Time,
     /// When the guest is stopped whatever is left.

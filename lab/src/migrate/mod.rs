@@ -62,6 +62,10 @@ pub struct Arguments {
     /// Bytes that the link carries in a second
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     bandwidth: Size,
+    /// Bytes that the host sends in a second while the guest runs: the limit of QEMU's that does not
+    /// hold for the last round [default: what the link carries]
+    #[arg(long, value_name = "SIZE")]
+    max_bandwidth: Option<Size>,
     /// Milliseconds for which the guest may be stopped
     #[arg(long, value_name = "MS", default_value = "300",
           value_parser = clap::value_parser!(u64).range(..=3_600_000))]
@@ -336,11 +340,14 @@ impl Arguments {
             return usage(format!("--memory {shown}: at most {most} are simulated"));
         }
         let bandwidth = self.bandwidth.bytes();
-        if memory / bandwidth > SLOWEST {
-            let shown = human(bandwidth);
-            return usage(format!(
-                "--bandwidth {shown}: the memory alone would take more than {SLOWEST} s"
-            ));
+        let max_bandwidth = self.max_bandwidth.map_or(u64::MAX, Size::bytes);
+        for (option, limit) in [("--bandwidth", bandwidth), ("--max-bandwidth", max_bandwidth)] {
+            if memory / limit > SLOWEST {
+                let shown = human(limit);
+                return usage(format!(
+                    "{option} {shown}: the memory alone would take more than {SLOWEST} s"
+                ));
+            }
         }
         if let Some(needed) = needed.filter(|needed| *needed > memory) {
             let needed = human(needed);
@@ -394,6 +401,7 @@ impl Arguments {
             vcpus: self.vcpus,
             large: self.page_size == PageSize::Large,
             bandwidth,
+            max_bandwidth,
             downtime_limit: Time::ms(self.downtime_limit),
             timeout: Time::s(self.timeout),
             slice: SLICE,
@@ -425,6 +433,7 @@ impl Arguments {
             "vcpus": job.vcpus,
             "page_bytes": self.page_size.bytes(),
             "bandwidth_bytes_per_second": job.bandwidth,
+            "max_bandwidth_bytes_per_second": self.max_bandwidth.map(Size::bytes),
             "downtime_limit_ms": self.downtime_limit,
             "timeout_s": self.timeout,
             "chunk_bytes": self.chunk.bytes(),
@@ -455,15 +464,19 @@ impl Arguments {
                 report::count(rates.dirty_pages_per_second as u64),
             )
         });
+        let limit = self.max_bandwidth.map(|limit| {
+            format!(", of which {}/s are used while the guest runs", human(limit.bytes()))
+        });
         format!(
-            "{}{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe \
-             guest writes: {}{}{}\n",
+            "{}{} of memory in pages of {}, {} on {}\nlink of {}/s{}, downtime limit {} ms\n\
+             the guest writes: {}{}{}\n",
             measured.unwrap_or_default(),
             human(job.pages * PAGE),
             human(self.page_size.bytes()),
             report::counted(job.vcpus.into(), "vCPU", "vCPUs"),
             job.profile.name,
             human(job.bandwidth),
+            limit.unwrap_or_default(),
             self.downtime_limit,
             self.writes(),
             set.unwrap_or_default(),

@@ -22,6 +22,7 @@ fn job(logging: Logging, model: Model, rate: Option<u64>) -> Job {
         vcpus: 3,
         large: false,
         bandwidth: 256 << 20,
+        max_bandwidth: u64::MAX,
         downtime_limit: Time::ms(2),
         timeout: Time::ms(60),
         slice: SLICE,
@@ -211,6 +212,21 @@ fn a_guest_that_writes_too_much_is_stopped_when_time_is_up_or_slowed_down() {
     assert!(slowed.throttle >= 20, "{}", slowed.throttle);
 }
 
+/// QEMU's own limit holds while the guest runs; its estimate of the rest knows nothing else.
+#[test]
+fn the_last_round_has_all_of_the_link() {
+    let mut job = job(Logging::Manual, Model::Fixed, Some(20_000));
+    let whole = ran(&job);
+    job.max_bandwidth = job.bandwidth;
+    assert_eq!(ran(&job), whole);
+    job.bandwidth *= 8;
+    let limited = ran(&job);
+    assert_eq!(limited.rounds, whole.rounds);
+    assert_eq!(limited.expected_downtime, whole.expected_downtime);
+    let eighth = whole.downtime.as_secs_f64() / 8.0;
+    assert!((limited.downtime.as_secs_f64() / eighth - 1.0).abs() < 0.1, "{:?}", limited.downtime);
+}
+
 #[test]
 fn runs_are_the_same_every_time() {
     let job = job(Logging::Ring, Model::Zipf, None);
@@ -232,6 +248,7 @@ pub fn counted(
         mapped: pages,
         vcpus: u16::try_from(vcpus).unwrap(),
         bandwidth,
+        max_bandwidth: u64::MAX,
         downtime_limit: Time::ns(limit_ns),
         timeout: Time::s(60),
         chunk: 1 << 15,

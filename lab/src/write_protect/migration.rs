@@ -103,6 +103,7 @@ pub fn figures(
         vcpus: 8,
         large: false,
         bandwidth: LINK,
+        max_bandwidth: u64::MAX,
         downtime_limit: fraction(Time::ms(300)),
         timeout: fraction(Time::s(60)),
         slice: fraction(SLICE),
