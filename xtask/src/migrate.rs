@@ -30,9 +30,9 @@ pub struct MigrateArgs {
     json: bool,
 }
 
-/// Where the writer finds its parameters.
+/// Physical address of the writer's parameters.
 const PARAMETERS: u64 = 0x1f_0000;
-/// Where its memory begins, in bytes.
+/// First address of its memory.
 const BEGIN: u64 = 16 << 20;
 /// All of that memory, in MiB.
 const MEMORY: u64 = 256;

@@ -16,7 +16,7 @@ use crate::tlb_flush::unmap::Unmap;
 const PAGE: f64 = 4096.0;
 const SECOND: f64 = 1e9;
 
-/// Where figures come from.
+/// The source of figures.
 #[derive(Serialize)]
 pub struct Origin {
     /// Name of the computer.

@@ -62,8 +62,8 @@ pub struct Arguments {
     /// Bytes that the link carries in a second
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     bandwidth: Size,
-    /// Bytes that the host sends in a second while the guest runs: the limit of QEMU's that does not
-    /// hold for the last round [default: what the link carries]
+    /// Bytes that the host sends in a second while the guest runs: QEMU's own limit, which does
+    /// not hold for the last round [default: what the link carries]
     #[arg(long, value_name = "SIZE")]
     max_bandwidth: Option<Size>,
     /// Milliseconds for which the guest may be stopped

@@ -148,7 +148,7 @@ pub struct Group {
     pub bars: Vec<Bar>,
 }
 
-/// Where values differ by more than this, the shortest bars of a linear scale are not seen.
+/// The most by which values may differ on a linear scale, for its shortest bar to be seen.
 const LINEAR: f64 = 50.0;
 
 /// A scale of bars, from its left end to its right one.

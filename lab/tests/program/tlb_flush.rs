@@ -138,7 +138,7 @@ fn this_computer_runs_it_too() {
     assert!(row["unmap_told_ns"].as_f64().is_none_or(|told| told > alone / 2.0), "{row}");
 }
 
-/// Where other vCPUs sleep, eight of nine ways cost as much.
+/// Eight of nine ways cost as much, if the other vCPUs sleep.
 #[test]
 fn ways_differ_where_all_vcpus_are_busy() {
     let rows = rows("-r 1 -c 1");
