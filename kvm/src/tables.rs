@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Entry, Invalidation, Level, Pa, Platform, Span, Va,
+    AddressSpace, Attrs, Barrier, Entry, Invalidation, Level, Mapping, Pa, Platform, Span, Va,
 };
 
 use crate::arch;
@@ -54,19 +54,26 @@ pub struct Area {
     pub attrs: Attrs,
 }
 
-/// Maps areas with tables that take frames from `first` up to `end`, addresses of the guest. Gives
-/// back the root. `None` if there are too few frames, or an area cannot be mapped.
+/// Maps areas with tables that take frames from `first` up to `end`, addresses of the guest: in the
+/// largest leaves, or in pages. Gives back the root. `None` if there are too few frames, or an area cannot be mapped.
 ///
 /// # Safety
 /// 1. `memory` is where the guest's address zero is, and what lies from there up to `end` is
 ///    mapped, and no one else's until this is over.
-pub unsafe fn build(memory: NonNull<u8>, first: u64, end: u64, areas: &[Area]) -> Option<u64> {
+pub unsafe fn build(
+    memory: NonNull<u8>,
+    (first, end): (u64, u64),
+    areas: &[Area],
+    in_pages: bool,
+) -> Option<u64> {
     let frames =
         Frames { base: memory, next: Cell::new(first), end, memory: std::marker::PhantomData };
     let mut space = AddressSpace::<arch::Format, _>::new(&frames)?;
     for area in areas {
         let span = Span::new(Va::new(area.first), area.bytes).ok()?;
-        space.map(span, Pa::new(area.first), area.attrs).ok()?;
+        let mapping = Mapping::new(area.attrs);
+        let mapping = if in_pages { mapping.pages_only() } else { mapping };
+        space.map(span, Pa::new(area.first), mapping).ok()?;
     }
     // A space that goes leaves its tables: they are the guest's now.
     Some(space.root().get())

@@ -60,6 +60,9 @@ pub struct Setup {
     pub protect: Protect,
     /// Written pages are in rings of so many entries and not in a bitmap.
     pub ring: Option<u32>,
+    /// The guest is as that of Linux's selftests: its tables map pages, and on x86-64 it runs at
+    /// ring 0.
+    pub as_selftests: bool,
     /// The loop runs in a guest of the guest, whose memory is the guest's.
     pub nested: bool,
     /// CPUs for the vCPUs, in their order, and one for the calling thread if there is one more.
@@ -168,7 +171,8 @@ impl Vm {
         // which has no memory.
         let tables_at = BLOCKS + u64::from(setup.vcpus) * BLOCK_BYTES;
         // Where blocks of 2 MiB do not lie so in the guest, it has pages.
-        let of_pages = match first.is_multiple_of(2 << 20) {
+        let has_blocks = first.is_multiple_of(2 << 20) && !setup.as_selftests;
+        let of_pages = match has_blocks {
             true => 0,
             false => (setup.bytes >> 21) + 2,
         };
@@ -207,7 +211,9 @@ impl Vm {
         ];
         // SAFETY: `tables::build`: 1. the guest's own memory is as large, and no other thread knows
         // of it yet.
-        let root = unsafe { tables::build(own.first(), tables_at, inner_at, &areas) };
+        let root = unsafe {
+            tables::build(own.first(), (tables_at, inner_at), &areas, setup.as_selftests)
+        };
         let Some(root) = root else {
             return Err(address);
         };
@@ -223,7 +229,7 @@ impl Vm {
         let inner_root = setup.nested.then(|| {
             let areas = [below, code, rest, exit_page, logged];
             // SAFETY: `tables::build`: 1. as before.
-            unsafe { tables::build(own.first(), inner_tables_at, own_bytes, &areas) }
+            unsafe { tables::build(own.first(), (inner_tables_at, own_bytes), &areas, false) }
         });
         let inner_root = match inner_root {
             Some(None) => return Err(address),
@@ -231,7 +237,7 @@ impl Vm {
         };
 
         let vm = Arc::new(kvm.create_vm().map_err(Error::of("KVM_CREATE_VM"))?);
-        arch::prepare(&vm)?;
+        arch::prepare(&vm, setup.as_selftests)?;
         enable(&vm, setup)?;
         let per_slot = setup.bytes / u64::from(setup.slots);
         let mut slots = Vec::new();
@@ -274,7 +280,7 @@ impl Vm {
                     root,
                 }
             });
-            arch::set_up(kvm, &vm, &fd, &place, inner.as_ref())?;
+            arch::set_up(kvm, &vm, &fd, &place, setup.as_selftests, inner.as_ref())?;
             stats.extend(Stats::of(&fd));
             // SAFETY: the blocks lie in the guest's own memory, one after the other.
             let at: NonNull<Block> = unsafe { own.first().byte_add(block as usize) }.cast();
@@ -590,6 +596,7 @@ mod tests {
             slots: 1,
             protect,
             ring,
+            as_selftests: false,
             nested: false,
             cpus: Vec::new(),
         }

@@ -28,6 +28,7 @@ fn setup(vcpus: u32, bytes: u64) -> Setup {
         slots: 1,
         protect: Protect::Manual,
         ring: None,
+        as_selftests: false,
         nested: false,
         cpus: Vec::new(),
     }

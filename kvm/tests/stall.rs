@@ -20,6 +20,7 @@ fn a_planted_stall_is_seen() {
         slots: 1,
         protect: Protect::Manual,
         ring: None,
+        as_selftests: false,
         nested: false,
         cpus: Vec::new(),
     };

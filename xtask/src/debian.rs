@@ -145,7 +145,9 @@ fn download(scratch: &Path, debian: &Debian<'_>, package: &str) -> Result<PathBu
         path.file_name().is_some_and(|name| {
             let name = name.to_string_lossy();
             name.starts_with(&format!("{package}_"))
-                && name.ends_with(&format!("_{}.deb", debian.architecture))
+                && [debian.architecture, "all"]
+                    .iter()
+                    .any(|of| name.ends_with(&format!("_{of}.deb")))
         })
     });
     archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))

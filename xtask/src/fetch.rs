@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use clap::ValueEnum;
 
 use crate::debian::{
-    AMD64, ARM64, ARM64_13, ARM64_BACKPORTS, Release, all_from_package, from_package,
+    AMD64, ARM64, ARM64_13, ARM64_BACKPORTS, Debian, Release, all_from_package, from_package,
 };
 use crate::emulator::Emulator;
 use crate::example::Kernel;
@@ -275,24 +275,62 @@ pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     Ok((kernel, busybox))
 }
 
-/// Fetches the files for a host of guests on AMD64: kernel, shell, and the modules of its KVM in
-/// the order in which they are loaded.
+/// Modules of a kernel's KVM for AMD64, in the order in which they are loaded.
+const MODULES: [(&str, &str); 3] =
+    [("irqbypass.ko", "virt/lib"), ("kvm.ko", "arch/x86/kvm"), ("kvm-amd.ko", "arch/x86/kvm")];
+
+/// A kernel, a shell, and the modules of the kernel's KVM in the order in which they are loaded.
+pub type Host = (PathBuf, PathBuf, Vec<PathBuf>);
+
+/// Fetches the files for a host of guests on AMD64.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.
-pub fn host_amd64() -> Result<(PathBuf, PathBuf, Vec<&'static str>)> {
-    const MODULES: [(&str, &str); 3] =
-        [("irqbypass.ko", "virt/lib"), ("kvm.ko", "arch/x86/kvm"), ("kvm-amd.ko", "arch/x86/kvm")];
-    let scratch = scratch()?;
-    let patterns = MODULES.map(|(name, at)| format!("./lib/modules/*/kernel/{at}/{name}"));
-    let modules = patterns.iter().zip(MODULES);
-    let members: Vec<_> = modules
-        .map(|(pattern, (name, _))| (pattern.as_str(), name))
-        .chain([("./boot/vmlinuz-*", "bzImage")])
-        .collect();
-    all_from_package(&scratch, &AMD64, "linux-image-cloud-amd64", &members)?;
+pub fn host_amd64() -> Result<Host> {
     let (kernel, busybox) = guest_x86(None)?;
-    Ok((kernel, busybox, MODULES.map(|(name, _)| name).to_vec()))
+    host_of(&AMD64, "", "bzImage").map(|modules| (kernel, busybox, modules))
+}
+
+/// The same with Linux 6.12.
+///
+/// # Errors
+/// What cannot be had, and how to get it by hand.
+pub fn host_amd64_13() -> Result<Host> {
+    let debian = Debian { release: Release::Trixie, architecture: "amd64", apt: "apt-amd64-13" };
+    let (_, busybox) = guest_x86(None)?;
+    let modules = host_of(&debian, "13-", "13-bzImage")?;
+    Ok((scratch()?.join("13-bzImage"), busybox, modules))
+}
+
+/// Fetches the modules, and the kernel under this name: all are of the same version.
+fn host_of(debian: &Debian<'_>, prefix: &str, kernel: &str) -> Result<Vec<PathBuf>> {
+    let scratch = scratch()?;
+    // Newer ones are compressed.
+    let patterns = MODULES.map(|(name, at)| format!("*/lib/modules/*/kernel/{at}/{name}*"));
+    let names = MODULES.map(|(name, _)| format!("{prefix}{name}"));
+    let modules = patterns.iter().zip(&names);
+    let members: Vec<_> = modules
+        .map(|(pattern, name)| (pattern.as_str(), name.as_str()))
+        .chain([("./boot/vmlinuz-*", kernel)])
+        .collect();
+    all_from_package(&scratch, debian, "linux-image-cloud-amd64", &members)?;
+    let files = names.map(|name| scratch.join(name));
+    files.iter().try_for_each(|file| unpacked(file))?;
+    Ok(files.to_vec())
+}
+
+/// Unpacks a file in its place, if it is one of xz.
+fn unpacked(file: &Path) -> Result<()> {
+    const XZ: &[u8] = b"\xfd7zXZ\0";
+    let at = || file.display().to_string();
+    if !fs::read(file).about(at())?.starts_with(XZ) {
+        return Ok(());
+    }
+    let plain = Command::new("xz").args(["-dc"]).arg(file).output().about("xz")?;
+    match plain.status.success() {
+        true => fs::write(file, plain.stdout).about(at()),
+        false => Err(Error::Failed(format!("xz cannot unpack {}", file.display()))),
+    }
 }
 
 /// Everything that a boot of x86-64 needs.

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::console::{Patience, listen};
 use crate::fetch::{self, QEMU, QEMU_X86};
-use crate::{About as _, Error, Result, initramfs, kvm_figures, name_of, say};
+use crate::{About as _, Error, Result, initramfs, kvm_figures, name_of, say, selftests};
 
 #[derive(Args)]
 pub struct KvmArgs {
@@ -32,6 +32,10 @@ pub struct KvmArgs {
     /// others (some minutes)
     #[arg(long, conflicts_with_all = ["short", "computers"])]
     blind: bool,
+    /// Instead: the phases of a log beside those of Linux's own test, built from Debian's source, in
+    /// an emulated computer whose time is that of its instructions (some minutes)
+    #[arg(long, conflicts_with_all = ["short", "repeat", "blind", "computers"])]
+    selftests: bool,
     /// The computers to emulate [default: all]
     #[arg(value_enum, value_name = "COMPUTER")]
     computers: Vec<Computer>,
@@ -39,9 +43,12 @@ pub struct KvmArgs {
 
 /// An emulated computer that can run guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Computer {
+pub enum Computer {
     /// x86-64 of AMD, with nested paging
     Amd,
+    /// And with Linux 6.12
+    #[value(skip)]
+    Amd13,
     /// arm64 that begins at EL2
     Arm64,
 }
@@ -254,7 +261,7 @@ fn parse(console: &[String]) -> Vec<(usize, Option<i32>, String)> {
 impl Computer {
     fn architecture(self) -> &'static str {
         match self {
-            Self::Amd => "x86_64",
+            Self::Amd | Self::Amd13 => "x86_64",
             Self::Arm64 => "aarch64",
         }
     }
@@ -262,30 +269,33 @@ impl Computer {
     /// KVM of Debian's kernel, 6.1, has rings on x86-64 alone, and so guests of guests.
     fn lacks(self) -> &'static [Lack] {
         match self {
-            Self::Amd => &[],
+            Self::Amd | Self::Amd13 => &[],
             Self::Arm64 => &[RINGS, NESTED],
         }
     }
 
     /// Why it cannot be emulated here.
-    fn missing(self) -> Option<Error> {
+    pub fn missing(self) -> Option<Error> {
         match self {
-            Self::Amd => fetch::qemu_x86(),
+            Self::Amd | Self::Amd13 => fetch::qemu_x86(),
             Self::Arm64 => fetch::qemu_arm64(),
         }
         .err()
     }
 
     /// Boots it with these programs, and has what each command said.
-    fn boot(
+    pub fn boot(
         self,
         programs: &[(&str, &Path)],
         commands: &[String],
         pace: Pace,
     ) -> Result<Vec<(Option<i32>, String)>> {
         let (kernel, busybox, modules, console) = match self {
-            Self::Amd => {
-                let (kernel, busybox, modules) = fetch::host_amd64()?;
+            Self::Amd | Self::Amd13 => {
+                let (kernel, busybox, modules) = match self {
+                    Self::Amd13 => fetch::host_amd64_13()?,
+                    _ => fetch::host_amd64()?,
+                };
                 // The kernel tries its timer by the time that passes, which an emulator that waits
                 // for a CPU does not keep.
                 (kernel, busybox, modules, "ttyS0 no_timer_check")
@@ -297,17 +307,18 @@ impl Computer {
         };
         let scratch = fetch::scratch()?;
         let initrd = scratch.join(format!("initrd-kvm-{}", name_of(&self)));
-        let files: Vec<PathBuf> = modules.iter().map(|name| scratch.join(name)).collect();
+        let name = |file| Path::file_name(file).and_then(|name| name.to_str());
+        let names: Vec<&str> = modules.iter().filter_map(|file| name(file)).collect();
         let mut others = programs.to_vec();
-        others.extend(modules.iter().copied().zip(files.iter().map(PathBuf::as_path)));
-        let script = script(&modules, commands.iter().cloned());
+        others.extend(names.iter().copied().zip(modules.iter().map(PathBuf::as_path)));
+        let script = script(&names, commands.iter().cloned());
         initramfs::make(&initrd, &busybox, &script, &others)?;
         let mut qemu = match self {
-            Self::Amd => Command::new(QEMU_X86),
+            Self::Amd | Self::Amd13 => Command::new(QEMU_X86),
             Self::Arm64 => Command::new(QEMU),
         };
         match self {
-            Self::Amd => qemu.args(["-machine", "pc", "-cpu", "max,la57=off"]),
+            Self::Amd | Self::Amd13 => qemu.args(["-machine", "pc", "-cpu", "max,la57=off"]),
             Self::Arm64 => {
                 qemu.args(["-machine", "virt,virtualization=on,gic-version=3"]);
                 qemu.args(["-cpu", "cortex-a76"])
@@ -383,7 +394,7 @@ impl Computer {
 
 /// The clock of an emulated computer.
 #[derive(Clone, Copy)]
-enum Pace {
+pub enum Pace {
     /// That of the computer at hand; two processors run at once.
     OfTheHost,
     /// The instructions that it executes.
@@ -441,6 +452,9 @@ pub fn run(args: &KvmArgs) -> Result<()> {
     }
     if args.blind {
         return kvm_figures::blind();
+    }
+    if args.selftests {
+        return selftests::run();
     }
     let mut runs = matrix();
     runs.retain(|run| run.short || !args.short);

@@ -57,6 +57,7 @@ mod processes;
 mod qemu;
 #[path = "../../hypervisor/src/reports.rs"]
 mod reports;
+mod selftests;
 mod several;
 mod signals;
 mod sizes;

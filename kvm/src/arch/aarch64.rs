@@ -130,7 +130,7 @@ pub fn address_bits(_: &Kvm) -> u32 {
 }
 
 /// Prepares a VM that has no vCPUs yet.
-pub fn prepare(_: &VmFd) -> Result<(), Error> {
+pub fn prepare(_: &VmFd, _: bool) -> Result<(), Error> {
     Ok(())
 }
 
@@ -156,12 +156,13 @@ pub fn has_nested(_: &Kvm) -> bool {
     false
 }
 
-/// Has a vCPU begin at `code`, with these tables and this block.
+/// Has a vCPU begin at `code`, with these tables and this block, at EL1 in any case.
 pub fn set_up(
     _: &Kvm,
     vm: &VmFd,
     vcpu: &VcpuFd,
     place: &Place,
+    _: bool,
     _: Option<&Inner>,
 ) -> Result<(), Error> {
     let &Place { root, code, block, exit } = place;

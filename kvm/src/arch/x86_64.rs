@@ -1,8 +1,12 @@
-//! x86-64: the guest runs at ring 3, where software paging runs it natively too.
+//! x86-64: the guest runs at ring 3, where software paging runs it natively too, or at ring 0, as
+//! that of Linux's selftests.
 
 use std::arch::global_asm;
 
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
+use kvm_bindings::{
+    KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, Msrs, kvm_mp_state, kvm_msr_entry, kvm_regs,
+    kvm_segment,
+};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use tablewright::Attrs;
 
@@ -202,26 +206,37 @@ const SVME: u64 = 1 << 12;
 /// The address for a processor's own state while a guest runs.
 const VM_HSAVE_PA: u32 = 0xc001_0117;
 
-/// Prepares a VM that has no vCPUs yet.
-pub fn prepare(_: &VmFd) -> Result<(), Error> {
-    Ok(())
+/// Prepares a VM that has no vCPUs yet. One as of the selftests has interrupt controllers, which
+/// KVM looks at whenever a vCPU leaves: some 200 instructions for each fault.
+pub fn prepare(vm: &VmFd, as_selftests: bool) -> Result<(), Error> {
+    match as_selftests {
+        true => vm.create_irq_chip().map_err(Error::of("KVM_CREATE_IRQCHIP")),
+        false => Ok(()),
+    }
 }
 
-/// Has a vCPU begin at `code`, with these tables and this block; or in a guest of its own.
+/// Has a vCPU begin at `code`, with these tables and this block, at ring 3 or 0; or in a guest of
+/// its own.
 pub fn set_up(
     kvm: &Kvm,
     _: &VmFd,
     vcpu: &VcpuFd,
     place: &Place,
+    as_selftests: bool,
     inner: Option<&Inner>,
 ) -> Result<(), Error> {
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::of("KVM_GET_SUPPORTED_CPUID"))?;
     vcpu.set_cpuid2(&cpuid).map_err(Error::of("KVM_SET_CPUID2"))?;
+    if as_selftests {
+        // With interrupt controllers all but the first would wait to be started.
+        let runs = kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE };
+        vcpu.set_mp_state(runs).map_err(Error::of("KVM_SET_MP_STATE"))?;
+    }
     let mut special = vcpu.get_sregs().map_err(Error::of("KVM_GET_SREGS"))?;
     // VMRUN is ring 0's.
-    let ring = if inner.is_some() { 0 } else { 3 };
+    let ring = if as_selftests || inner.is_some() { 0 } else { 3 };
     let segment = |selector, type_, l| kvm_segment {
         base: 0,
         limit: u32::MAX,

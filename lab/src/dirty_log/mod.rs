@@ -20,7 +20,7 @@ use tablewright_machine::{Profile, Time};
 use crate::error::Error;
 use crate::file::Target;
 use crate::guest::input::{Backing, Guest, Mode, offset};
-use crate::kvm::{Asked, On, Options as KvmOptions, USUAL_BYTES};
+use crate::kvm::{Asked, On, Options as KvmOptions};
 use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::plot::{Bar, Group, Picture};
 use crate::output::report::{self, Report, error_percent};
@@ -246,8 +246,11 @@ impl Arguments {
             return Err(Error::Usage(why.to_owned()));
         }
         let vcpus = self.vcpus.unwrap_or(1);
-        let bytes = job::all_bytes(self.bytes.map_or(USUAL_BYTES, Size::bytes), vcpus)?;
+        let bytes = job::all_bytes(self.bytes.map_or(self.kvm.usual_bytes(), Size::bytes), vcpus)?;
         let backing = self.source.unwrap_or(Backing::ANONYMOUS);
+        let mut options = self.kvm.clone();
+        options.all_set |=
+            options.as_selftests && options.ring.is_none() && !self.no_manual_protect;
         Ok(Asked {
             bits: self.mode.fixed_bits(),
             first: self.offset,
@@ -258,7 +261,7 @@ impl Arguments {
             random: self.random_access,
             seed: self.random_seed,
             running: self.run_while_disabling,
-            ..Asked::new(backing, bytes, vcpus.into(), self.kvm.clone())
+            ..Asked::new(backing, bytes, vcpus.into(), options)
         })
     }
 

@@ -81,6 +81,10 @@ pub struct Options {
     /// Each vCPU accesses all of the memory; of dirty-log on the machine as well
     #[arg(short = 'o', long)]
     pub overlap: bool,
+    /// The guest is as that of Linux's selftests, with their defaults: at ring 0, with tables of 4
+    /// KiB pages, 1G for each vCPU, and a log that begins with all pages in it
+    #[arg(long, conflicts_with_all = ["nested", "predict"])]
+    pub as_selftests: bool,
     /// The vCPUs run as guests of the guest, with nested paging of AMD's: KVM keeps tables for two
     /// stages at once; of dirty-log on the machine as well
     #[arg(short = 'n', long)]
@@ -101,10 +105,19 @@ impl Options {
             (self.stalls, "--stalls"),
             (self.predict.is_some(), "--predict"),
             (self.overlap, "-o"),
+            (self.as_selftests, "--as-selftests"),
             (self.nested, "-n"),
             (!self.cpus.is_empty(), "-c"),
         ];
         Error::refuse(&options, ": only with --on kvm")
+    }
+
+    /// How much memory a vCPU has if nothing is said.
+    pub const fn usual_bytes(&self) -> u64 {
+        match self.as_selftests {
+            true => SELFTESTS_BYTES,
+            false => USUAL_BYTES,
+        }
     }
 
     /// How often.
@@ -159,7 +172,9 @@ impl Asked {
 }
 
 /// Bytes of a guest, if none are given.
-pub const USUAL_BYTES: u64 = 256 << 20;
+const USUAL_BYTES: u64 = 256 << 20;
+/// And of one of the selftests.
+const SELFTESTS_BYTES: u64 = 1 << 30;
 
 /// Fewer rounds have no median, however long they take.
 const FEWEST: usize = 2;
@@ -208,6 +223,7 @@ pub fn parameters(asked: &Asked, host: &HostKind) -> Value {
         "write_percent": asked.write_percent,
         "random_access": asked.random,
         "overlap": asked.options.overlap,
+        "as_selftests": asked.options.as_selftests,
         "nested": asked.options.nested,
         "manual_protect": asked.manual,
         "all_set": asked.options.all_set,
@@ -230,7 +246,11 @@ pub fn head(asked: &Asked, host: &HostKind) -> String {
     let line = format!(
         "{}{}, {} of {} in all, {log}, {}",
         report::counted(u64::from(asked.vcpus), "vCPU", "vCPUs"),
-        if options.nested { " of a guest's guest" } else { "" },
+        match (options.nested, options.as_selftests) {
+            (true, _) => " of a guest's guest",
+            (_, true) => " as of the selftests",
+            _ => "",
+        },
         human(asked.bytes),
         asked.backing.name,
         report::counted(u64::from(options.rounds()), "round", "rounds"),

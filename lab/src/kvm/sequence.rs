@@ -81,6 +81,7 @@ fn setup(asked: &Asked) -> Result<Setup, Error> {
             (None, true, true) => Protect::ManualAllSet,
         },
         ring: asked.options.ring,
+        as_selftests: asked.options.as_selftests,
         nested: asked.options.nested,
         cpus: asked.options.cpus.clone(),
     };

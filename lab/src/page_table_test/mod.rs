@@ -18,7 +18,7 @@ use tablewright_machine::Profile;
 
 use crate::error::Error;
 use crate::guest::input::{Backing, Guest, Mode, PAGE, Region, offset};
-use crate::kvm::{Asked, Options as KvmOptions, USUAL_BYTES};
+use crate::kvm::{Asked, Options as KvmOptions};
 use crate::output::columns::{self, Cell, NOT_PUBLISHED, columns};
 use crate::output::report::{self, Report, error_percent};
 use crate::profile::{Experiment, Named};
@@ -268,7 +268,7 @@ impl Arguments {
             ],
             ": not with --on kvm",
         )?;
-        let bytes = self.bytes.map_or(USUAL_BYTES, Size::bytes);
+        let bytes = self.bytes.map_or(self.kvm.usual_bytes(), Size::bytes);
         let backing = self.source.unwrap_or(Backing::ANONYMOUS);
         let vcpus = self.vcpus.unwrap_or(1).into();
         let asked = Asked {
