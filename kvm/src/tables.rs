@@ -55,7 +55,8 @@ pub struct Area {
 }
 
 /// Maps areas with tables that take frames from `first` up to `end`, addresses of the guest: in the
-/// largest leaves, or in pages. Gives back the root. `None` if there are too few frames, or an area cannot be mapped.
+/// largest leaves, or in pages. Gives back the root. `None` if there are too few frames, or an area
+/// cannot be mapped.
 ///
 /// # Safety
 /// 1. `memory` is where the guest's address zero is, and what lies from there up to `end` is

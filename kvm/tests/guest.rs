@@ -40,28 +40,23 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
         return;
     }
     let can = host::abilities(&host::open(Path::new("/dev/kvm")).unwrap());
-    let mut kinds = vec![(Protect::Auto, None, false)];
+    let setup = Setup { protect: Protect::Auto, ..setup(2, 64 << 20) };
+    let mut kinds = vec![setup.clone(), Setup { as_selftests: true, ..setup.clone() }];
     if can.manual {
-        kinds.push((Protect::Manual, None, false));
+        kinds.push(Setup { protect: Protect::Manual, ..setup.clone() });
     }
     if can.ring > 0 {
         // Smaller than what is written, so that it fills.
-        kinds.push((Protect::Auto, Some(2048), false));
+        kinds.push(Setup { ring: Some(2048), ..setup.clone() });
     }
     if can.nested {
-        kinds.push((Protect::Auto, None, true));
+        kinds.push(Setup { nested: true, ..setup });
     }
-    for (protect, ring, nested) in kinds {
+    for kind in kinds {
+        let (ring, nested) = (kind.ring, kind.nested);
         for (backing, slots) in [(Backing::Anonymous, 1), (Backing::Thp, 2)] {
-            let mut vm = Vm::new(&Setup {
-                protect,
-                ring,
-                nested,
-                slots,
-                backing: (backing, "test"),
-                ..setup(2, 64 << 20)
-            })
-            .unwrap();
+            let kind = Setup { slots, backing: (backing, "test"), ..kind.clone() };
+            let mut vm = Vm::new(&kind).unwrap();
             vm.seed(1);
             let shares = [vm.share(0, false), vm.share(1, false)];
             vm.begin(|id| shares[id]);
@@ -111,7 +106,7 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
                 if random && (nested || backing == Backing::Thp) {
                     vm.mark_accessed(orders, &done, &mut most);
                 }
-                let what = format!("{protect:?} {ring:?} {nested} {backing:?} {random}");
+                let what = format!("{kind:?} {random}");
                 let mut missing = expected.clone();
                 missing.remove(&got);
                 assert_eq!(missing.count(), 0, "{what}");

@@ -291,7 +291,7 @@ pub fn host_amd64() -> Result<Host> {
     host_of(&AMD64, "", "bzImage").map(|modules| (kernel, busybox, modules))
 }
 
-/// The same with Linux 6.12.
+/// Fetches those of Linux 6.12.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand.

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::console::{Patience, listen};
 use crate::fetch::{self, QEMU, QEMU_X86};
-use crate::{About as _, Error, Result, initramfs, kvm_figures, name_of, say, selftests};
+use crate::{About as _, Error, Result, initramfs, kvm_figures, name_of, say};
 
 #[derive(Args)]
 pub struct KvmArgs {
@@ -32,10 +32,10 @@ pub struct KvmArgs {
     /// others (some minutes)
     #[arg(long, conflicts_with_all = ["short", "computers"])]
     blind: bool,
-    /// Instead: the phases of a log beside those of Linux's own test, built from Debian's source, in
-    /// an emulated computer whose time is that of its instructions (some minutes)
+    /// Instead: the phases of a log beside those of Linux's own test, which is built from Debian's
+    /// source, in an emulated computer whose time is that of its instructions (some minutes)
     #[arg(long, conflicts_with_all = ["short", "repeat", "blind", "computers"])]
-    selftests: bool,
+    pub selftests: bool,
     /// The computers to emulate [default: all]
     #[arg(value_enum, value_name = "COMPUTER")]
     computers: Vec<Computer>,
@@ -452,9 +452,6 @@ pub fn run(args: &KvmArgs) -> Result<()> {
     }
     if args.blind {
         return kvm_figures::blind();
-    }
-    if args.selftests {
-        return selftests::run();
     }
     let mut runs = matrix();
     runs.retain(|run| run.short || !args.short);

@@ -282,6 +282,7 @@ fn main() -> ExitCode {
         Command::Matrix => matrix::run(|line| say!("{line}")),
         Command::Linear => linear::run(|line| say!("{line}")),
         Command::Check(args) => check::run(&args),
+        Command::Kvm(args) if args.selftests => selftests::run(),
         Command::Kvm(args) => kvm::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::LogStart { arch } => log_start::table(arch),
