@@ -61,7 +61,7 @@ pub struct Setup {
     /// Written pages are in rings of so many entries and not in a bitmap.
     pub ring: Option<u32>,
     /// The guest is as that of Linux's selftests: its tables map pages, and on x86-64 it runs at
-    /// ring 0.
+    /// ring 0 and has interrupt controllers.
     pub as_selftests: bool,
     /// The loop runs in a guest of the guest, whose memory is the guest's.
     pub nested: bool,

@@ -45,6 +45,8 @@ pub struct Parameters {
     /// Older runs were none.
     #[serde(default)]
     pub nested: bool,
+    #[serde(default)]
+    pub as_selftests: bool,
     pub run_in_all_calls: bool,
     pub ring: Option<u32>,
 }
@@ -153,6 +155,7 @@ pub fn of(asked: &Asked, host: &HostKind, phases: &[PhaseRow]) -> Measured {
             all_set: asked.options.all_set,
             overlap: asked.options.overlap,
             nested: asked.options.nested,
+            as_selftests: asked.options.as_selftests,
             run_in_all_calls: asked.options.stalls,
             ring: asked.options.ring,
         },
@@ -199,10 +202,12 @@ impl Parameters {
     /// The machine has no such run.
     pub fn job(&self, profile: &Profile) -> Result<Job, Error> {
         let usage = |text: &str| Error::Usage(format!("{}: {text}", self.name()));
-        let others = [self.all_set, self.overlap, self.nested, self.run_in_all_calls];
+        let Self { all_set, overlap, nested, as_selftests, run_in_all_calls, .. } = *self;
+        let others = [all_set, overlap, nested, as_selftests, run_in_all_calls];
         if self.ring.is_some() || others.contains(&true) {
             return Err(usage(
-                "the machine's dirty-log has no --ring, --all-set, -o, -n and --stalls",
+                "the machine's dirty-log has no --ring, --all-set, -o, -n, --as-selftests and \
+                 --stalls",
             ));
         }
         let backing: Backing = self.source.parse().map_err(|why: String| usage(&why))?;
@@ -358,4 +363,47 @@ pub fn compared(rows: &[Compared]) -> String {
         text += &format!("(other): {reason}\n");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run of another kind is no measurement of what the machine does.
+    #[test]
+    fn a_run_that_the_machine_has_not_is_refused() {
+        let profile = Profile::load("neutral").expect("built in");
+        let plain = Parameters {
+            host: HostLine { line: String::new(), paging: "NPT".to_owned() },
+            source: "anonymous".to_owned(),
+            bytes: 16 << 20,
+            vcpus: 1,
+            iterations: 2,
+            slots: 1,
+            write_percent: 100,
+            random_access: false,
+            manual_protect: true,
+            all_set: false,
+            overlap: false,
+            nested: false,
+            as_selftests: false,
+            run_in_all_calls: false,
+            ring: None,
+        };
+        assert!(plain.job(&profile).is_ok());
+        let others: [fn(&mut Parameters); 6] = [
+            |it| it.all_set = true,
+            |it| it.overlap = true,
+            |it| it.nested = true,
+            |it| it.as_selftests = true,
+            |it| it.run_in_all_calls = true,
+            |it| it.ring = Some(4096),
+        ];
+        for other in others {
+            let mut other_run = plain.clone();
+            other(&mut other_run);
+            let why = other_run.job(&profile).unwrap_err().to_string();
+            assert!(why.contains("the machine's dirty-log has no"), "{why}");
+        }
+    }
 }

@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         directory.map(|directory| Target::report(directory, name)).transpose()
     };
     let (target, beside) = (target(page::PAGE)?, target(page::JSON)?);
-    let mut progress = Progress::new(9);
+    let mut progress = Progress::at_once(9);
     progress.step("the linear map");
     let linear = native::linear_map()?;
     let published = native::published_entry();

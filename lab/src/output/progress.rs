@@ -25,6 +25,14 @@ impl Progress {
         Self { bar, started: Instant::now(), shown: false }
     }
 
+    /// One for work that is known to be long: it is shown from the first step on.
+    pub fn at_once(steps: u64) -> Self {
+        let mut progress = Self::new(steps);
+        progress.shown = true;
+        progress.bar.set_draw_target(ProgressDrawTarget::stderr());
+        progress
+    }
+
     /// One for runs in virtual time, which a thread that draws does not disturb: it appears and
     /// moves within a step as well.
     pub fn ticking(steps: u64) -> Self {
