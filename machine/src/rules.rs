@@ -791,3 +791,79 @@ fn is_dirty(leaf: &Leaf) -> bool {
         tablewright_walker::DirtyState::Bit { dirty } => dirty,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page of a space that this CPU has changed.
+    fn owed(space: u16, writer: u16) -> Obligation {
+        Obligation {
+            number: 0,
+            space,
+            id: 1,
+            global: false,
+            span: (0x1000 * u64::from(writer), 0x1000 * u64::from(writer) + 0xfff),
+            depth: 0,
+            table: false,
+            detached: false,
+            leaves: 1,
+            unit: 12,
+            scattered: true,
+            contiguous: false,
+            pa: 0,
+            raw: 3,
+            writer,
+            cutter: None,
+            published: false,
+            harmless: false,
+            issued: Cpus::default(),
+            local: Vec::new(),
+            claimed: None,
+            combined: false,
+            second: None,
+            looks: 0,
+        }
+    }
+
+    #[test]
+    fn what_others_have_not_made_visible_is_news() {
+        let mut all = Obligations::default();
+        all.add(owed(0, 0));
+        all.add(owed(0, 1));
+        assert!(all.is_news(0, 0) && all.is_news(1, 0) && !all.is_news(0, 1));
+        all.publish(1);
+        assert!(!all.is_news(0, 0) && all.is_news(1, 0));
+        all.publish(0);
+        assert!(!all.is_news(0, 0) && !all.is_news(1, 0));
+        all.add(owed(0, 2));
+        assert!(all.is_news(0, 0) && !all.is_news(2, 0));
+        // What a CPU comes by is visible to it.
+        all.observe(0, 0, (0x2000, 0x2fff), 0);
+        assert!(!all.is_news(0, 0));
+    }
+
+    /// Whatever goes, what comes afterwards is news.
+    #[test]
+    fn news_is_found_after_others_have_gone() {
+        let goes: [fn(&mut Obligations); 4] = [
+            Obligations::clear,
+            |all| all.drop_of(0),
+            |all| all.rename(0, 2, |_| true),
+            |all| drop(all.complete(0, |_| true)),
+        ];
+        for go in goes {
+            let mut all = Obligations::default();
+            all.add(owed(0, 0));
+            all.add(owed(0, 1));
+            all.publish(0);
+            all.publish(1);
+            go(&mut all);
+            assert!(all.is_empty());
+            all.add(owed(1, 1));
+            assert!(all.is_news(0, 0));
+            all.publish(1);
+            assert!(!all.is_news(0, 0));
+        }
+    }
+}
