@@ -346,7 +346,7 @@ impl Obligation {
 pub(crate) struct Obligations {
     /// Those that are not discharged.
     owed: Vec<Obligation>,
-    /// All of so many of the first are visible.
+    /// Length of the prefix of `owed` of which every change is visible.
     visible: usize,
     /// The number of the last.
     last: u64,
@@ -838,7 +838,7 @@ mod tests {
         assert!(!all.is_news(0, 0) && !all.is_news(1, 0));
         all.add(owed(0, 2));
         assert!(all.is_news(0, 0) && !all.is_news(2, 0));
-        // What a CPU comes by is visible to it.
+        // A change that a CPU has read is visible.
         all.observe(0, 0, (0x2000, 0x2fff), 0);
         assert!(!all.is_news(0, 0));
     }

@@ -157,7 +157,7 @@ fn is_installed(program: &str) -> bool {
 /// kernel and the shell.
 ///
 /// # Errors
-/// What cannot be had, and how to get it by hand.
+/// A file cannot be had. The error says how to get it by hand.
 pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     qemu_arm64()?;
     kernel_and_shell(kernel, Release::Bookworm)
@@ -238,7 +238,7 @@ pub struct Choice<'a> {
 /// Everything that a boot needs.
 ///
 /// # Errors
-/// What cannot be had, and how to get it by hand; what cannot be built.
+/// A file cannot be had, and the error says how to get it by hand; or it cannot be built.
 pub fn everything(choice: Choice<'_>) -> Result<Files> {
     let emulator = Emulator::named(choice.emulator)?;
     let (kernel, busybox) = kernel_and_shell(choice.kernel, choice.release)?;
@@ -256,7 +256,7 @@ pub fn everything(choice: Choice<'_>) -> Result<Files> {
 /// Fetches the files for a guest of x86-64.
 ///
 /// # Errors
-/// What cannot be had, and how to get it by hand.
+/// A file cannot be had. The error says how to get it by hand.
 pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     qemu_x86()?;
     let scratch = scratch()?;
@@ -285,7 +285,7 @@ pub type Host = (PathBuf, PathBuf, Vec<PathBuf>);
 /// Fetches the files for a host of guests on AMD64.
 ///
 /// # Errors
-/// What cannot be had, and how to get it by hand.
+/// A file cannot be had. The error says how to get it by hand.
 pub fn host_amd64() -> Result<Host> {
     let (kernel, busybox) = guest_x86(None)?;
     host_of(&AMD64, "", "bzImage").map(|modules| (kernel, busybox, modules))
@@ -294,7 +294,7 @@ pub fn host_amd64() -> Result<Host> {
 /// Fetches those of Linux 6.12.
 ///
 /// # Errors
-/// What cannot be had, and how to get it by hand.
+/// A file cannot be had. The error says how to get it by hand.
 pub fn host_amd64_13() -> Result<Host> {
     let debian = Debian { release: Release::Trixie, architecture: "amd64", apt: "apt-amd64-13" };
     let (_, busybox) = guest_x86(None)?;
@@ -336,7 +336,7 @@ fn unpacked(file: &Path) -> Result<()> {
 /// Everything that a boot of x86-64 needs.
 ///
 /// # Errors
-/// What cannot be had, and how to get it by hand; what cannot be built.
+/// A file cannot be had, and the error says how to get it by hand; or it cannot be built.
 pub fn everything_x86(kernel: Option<&Path>) -> Result<Files> {
     let (kernel, busybox) = guest_x86(kernel)?;
     let program = build("hypervisor/guest", TARGET_GUEST, "tlb")?;

@@ -1,9 +1,9 @@
 //! Live migrations of QEMU's on this computer's KVM, beside what `tablewright migrate` predicts.
 //!
 //! A guest of this project (`examples/x86-64/src/bin/writer.rs`) writes its memory at a rate. One
-//! QEMU sends it to another, through a relay that carries so many bytes a second, or without one by
-//! QEMU's own `max-bandwidth`, which the last round is free of. Each migration is predicted before
-//! it is made. Needs `/dev/kvm` on x86-64; nothing of the host is changed.
+//! QEMU sends it to another. A relay between them limits the bytes of each second, or QEMU does by
+//! `max-bandwidth`, which does not hold for the last round. Each migration is predicted before it
+//! is made. Needs `/dev/kvm` on x86-64; nothing of the host is changed.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -42,8 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PIECE: usize = 16 << 10;
 /// A relay that had nothing to pass on, or was kept from its CPU, makes up for at most so much.
 const CREDIT: Duration = Duration::from_millis(20);
-/// Bytes in a second that the socket between two QEMUs carries where nothing limits it, by the last
-/// rounds of such migrations.
+/// Bytes in a second that the socket between two QEMUs carries where nothing limits it. Assumed.
 const SOCKET: u64 = 1 << 30;
 
 /// A migration.
@@ -51,7 +50,7 @@ const SOCKET: u64 = 1 << 30;
 struct Case {
     /// Pages that the guest writes in a second.
     rate: u64,
-    /// Of so many MiB.
+    /// Memory that they lie in, in MiB.
     set: u64,
     /// MiB in a second.
     bandwidth: u64,
@@ -122,7 +121,7 @@ impl Case {
 
     /// Asks the lab's program.
     fn predicted(&self) -> Result<Figures> {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        let mut command = fetch::cargo();
         command.args(["run", "--release", "-q", "-p", "tablewright-lab", "--", "migrate"]);
         command.args(["--logging", "all-set", "--vcpus", "1", "--writes", "fixed", "--json"]);
         command.args(["--memory", &format!("{MEMORY}M"), "--set", &format!("{}M", self.set)]);
@@ -201,9 +200,8 @@ impl Case {
         }
         drop((here, there));
         if let Some(relay) = relay {
-            let ended = relay.join().map_err(|_| Error::Failed("the relay panicked".into()))?;
-            // QEMU has closed both ends.
-            drop(ended);
+            // QEMU has ended, and closed both ends: how the relay found that is no result.
+            let _ = relay.join().map_err(|_| Error::Failed("the relay panicked".into()))?;
         }
         Figures::of(&report, "total-time", "downtime", "dirty-sync-count")
             .ok_or_else(|| Error::Failed(format!("QEMU says no figures: {report}")))

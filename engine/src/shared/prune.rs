@@ -22,8 +22,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// the gather: after a balloon, or a report of free pages, has taken the pages away. What is
     /// mapped stays mapped meanwhile. Stops where no more tables can be carried.
     ///
-    /// What this gather has unmapped counts as empty. A table from which another gather has
-    /// unmapped something, and is not complete, may stay.
+    /// Entries that this gather has unmapped count as empty. A table may stay if another gather has
+    /// unmapped entries of it and is not complete.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].

@@ -169,7 +169,7 @@ fn what_is_moved_is_there_and_nowhere_else<F: Decoded>() {
     assert!(moved > 12 && refused > 12, "{}: {moved} moved, {refused} refused", F::NAME);
 }
 
-/// Pages as many as a table has, of two tables: neither is moved whole.
+/// A range as long as a table that spans two tables moves page by page.
 #[test]
 fn pages_of_two_tables_are_no_table() {
     type F = tablewright::format::X86_64<4>;

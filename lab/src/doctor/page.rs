@@ -112,7 +112,7 @@ mod tests {
         };
         let text = of(&report);
         assert_eq!(text.matches("<figure").count(), 1);
-        // What the terminal says, and where it comes from.
+        // The terminal's warnings, and the source of the figures.
         assert!(text.contains("<li>it is &lt;busy&gt;: see <code>--rounds</code></li>"), "{text}");
         let Origin { at, version, .. } = &report.parameters.measured;
         assert!(text.contains(at.as_str()) && text.contains(version), "{text}");

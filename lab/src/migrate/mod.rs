@@ -464,9 +464,9 @@ impl Arguments {
                 report::count(rates.dirty_pages_per_second as u64),
             )
         });
-        let limit = self.max_bandwidth.map(|limit| {
-            format!(", of which {}/s are used while the guest runs", human(limit.bytes()))
-        });
+        let limit = self
+            .max_bandwidth
+            .map(|limit| format!(" ({}/s while the guest runs)", human(limit.bytes())));
         format!(
             "{}{} of memory in pages of {}, {} on {}\nlink of {}/s{}, downtime limit {} ms\n\
              the guest writes: {}{}{}\n",

@@ -132,7 +132,7 @@ fn this_computer_runs_it_too() {
     assert_eq!(report["parameters"]["cycles"], 20);
     let row = &report["rows"][0];
     assert!(number(row, "real_s") > 0.0);
-    // What a shootdown costs, where another thread could run beside it.
+    // A shootdown has a cost where another thread ran beside it.
     let alone = number(row, "unmap_alone_ns");
     assert!(alone > 0.0);
     assert!(row["unmap_told_ns"].as_f64().is_none_or(|told| told > alone / 2.0), "{row}");
