@@ -84,7 +84,7 @@ pub struct Costs {
     pub word: Time,
     /// To change a slot of a guest's memory, besides what is done for its pages.
     pub slot: Time,
-    /// For a host that goes through all of a guest's memory to come by one page of 4 KiB, besides
-    /// what it does to its entry.
+    /// For a kernel that goes through a guest's leaves to come by one, and to note in the record of
+    /// its page what the entry has said, besides what it does to the entry and its line.
     pub visit: Time,
 }

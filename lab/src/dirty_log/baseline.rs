@@ -204,7 +204,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
     fn leaf_by_leaf(&self, at: u64, table: Pa, level: Level) {
         let mapper = &self.world.mapper;
         let machine = mapper.machine();
-        self.world.fetch_table();
+        self.world.work(|| self.world.fetch_table_to_write());
         for index in 0..F::entries(level) {
             let entry = self.world.entry(table, level, index);
             let first = at + index as u64 * leaf_bytes(level);
@@ -220,7 +220,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
                     self.flush(first, first + (leaf_bytes(level) - 1));
                     // SAFETY: an entry of a table of ours.
                     unsafe { mapper.link(entry, 0) };
-                    machine.cpu().spend(machine.costs().entry);
+                    machine.cpu().spend(machine.costs().entry + machine.costs().visit);
                     self.world.fetch();
                     self.world.fetch();
                     self.count();
@@ -266,7 +266,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
     /// Takes every entry of a table away that was detached.
     fn process(&self, table: Pa, level: Level) {
         let machine = self.world.mapper.machine();
-        self.world.fetch_table();
+        self.world.fetch_table_to_write();
         for index in 0..F::entries(level) {
             let entry = self.world.entry(table, level, index);
             // Hardware may still set its flags, and a vCPU may be on its way to make it writable.
@@ -275,7 +275,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
             match (F::kind(old, level), level.down()) {
                 (Kind::Table, Some(below)) => self.process(F::address(old, level), below),
                 (Kind::Leaf, _) => {
-                    machine.cpu().spend(machine.costs().entry);
+                    machine.cpu().spend(machine.costs().entry + machine.costs().visit);
                     // The records of the page and of the huge page that it is part of.
                     self.world.fetch();
                     self.world.fetch();

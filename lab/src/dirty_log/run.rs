@@ -355,15 +355,13 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
             self.bitmaps.iter().for_each(Bitmap::mark_all);
             return Ok(());
         }
-        let each = match split {
-            Split::Ahead => PAGE,
-            Split::Fault => leaf_bytes(self.world.leaf),
-        };
-        let visit = self.machine.costs().visit * (self.job.region.bytes / each);
-        self.machine.cpu().spend(visit);
         if split == Split::Ahead {
             self.split()?;
         }
+        self.visit(match split {
+            Split::Ahead => self.job.region.bytes / PAGE,
+            Split::Fault => self.job.region.bytes / leaf_bytes(self.world.leaf),
+        });
         for slot in self.slots {
             let mut gather = self.engine.guest.gather();
             let slot = slot.with_log(by.log());
@@ -376,6 +374,13 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         }
         self.begun.set(true);
         Ok(())
+    }
+
+    /// A kernel comes by so many leaves. What the engine does for one is what the run does.
+    fn visit(&self, leaves: u64) {
+        if self.job.how != How::Tablewright {
+            self.machine.cpu().spend(self.machine.costs().visit * leaves);
+        }
     }
 
     /// Large leaves become pages.
@@ -437,14 +442,15 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
             harvested.map_err(|it| it.to_string())?;
             self.engine.finish(&mut gather);
         }
-        // A large leaf is come by once, and what was split ahead just before.
-        let each = match (starts, split) {
-            (true, Split::Ahead) => u64::MAX,
-            (true, Split::Fault) => leaf_bytes(self.world.leaf) / PAGE,
-            (false, _) => 1,
+        let leaves = match (starts, split) {
+            (true, Split::Fault) => found / (leaf_bytes(self.world.leaf) / PAGE),
+            _ => found,
         };
-        if self.job.how != How::Tablewright {
-            self.machine.cpu().spend(self.machine.costs().entry * (found / each));
+        self.visit(leaves);
+        // What was split ahead was written just before.
+        let written = starts && split == Split::Ahead;
+        if self.job.how != How::Tablewright && !written {
+            self.machine.cpu().spend(self.machine.costs().entry * leaves);
         }
         self.check_found(found);
         Ok(())

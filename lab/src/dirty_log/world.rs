@@ -177,10 +177,17 @@ impl<'m> World<'m> {
         self.clean * pages
     }
 
-    /// All lines of a table.
+    /// All lines of a table, to be read. Each is taken from the vCPUs that walk it.
     pub fn fetch_table(&self) {
+        let costs = self.mapper.machine().costs();
         self.fetch();
-        self.cpu().spend(self.mapper.machine().costs().fetch * (LINES - 1));
+        self.cpu().spend(costs.fetch * (LINES - 1) + costs.transfer * LINES);
+    }
+
+    /// All lines of a table, each of which is read and then written: it is taken from them twice.
+    pub fn fetch_table_to_write(&self) {
+        self.fetch_table();
+        self.cpu().spend(self.mapper.machine().costs().transfer * LINES);
     }
 
     /// Work on tables by the host's thread, which takes as long as there are entries.
