@@ -177,17 +177,17 @@ impl<'m> World<'m> {
         self.clean * pages
     }
 
-    /// All lines of a table, to be read. Each is taken from the vCPUs that walk it.
+    /// All lines of a table, to be read.
     pub fn fetch_table(&self) {
-        let costs = self.mapper.machine().costs();
         self.fetch();
-        self.cpu().spend(costs.fetch * (LINES - 1) + costs.transfer * LINES);
+        self.cpu().spend(self.mapper.machine().costs().fetch * (LINES - 1));
     }
 
-    /// All lines of a table, each of which is read and then written: it is taken from them twice.
+    /// All lines of a table, to be exchanged: each is taken from the vCPUs that walk it to be read,
+    /// and again to be written.
     pub fn fetch_table_to_write(&self) {
         self.fetch_table();
-        self.cpu().spend(self.mapper.machine().costs().transfer * LINES);
+        self.cpu().spend(self.mapper.machine().costs().transfer * (2 * LINES));
     }
 
     /// Work on tables by the host's thread, which takes as long as there are entries.
