@@ -68,6 +68,8 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// How many page faults there were, and in how many of them a page was copied, or taken over from
 /// those that have let it go.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// Whether the second hart has the kernel's root and takes part in shootdowns.
+static ONLINE: AtomicU8 = AtomicU8::new(0);
 static COPIED: AtomicU64 = AtomicU64::new(0);
 static TAKEN_OVER: AtomicU64 = AtomicU64::new(0);
 
@@ -453,6 +455,10 @@ extern "C" fn first_main(tree: u64, hart: u64) -> ! {
             if started.is_err() {
                 return Err("the second hart does not start");
             }
+            // What it executes to begin with is not counted.
+            while ONLINE.load(Ordering::Acquire) == 0 {
+                core::hint::spin_loop();
+            }
         }
         run(is_alone)
     });
@@ -472,6 +478,7 @@ extern "C" fn second_main() -> ! {
     if let Some(here) = here() {
         here.go_online(&Tables);
     }
+    ONLINE.store(1, Ordering::Release);
     loop {
         let work = lock(&WORK).take();
         if let Some((at, arguments)) = work {
