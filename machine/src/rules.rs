@@ -346,7 +346,7 @@ impl Obligation {
 pub(crate) struct Obligations {
     /// Those that are not discharged.
     owed: Vec<Obligation>,
-    /// Length of the prefix of `owed` of which every change is visible.
+    /// The first `visible` entries of `owed` are visible to all CPUs.
     visible: usize,
     /// The number of the last.
     last: u64,

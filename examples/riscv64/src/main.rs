@@ -68,10 +68,10 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// How many page faults there were, and in how many of them a page was copied, or taken over from
 /// those that have let it go.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// Whether the second hart has the kernel's root and takes part in shootdowns.
-static ONLINE: AtomicU8 = AtomicU8::new(0);
 static COPIED: AtomicU64 = AtomicU64::new(0);
 static TAKEN_OVER: AtomicU64 = AtomicU64::new(0);
+/// Whether the second hart has the kernel's root and takes part in shootdowns.
+static ONLINE: AtomicU8 = AtomicU8::new(0);
 
 /// Says what was seen.
 fn say(what: Arguments<'_>) {
@@ -455,7 +455,7 @@ extern "C" fn first_main(tree: u64, hart: u64) -> ! {
             if started.is_err() {
                 return Err("the second hart does not start");
             }
-            // What it executes to begin with is not counted.
+            // Its start has fences of its own, which would fall into the count of `run`.
             while ONLINE.load(Ordering::Acquire) == 0 {
                 core::hint::spin_loop();
             }

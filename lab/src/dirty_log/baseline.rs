@@ -203,7 +203,6 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
     /// the next fault.
     fn leaf_by_leaf(&self, at: u64, table: Pa, level: Level) {
         let mapper = &self.world.mapper;
-        let machine = mapper.machine();
         self.world.work(|| self.world.fetch_table_to_write());
         for index in 0..F::entries(level) {
             let entry = self.world.entry(table, level, index);
@@ -220,10 +219,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
                     self.flush(first, first + (leaf_bytes(level) - 1));
                     // SAFETY: an entry of a table of ours.
                     unsafe { mapper.link(entry, 0) };
-                    machine.cpu().spend(machine.costs().entry + machine.costs().visit);
-                    self.world.fetch();
-                    self.world.fetch();
-                    self.count();
+                    self.note_leaf();
                 }),
                 _ => {}
             }
@@ -263,9 +259,18 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
         });
     }
 
+    /// Charges for a leaf that was taken away, besides the exchange.
+    fn note_leaf(&self) {
+        let costs = self.world.mapper.machine().costs();
+        self.world.cpu().spend(costs.entry + costs.visit);
+        // The records of the page and of the huge page that it is part of.
+        self.world.fetch();
+        self.world.fetch();
+        self.count();
+    }
+
     /// Takes every entry of a table away that was detached.
     fn process(&self, table: Pa, level: Level) {
-        let machine = self.world.mapper.machine();
         self.world.fetch_table_to_write();
         for index in 0..F::entries(level) {
             let entry = self.world.entry(table, level, index);
@@ -274,13 +279,7 @@ impl<'w, 'm, 'g, 's, F: Format<Input = Ipa>> Baseline<'w, 'm, 'g, 's, F> {
             let old = unsafe { self.world.mapper.exchange(entry, F::FROZEN) };
             match (F::kind(old, level), level.down()) {
                 (Kind::Table, Some(below)) => self.process(F::address(old, level), below),
-                (Kind::Leaf, _) => {
-                    machine.cpu().spend(machine.costs().entry + machine.costs().visit);
-                    // The records of the page and of the huge page that it is part of.
-                    self.world.fetch();
-                    self.world.fetch();
-                    self.count();
-                }
+                (Kind::Leaf, _) => self.note_leaf(),
                 _ => {}
             }
         }

@@ -358,10 +358,11 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         if split == Split::Ahead {
             self.split()?;
         }
-        self.visit(match split {
-            Split::Ahead => self.job.region.bytes / PAGE,
-            Split::Fault => self.job.region.bytes / leaf_bytes(self.world.leaf),
-        });
+        let each = match split {
+            Split::Ahead => PAGE,
+            Split::Fault => leaf_bytes(self.world.leaf),
+        };
+        self.spend_as_kernel(self.machine.costs().visit, self.job.region.bytes / each);
         for slot in self.slots {
             let mut gather = self.engine.guest.gather();
             let slot = slot.with_log(by.log());
@@ -376,10 +377,10 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         Ok(())
     }
 
-    /// A kernel comes by so many leaves. What the engine does for one is what the run does.
-    fn visit(&self, leaves: u64) {
+    /// Charges a kernel for its loop over leaves. The engine's loop is charged as it runs.
+    fn spend_as_kernel(&self, each: Time, leaves: u64) {
         if self.job.how != How::Tablewright {
-            self.machine.cpu().spend(self.machine.costs().visit * leaves);
+            self.machine.cpu().spend(each * leaves);
         }
     }
 
@@ -446,12 +447,10 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
             (true, Split::Fault) => found / (leaf_bytes(self.world.leaf) / PAGE),
             _ => found,
         };
-        self.visit(leaves);
-        // What was split ahead was written just before.
-        let written = starts && split == Split::Ahead;
-        if self.job.how != How::Tablewright && !written {
-            self.machine.cpu().spend(self.machine.costs().entry * leaves);
-        }
+        let costs = self.machine.costs();
+        // The split has paid for the store of each entry.
+        let store = if starts && split == Split::Ahead { Time::ZERO } else { costs.entry };
+        self.spend_as_kernel(store + costs.visit, leaves);
         self.check_found(found);
         Ok(())
     }

@@ -177,14 +177,14 @@ impl<'m> World<'m> {
         self.clean * pages
     }
 
-    /// All lines of a table, to be read.
+    /// All lines of a table whose entries are read.
     pub fn fetch_table(&self) {
         self.fetch();
         self.cpu().spend(self.mapper.machine().costs().fetch * (LINES - 1));
     }
 
-    /// All lines of a table, to be exchanged: each is taken from the vCPUs that walk it to be read,
-    /// and again to be written.
+    /// All lines of a table whose entries are exchanged. A line is transferred twice from the vCPUs
+    /// that walk it: for the read, and for the write.
     pub fn fetch_table_to_write(&self) {
         self.fetch_table();
         self.cpu().spend(self.mapper.machine().costs().transfer * (2 * LINES));

@@ -120,8 +120,8 @@ pub trait Columns: Sized + 'static {
 /// A published figure for the run at hand.
 pub const NOT_PUBLISHED: &str = "nothing is published of this run";
 
-/// One table of rows, of which the first `words` columns are words. Lines below it give the reason
-/// of each dash.
+/// Prints one table: its first `words` columns are words, the others figures. Lines below the table
+/// give the reason of each dash.
 pub fn table<R: Columns>(number: u8, words: usize, rows: &[R]) -> String {
     let shown = |column: &&Column<R>| column.table.is_some_and(|of| of == 0 || of == number);
     let columns: Vec<&Column<R>> = R::COLUMNS.iter().filter(shown).collect();
