@@ -31,7 +31,6 @@ use tablewright::arch::arm64::{Ids, tcr_el2, ttbr, vtcr_el2};
 use tablewright::{Format, Pa};
 
 use crate::plant::{Plant, is_planted};
-use crate::report::{Report, report};
 use crate::stage2::{CAPS, FORCED, OWN, Own, Stage2, VMID};
 
 /// The most processors: eight for a guest, and one beside it.
@@ -225,7 +224,6 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
     let debug = read_id_aa64dfr0_el1().bits();
     // Whether there is something that an identification register tells of in the field at this bit.
     let has = |register: u64, first: u32| register >> first & 0xf != 0;
-    report(Report::Root, vttbr);
     if is_planted(Plant::UnknownRegisters) {
         // SAFETY: they are set below, and no guest runs before.
         unsafe { spoil() };

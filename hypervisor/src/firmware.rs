@@ -12,7 +12,6 @@ use crate::count::count;
 use crate::counters::Count;
 use crate::cpu;
 use crate::power::{State, Taken};
-use crate::report::{Report, report};
 use crate::world::{Vcpu, world};
 
 /// The result of a call that does not exist.
@@ -59,7 +58,6 @@ pub fn call(registers: &[u64; 19]) -> u64 {
         }
         Function::CpuOff => leave(),
         Function::SystemOff => {
-            report(Report::End, 1);
             psci::system_off::<Smc>().map_or_else(|why| i64::from(why) as u64, |()| 0)
         }
         Function::SystemReset => {

@@ -37,7 +37,6 @@ use crate::count::{Mutex, count, raise};
 use crate::counters::Count;
 use crate::cpu;
 use crate::plant::{Plant, is_planted};
-use crate::report::{Report, report};
 use crate::stage2::{PAGE, Stage2, VMID};
 
 /// The most guests.
@@ -97,7 +96,6 @@ pub fn set_up(platform: &impl Platform, bits: u32, cpus: usize) -> Result<(), &'
     }
     // Walkers see that nothing is there.
     platform.barrier(tablewright::Barrier::Publish);
-    report(Report::Empty, empty.get());
     VMIDS.call_once(|| Vmids {
         identifiers,
         allocator: spin::mutex::SpinMutex::new(allocator),
@@ -122,7 +120,6 @@ pub fn of(root: Pa) -> Option<&'static Identity> {
 /// # Safety
 /// 1. As for [`load_vttbr_el2`].
 unsafe fn load(vttbr: u64) {
-    report(Report::Root, vttbr);
     if is_planted(Plant::NoIsb) {
         // SAFETY: passed on (1.).
         return unsafe { write_vttbr_el2(VttbrEl2::from_bits_retain(vttbr)) };

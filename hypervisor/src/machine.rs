@@ -43,7 +43,6 @@ use tablewright_hypervisor_common::host::Host;
 use crate::count::{COUNTERS, Patience, count};
 use crate::counters::Count;
 use crate::plant::{Plant, is_any_planted, is_planted};
-use crate::report::{Report, report};
 use crate::stage2::{CAPS, FORCED, MARKS, OWN, PAGE, POISON, Stage2, VMID};
 use crate::{cpu, identifiers, rest};
 
@@ -85,8 +84,6 @@ pub struct Machine {
     silent: AtomicUsize,
 }
 
-/// `xtask` looks for it by this name.
-#[unsafe(no_mangle)]
 static WALKS: [WalkSlot; cpu::MOST] = [const { WalkSlot::new() }; cpu::MOST];
 
 impl Machine {
@@ -97,8 +94,6 @@ impl Machine {
     pub unsafe fn new(memory: Span<Pa>, omit: Option<Omit>) -> Option<Self> {
         // SAFETY: passed on (1.).
         let frames = unsafe { Frames::new(memory, PAGE) }?;
-        report(Report::First, frames.all().start().get());
-        report(Report::Last, frames.all().last().get());
         Some(Self {
             frames,
             epochs: Epochs::new(&WALKS),
@@ -120,25 +115,14 @@ impl Machine {
     }
 }
 
-/// Reports each frame that was taken for a table.
+/// Counts the frames that were taken for a table.
 fn taken(first: Pa, size: u64) -> Pa {
-    for frame in (first.get()..first.get() + size).step_by(PAGE as usize) {
-        report(Report::Taken, frame);
-    }
     count(Count::Tables, size / PAGE);
     first
 }
 
 /// Invalidates everything that was combined with stage 1.
 pub const COMBINED: Tlbi = Tlbi { op: Op::Vmalle1, operand: 0 };
-
-/// Executes an instruction of a flush, and says what it is about.
-fn tell(one: Instruction, domain: Domain) {
-    if let Instruction::Tlbi(tlbi) = one {
-        report(Report::Operand, tlbi.operand);
-    }
-    execute(one, domain);
-}
 
 /// The regime of the tables that a flush is about.
 fn regime(flush: &Invalidation<'_>) -> Regime {
@@ -172,19 +156,19 @@ fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
         false => Domain::Inner,
     };
     if is_combined_first {
-        tell(Instruction::Tlbi(COMBINED), domain);
-        tell(Instruction::Dsb, domain);
+        execute(Instruction::Tlbi(COMBINED), domain);
+        execute(Instruction::Dsb, domain);
     }
-    let execute = |flush: &Invalidation<'_>| {
+    let execute_all = |flush: &Invalidation<'_>| {
         encoder.encode(flush, |one| {
             let is_second = matches!(one, Instruction::Tlbi(COMBINED) | Instruction::Dsb);
             if !(is_second && is_combined_first) {
-                tell(one, domain);
+                execute(one, domain);
             }
         });
     };
     let What::Ranges(ranges) = flush.what else {
-        return execute(flush);
+        return execute_all(flush);
     };
     for &range in ranges {
         let mut range = range;
@@ -192,7 +176,7 @@ fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
             range.last = range.first | (PAGE - 1);
         }
         range.tables &= !is_planted(Plant::LeavesOfTables);
-        execute(&Invalidation { what: What::Ranges(&[range]), ..*flush });
+        execute_all(&Invalidation { what: What::Ranges(&[range]), ..*flush });
     }
 }
 
@@ -216,7 +200,7 @@ unsafe impl Platform for Machine {
     unsafe fn free_table(&self, frame: Pa, _: Level) {
         count(Count::Tables, 1u64.wrapping_neg());
         // SAFETY: a frame of this machine's that is not in use any more (1.).
-        unsafe { self.frames.give(frame, || report(Report::Given, frame.get())) };
+        unsafe { self.frames.give(frame) };
     }
 
     fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
@@ -264,7 +248,7 @@ unsafe impl Platform for Machine {
         let encoder = encoder(flush);
         identifiers::under(flush, || match is_any_planted() {
             true => tell_wrong(&encoder, flush),
-            false => encoder.encode(flush, |one| tell(one, Domain::Inner)),
+            false => encoder.encode(flush, |one| execute(one, Domain::Inner)),
         });
     }
 
@@ -299,7 +283,7 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn is_over(&self, period: GracePeriod) -> bool {
-        is_planted(Plant::Walks) || self.epochs.is_over(period)
+        self.epochs.is_over(period)
     }
 
     fn maintenance(&self) -> CacheMaintenance {
@@ -325,7 +309,7 @@ unsafe impl SharedPlatform for Machine {
     fn invalidate_here(&self, flush: &Invalidation<'_>) {
         let encoder = encoder(flush);
         identifiers::under(flush, || {
-            encoder.encode(flush, |one| tell(one, Domain::Local));
+            encoder.encode(flush, |one| execute(one, Domain::Local));
         });
         instruct!("dsb nsh", "isb");
     }
@@ -344,9 +328,7 @@ unsafe impl Host for Machine {
     }
 
     fn take_frame(&self) -> Option<Pa> {
-        let frame = self.frames.take()?;
-        report(Report::Data, frame.get());
-        Some(frame)
+        self.frames.take()
     }
 
     fn now() -> u64 {
@@ -361,10 +343,6 @@ unsafe impl Host for Machine {
         if !rest::rest(ticks) {
             <Patience as spin::RelaxStrategy>::relax();
         }
-    }
-
-    fn copies_first() -> bool {
-        is_planted(Plant::CopyFirst)
     }
 
     /// One processor at a time does.

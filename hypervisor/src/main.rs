@@ -19,7 +19,6 @@
 //! | [`cpu`] | registers of EL2, and the way into the guest |
 //! | [`stage2`] | formats and capabilities |
 //! | [`measure`] | flushes, for an emulator that counts |
-//! | [`report`] | reports to an emulator that watches |
 //! | [`plant`] | planted bugs |
 //! | [`check`] | tables of the engine, read by the processor and by the judge |
 //! | [`tree`] | the device tree, the machine's and the guest's |
@@ -48,8 +47,6 @@ mod measure;
 mod options;
 mod plant;
 mod power;
-mod report;
-mod reports;
 mod rest;
 mod stage2;
 mod trapped;

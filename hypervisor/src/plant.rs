@@ -1,5 +1,5 @@
 //! Bugs of TLB maintenance that an emulator does not show, because it remembers less than a
-//! processor may. Each is planted by `plant=NAME`, for `cargo xtask check`, which sees what is
+//! processor may. Each is planted by `plant=NAME`, for `cargo xtask check`, which watches what is
 //! executed.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -19,16 +19,12 @@ macro_rules! plants {
 plants! {
     /// Combined translations are forgotten before those of stage 2.
     CombinedFirst = "combined-first",
-    /// The walks of other processors are not waited for.
-    Walks = "walks",
     /// Each processor has another VMID.
     Vmids = "vmids",
     /// Leaves are forgotten, where a table was detached.
     LeavesOfTables = "leaves-of-tables",
     /// This processor forgets, and no other.
     Local = "local",
-    /// A page is copied before it is forgotten that it could be written.
-    CopyFirst = "copy-first",
     /// Of each range the first page is forgotten.
     FirstPage = "first-page",
     /// When VMIDs roll over, a processor does not forget what it has under them.

@@ -33,7 +33,6 @@ mod image;
 mod invalidation;
 mod links;
 mod modification;
-pub mod replay;
 mod request;
 mod stores;
 mod translation;

@@ -109,7 +109,6 @@ mod tree;
 
 pub use architecture::{Architecture, Granule, Ordering, Regime};
 pub use costs::Costs;
-pub use hardware::replay;
 pub use hardware::{Cause, CpuState, Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
 pub use machine::{

@@ -198,24 +198,6 @@ impl Memory {
         Some(frame)
     }
 
-    /// Takes the frame at this address, if it is free. Memory from which frames are taken so has
-    /// none of its own choice.
-    pub(crate) fn take_at(&self, pa: u64) -> bool {
-        let Some(frame) = self.frame_at(pa) else {
-            return false;
-        };
-        let meta = &self.meta[frame];
-        if meta.state.get() != State::Free {
-            return false;
-        }
-        meta.state.set(State::Private);
-        meta.depth.set(0);
-        (0..self.entries() as u64).for_each(|index| self.write(pa + index * 8, POISON));
-        self.used.update(|used| used + 1);
-        self.most.set(self.most.get().max(self.used.get()));
-        true
-    }
-
     /// Takes so many frames beside each other, aligned to the size of all; a power of two.
     pub(crate) fn take_run(&self, count: usize, state: State, depth: u8) -> Option<usize> {
         let align = (count as u64) << self.shift;

@@ -396,11 +396,6 @@ impl Obligations {
         self.last
     }
 
-    /// The number of the last.
-    pub fn latest(&self) -> u64 {
-        self.last
-    }
-
     /// Owes what is owed under one number under another as well.
     pub fn repeat(&mut self, number: u64, as_number: u64) {
         let of = |o: &&Obligation| o.number == number;

@@ -19,6 +19,8 @@ pub enum Instruction {
         /// It waits for loads as well as for stores, and so for invalidations.
         whole: bool,
     },
+    /// ISB, or a return from an exception: writes of registers before it are in effect after it.
+    Synchronize,
     /// DC ZVA, DC GZVA: zeroes a block of memory.
     Zero,
     /// SETP, the first of the three that set a range.
@@ -89,6 +91,12 @@ pub fn decode(instruction: u32) -> Option<Instruction> {
     // DSB with nXS: whole, of the domain in CRm<3:2>.
     if instruction & 0xffff_f3ff == 0xd503_323f {
         return Some(Instruction::Barrier { everywhere: field(10, 2) != 1, whole: true });
+    }
+    // ISB; ERET, ERETAA and ERETAB, which are context synchronization events (D1.6.4).
+    if instruction & 0xffff_f0ff == 0xd503_30df
+        || matches!(instruction, 0xd69f_03e0 | 0xd69f_0bff | 0xd69f_0fff)
+    {
+        return Some(Instruction::Synchronize);
     }
     // SYS with op0 1 and CRn 8, or 9 for those that do not wait for some devices.
     if instruction & 0xfff8_e000 == 0xd508_8000 {
@@ -309,7 +317,7 @@ impl Registers {
     }
 
     /// The VMID that is current: as large as VTCR_EL2.VS says.
-    fn vmid(&self) -> u16 {
+    pub(crate) fn vmid(&self) -> u16 {
         let vmid = (self.vttbr >> 48) as u16;
         match self.vtcr >> 19 & 1 {
             _ if self.is_host() => 0,
@@ -427,14 +435,16 @@ mod tests {
     fn instructions_are_what_the_manual_says() {
         let barrier = |everywhere, whole| Some(Instruction::Barrier { everywhere, whole });
         for (instruction, is) in [
-            (0xd503_3b9f, barrier(true, true)),   // dsb ish
-            (0xd503_3a9f, barrier(true, false)),  // dsb ishst
-            (0xd503_379f, barrier(false, true)),  // dsb nsh
-            (0xd503_369f, barrier(false, false)), // dsb nshst
-            (0xd503_3f9f, barrier(true, true)),   // dsb sy
-            (0xd503_399f, None),                  // dsb ishld
-            (0xd503_3bbf, None),                  // dmb ish
-            (0xd503_3fdf, None),                  // isb
+            (0xd503_3b9f, barrier(true, true)),            // dsb ish
+            (0xd503_3a9f, barrier(true, false)),           // dsb ishst
+            (0xd503_379f, barrier(false, true)),           // dsb nsh
+            (0xd503_369f, barrier(false, false)),          // dsb nshst
+            (0xd503_3f9f, barrier(true, true)),            // dsb sy
+            (0xd503_399f, None),                           // dsb ishld
+            (0xd503_3bbf, None),                           // dmb ish
+            (0xd503_3fdf, Some(Instruction::Synchronize)), // isb
+            (0xd69f_03e0, Some(Instruction::Synchronize)), // eret
+            (0xd65f_03c0, None),                           // ret
             (0xd518_2000, Some(Instruction::Write(Register::Ttbr0))),
             (0xd518_2023, Some(Instruction::Write(Register::Ttbr1))),
             (0xd518_2045, Some(Instruction::Write(Register::Tcr))),

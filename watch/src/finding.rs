@@ -25,16 +25,20 @@ pub enum Rule {
     /// An identifier of address spaces was loaded for a root while translations of another root may
     /// be held under it.
     IdentifierReused,
+    /// An invalidation goes by the VMID in `VTTBR_EL2`, and the context was not synchronized since
+    /// that was written: it may take the VMID before (DDI 0487 D1.6.4).
+    Unsynchronized,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::BreakBeforeMake,
         Self::Unpublished,
         Self::TableReused,
         Self::PageReused,
         Self::IdentifierReused,
+        Self::Unsynchronized,
     ];
 
     /// Its name, as an option has it.
@@ -45,6 +49,7 @@ impl Rule {
             Self::TableReused => "table-reused",
             Self::PageReused => "page-reused",
             Self::IdentifierReused => "identifier-reused",
+            Self::Unsynchronized => "unsynchronized",
         }
     }
 }

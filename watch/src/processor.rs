@@ -1,5 +1,6 @@
 //! Processors: what each has loaded, and what it has done that is not complete.
 
+use crate::At;
 use crate::arm64::{Part, Registers};
 use crate::debt::Tag;
 use crate::invalidation::{Cpus, Invalidation};
@@ -14,6 +15,8 @@ pub(crate) struct Cpu {
     pub(crate) unpublished: Vec<u64>,
     /// Invalidations that it has issued since its last whole DSB.
     pub(crate) issued: Vec<Issued>,
+    /// The last write of another VMID, until the context is synchronized.
+    pub(crate) unsynchronized: Option<At>,
     /// A root was loaded whose identifier another may have had.
     pub(crate) is_unchecked: bool,
 }

@@ -132,6 +132,11 @@ impl Watcher {
             Instruction::Write(register) => self.write(at, register, operand, memory),
             Instruction::Tlbi(tlbi) => self.tlbi(at, tlbi, operand),
             Instruction::Barrier { everywhere, whole } => self.barrier(at, everywhere, whole),
+            Instruction::Synchronize => {
+                if let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) {
+                    cpu.unsynchronized = None;
+                }
+            }
             // Stores, of which the watcher is told as such.
             Instruction::Zero | Instruction::Set { .. } | Instruction::Copy { .. } => {}
         }
@@ -486,6 +491,17 @@ impl Watcher {
         self.counts.invalidations += 1;
         let Some(cpu) = self.cpus.get(usize::from(at.cpu)) else { return };
         let Some(by) = tlbi.of(operand, &cpu.registers) else { return };
+        if let (Some(written), Some(vmid)) = (cpu.unsynchronized, by.vmid)
+            && by.stages != Stages::El2
+        {
+            self.findings.add(Rule::Unsynchronized, Some(written), at, || {
+                let missing = format!(
+                    "an ISB since {:#x}, where VTTBR_EL2 was written with VMID {vmid}",
+                    written.pc
+                );
+                (None, missing, "an invalidation was issued that goes by its VMID".into())
+            });
+        }
         self.invalidate(at, by);
     }
 
@@ -611,7 +627,11 @@ impl Watcher {
 
     fn write(&mut self, at: At, register: Register, value: u64, memory: &mut dyn Memory) {
         let Some(cpu) = self.cpus.get_mut(usize::from(at.cpu)) else { return };
+        let before = cpu.registers.vmid();
         cpu.registers.write(register, value);
+        if register == Register::Vttbr && cpu.registers.vmid() != before {
+            cpu.unsynchronized = Some(at);
+        }
         // Of the same value on every processor of a system.
         match register {
             Register::Mair if !cpu.registers.has_guest() => self.types.mair = Some(value),

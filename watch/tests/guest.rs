@@ -37,6 +37,7 @@ const HCR: u32 = 0xd51c_1100;
 const TTBR0_EL2: u32 = 0xd51c_2000;
 const MAIR_EL2: u32 = 0xd51c_a200;
 const TCR_EL2: u32 = 0xd51c_2040;
+const ISB: u32 = 0xd503_3fdf;
 const VTTBR: u32 = 0xd51c_2100;
 const VTCR: u32 = 0xd51c_2140;
 
@@ -60,7 +61,7 @@ impl Hypervisor {
             of.cpu = cpu;
             // 39 bits from level 1 on, VMIDs of 16 bits.
             of.run(VTCR, 25 | 1 << 6 | 1 << 19);
-            of.run(VTTBR, 7 << 48 | ROOT);
+            of.load(7 << 48 | ROOT);
             of.run(HCR, VM);
         }
         of
@@ -72,6 +73,12 @@ impl Hypervisor {
         let [_, middle, last] = OWN;
         of.memory.extend([(OWN[0], middle | TABLE), (middle, last | TABLE), (last, leaf)]);
         of
+    }
+
+    /// A root under a VMID, and an ISB.
+    fn load(&mut self, vttbr: u64) {
+        self.run(VTTBR, vttbr);
+        self.run(ISB, 0);
     }
 
     /// These instructions, each complete before the next.
@@ -159,10 +166,10 @@ fn a_flush_of_another_guest_is_found() {
             of.store(LAST, 0);
             for (vmid, tlbi) in vmids.into_iter().zip(flush) {
                 // A root in which nothing is.
-                of.run(VTTBR, vmid << 48 | 0x30_0000);
+                of.load(vmid << 48 | 0x30_0000);
                 of.flush(&[(tlbi, 0)]);
             }
-            of.run(VTTBR, 7 << 48 | ROOT);
+            of.load(7 << 48 | ROOT);
             of.store(LAST, (PAGE + 0x1000) | LEAF);
             assert_eq!(of.found(), found, "{vmids:?}");
         }
@@ -182,7 +189,7 @@ fn what_is_done_to_a_guest_does_not_flush_the_host() {
         let mut of = Hypervisor::with_tables(page(PAGE));
         let [root, _, last] = OWN;
         of.run(HCR, 0);
-        of.run(VTTBR, 0);
+        of.load(0);
         of.run(TCR, 25 | 1 << 23);
         of.run(TTBR0, root);
         of.run(SCTLR, 1);
@@ -193,10 +200,10 @@ fn what_is_done_to_a_guest_does_not_flush_the_host() {
         of.run(HCR, 0);
         of.store(last, 0);
         of.run(DSB_ISHST, 0);
-        of.run(VTTBR, vmid << 48);
+        of.load(vmid << 48);
         of.run(tlbi, 0);
         of.run(DSB_ISH, 0);
-        of.run(VTTBR, 0);
+        of.load(0);
         of.store(last, page(PAGE + 0x1000));
         assert_eq!(of.found(), found, "{vmid} {tlbi:#x}");
         // One memory type of the host's; the guest's has another for number 7.
@@ -275,6 +282,33 @@ fn a_change_of_a_guests_page_has_its_break() {
     assert!(of.missing().contains("of leaves alone, and this was a table"), "{}", of.missing());
 }
 
+/// A hypervisor flushes a guest that is not loaded, without its ISB.
+#[test]
+fn a_flush_under_a_vmid_waits_for_the_write_of_it() {
+    const ERET: u32 = 0xd69f_03e0;
+    let bad = &[Rule::Unsynchronized][..];
+    for (vmid, between, tlbi, found) in [
+        (8, None, VMALLS12E1IS, bad),
+        (8, None, IPAS2LE1IS, bad),
+        (8, None, VMALLE1IS, bad),
+        (8, Some(DSB_ISH), VMALLS12E1IS, bad),
+        (8, Some(ISB), VMALLS12E1IS, &[]),
+        (8, Some(ERET), VMALLE1IS, &[]),
+        // Of every VMID, and of none.
+        (8, None, ALLE1IS, &[]),
+        (8, None, ALLE2, &[]),
+        (7, None, VMALLS12E1IS, &[]),
+    ] {
+        let mut of = Hypervisor::new();
+        of.run(VTTBR, vmid << 48 | 0x20_0000);
+        if let Some(between) = between {
+            of.run(between, 0);
+        }
+        of.run(tlbi, 0);
+        assert_eq!(of.found(), found, "{vmid} {between:x?} {tlbi:#x}");
+    }
+}
+
 #[test]
 fn a_vmid_is_given_to_another_guest_after_a_flush() {
     for (flush, found) in [
@@ -285,12 +319,12 @@ fn a_vmid_is_given_to_another_guest_after_a_flush() {
     ] {
         let mut of = Hypervisor::new();
         // One in which nothing is.
-        of.run(VTTBR, 7 << 48 | 0x20_0000);
+        of.load(7 << 48 | 0x20_0000);
         of.flush(flush);
-        of.run(VTTBR, 7 << 48 | OTHER);
+        of.load(7 << 48 | OTHER);
         assert_eq!(of.found(), found);
         // Bits above the root's address are the identifier.
-        of.run(VTTBR, 8 << 48 | OTHER);
+        of.load(8 << 48 | OTHER);
         assert_eq!(of.found(), found);
     }
 }

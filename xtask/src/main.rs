@@ -5,7 +5,7 @@
 //! | `cargo xtask fetch` | fetches what is missing, and says how to do it by hand |
 //! | `cargo xtask boot` | fetches what is missing, builds, boots, shows console and counters |
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
-//! | `cargo xtask check` | judges what the hypervisor executes by the rules of the machine |
+//! | `cargo xtask check` | watches what the hypervisor executes |
 //! | `cargo xtask formats` | asks emulated processors about tables of each format |
 //! | `cargo xtask inspect` | holds what is read of guests' tables against what QEMU says |
 //! | `cargo xtask kvm` | compares experiments on KVM inside emulated computers |
@@ -55,8 +55,6 @@ mod power;
 mod power_tests;
 mod processes;
 mod qemu;
-#[path = "../../hypervisor/src/reports.rs"]
-mod reports;
 mod selftests;
 mod several;
 mod signals;

@@ -6,7 +6,6 @@
 //! once more, and is gone.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -349,43 +348,6 @@ fn constants(data: &[u8]) -> object::Result<Vec<(u64, &[u8])>> {
         .filter(is_constant)
         .map(|section| Ok((section.address(), section.data()?)))
         .collect()
-}
-
-/// The addresses of a program's variables that are watched.
-pub struct Watched {
-    /// Its code.
-    pub text: Range<u64>,
-    /// The announcements of its walks.
-    pub walks: Range<u64>,
-    /// The address of its words to a program that watches.
-    pub reported: u64,
-}
-
-impl Watched {
-    /// Of the program in this file.
-    ///
-    /// # Errors
-    /// It cannot be read, or has none of it.
-    pub fn of(image: &Path) -> Result<Self> {
-        let data = std::fs::read(image).about(image.display())?;
-        let bad = |error| Error::Other(format!("{}: {error}", image.display()));
-        let file = object::File::parse(&*data).map_err(bad)?;
-        let text = file
-            .sections()
-            .filter(|section| section.kind() == SectionKind::Text && section.size() != 0);
-        let ends = text.map(|section| section.address()..section.address() + section.size());
-        let text = ends.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end));
-        let walks = file
-            .symbols()
-            .find(|symbol| symbol.name() == Ok("WALKS"))
-            .map(|symbol| symbol.address()..symbol.address() + symbol.size());
-        match (text, walks) {
-            (Some(text), Some(walks)) => {
-                Ok(Self { text, walks, reported: symbol(image, "REPORTED")? })
-            }
-            _ => Err(Error::Other(format!("{} has nothing to be watched", image.display()))),
-        }
-    }
 }
 
 /// Returns the address of a symbol of the hypervisor.

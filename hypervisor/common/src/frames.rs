@@ -75,16 +75,15 @@ impl<R: RelaxStrategy> Frames<R> {
         Some(Pa::new(first))
     }
 
-    /// Takes a frame back, and calls `given` before another can take it.
+    /// Takes a frame back.
     ///
     /// # Safety
     /// 1. The frame was taken, and is not in use any more.
-    pub unsafe fn give(&self, frame: Pa, given: impl FnOnce()) {
+    pub unsafe fn give(&self, frame: Pa) {
         let mut free = self.free.lock();
         // SAFETY: a frame of this memory, which nothing uses (1.).
         unsafe { ptr::with_exposed_provenance_mut::<u64>(frame.get() as usize).write(free.chain) };
         free.chain = frame.get();
-        given();
     }
 
     /// The link of a frame.

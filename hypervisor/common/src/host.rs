@@ -67,11 +67,6 @@ pub unsafe trait Host: SharedPlatform + Sync + 'static {
         flush();
     }
 
-    /// Whether pages are copied before the flush of their write permissions: a planted bug.
-    fn copies_first() -> bool {
-        false
-    }
-
     /// A processor passes the gate, and goes on with its guest.
     fn passed() {}
 

@@ -187,9 +187,7 @@ impl<H: Host> Driver<H> {
                 }
             }))
         });
-        if !H::copies_first() {
-            self.forget();
-        }
+        self.forget();
         for collected in collected.into_iter().flatten() {
             collected.release();
         }
@@ -316,9 +314,6 @@ fn take<H: Host>(vm: &'static Vm<H>, area: Span<Pa>, begin: Begin) {
         driver.harvest();
         H::count(Event::Rounds, 1);
         let copied = copy_to_do();
-        if H::copies_first() {
-            driver.forget();
-        }
         if copied < 64 {
             break;
         }

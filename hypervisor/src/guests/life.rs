@@ -9,7 +9,6 @@ use super::vcpu::State;
 use crate::count::count;
 use crate::counters::Count;
 use crate::cpu;
-use crate::report::{Report, report};
 use crate::stage2::PAGE;
 use crate::world::world;
 
@@ -40,7 +39,6 @@ pub fn end(crowd: &Crowd, guest: usize) {
         core::hint::spin_loop();
     }
     compare();
-    report(Report::End, 1);
     let _ = smccc::psci::system_off::<smccc::Smc>();
 }
 

@@ -482,7 +482,7 @@ impl State {
                 let [to, from, bytes] = [to, from, bytes].map(|it| self.register(at.cpu, it));
                 self.copy(at, to, from, bytes);
             }
-            Instruction::Barrier { .. } => {}
+            Instruction::Barrier { .. } | Instruction::Synchronize => {}
             Instruction::Write(_) | Instruction::Tlbi(_) => {
                 operand = self.register(at.cpu, arm64::operand(word));
             }

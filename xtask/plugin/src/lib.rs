@@ -16,23 +16,15 @@
 //! With the argument `riscv=on` it counts the fences of RISC-V instead, and a mark is `slti x0, x0,
 //! N` (privileged specification, 10.2.1).
 //!
-//! With the argument `record=FILE` it does something else: it writes down what a hypervisor does to
-//! the tables of its guest (`record.rs`).
-//!
 //! When a block of code is translated, each instruction in it is decoded by its bits (DDI 0487
 //! C4.1), and those of interest call back when they are executed. What is never called back costs
 //! nothing.
 //!
 //! The interface is QEMU's, in version 1 of it; the few functions that are used are declared here.
 
-mod record;
-#[path = "../../../hypervisor/src/reports.rs"]
-mod reports;
-
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
-use std::fs::File;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -42,7 +34,6 @@ struct Opaque([u8; 0]);
 
 type Translated = extern "C" fn(id: u64, block: *mut Opaque);
 type Callback = extern "C" fn(cpu: c_uint, data: *mut c_void);
-type Accessed = extern "C" fn(cpu: c_uint, info: u32, address: u64, data: *mut c_void);
 
 /// `QEMU_PLUGIN_CB_NO_REGS`: a callback that looks at no register.
 const NO_REGISTERS: c_int = 0;
@@ -61,16 +52,6 @@ unsafe extern "C" {
         flags: c_int,
         data: *mut c_void,
     );
-    fn qemu_plugin_insn_haddr(instruction: *const Opaque) -> *mut c_void;
-    fn qemu_plugin_register_vcpu_mem_cb(
-        instruction: *mut Opaque,
-        callback: Accessed,
-        flags: c_int,
-        which: c_int,
-        data: *mut c_void,
-    );
-    fn qemu_plugin_mem_is_store(info: u32) -> bool;
-    fn qemu_plugin_mem_size_shift(info: u32) -> c_uint;
     fn qemu_plugin_outs(text: *const c_char);
 }
 
@@ -91,7 +72,6 @@ pub unsafe extern "C" fn qemu_plugin_install(
     count: c_int,
     arguments: *const *const c_char,
 ) -> c_int {
-    let mut options = record::Options::default();
     for index in 0..count.max(0) as usize {
         // SAFETY: by (1.).
         let argument = unsafe { CStr::from_ptr(*arguments.add(index)) };
@@ -99,38 +79,12 @@ pub unsafe extern "C" fn qemu_plugin_install(
             b"instructions=on" => INSTRUCTIONS.store(true, Ordering::Relaxed),
             b"order=on" => ORDER.store(true, Ordering::Relaxed),
             b"riscv=on" => RISCV.store(true, Ordering::Relaxed),
-            other => {
-                if record_option(&mut options, other).is_none() {
-                    return 1;
-                }
-            }
+            _ => return 1,
         }
-    }
-    if options.file.is_some() {
-        record::start(options);
     }
     // SAFETY: the plugin's own number, and a function that lives as long as it does.
     unsafe { qemu_plugin_register_vcpu_tb_trans_cb(id, translated) };
     0
-}
-
-/// Reads one of the arguments of a recording.
-fn record_option(options: &mut record::Options, argument: &[u8]) -> Option<()> {
-    let (name, value) = std::str::from_utf8(argument).ok()?.split_once('=')?;
-    let number = |text: &str| text.parse::<u64>().ok();
-    let range = || {
-        let (from, to) = value.split_once('-')?;
-        Some(number(from)?..number(to)?)
-    };
-    match name {
-        "record" => options.file = Some(File::create(value).ok()?),
-        "text" => options.text = range()?,
-        "slots" => options.slots = range()?,
-        "reported" => options.reported = number(value)?,
-        "end" => options.end = number(value)?,
-        _ => return None,
-    }
-    Some(())
 }
 
 /// The most CPUs whose instructions are counted.
@@ -272,10 +226,6 @@ extern "C" fn translated(_: u64, block: *mut Opaque) {
             }
             let bytes: [u8; 4] = qemu_plugin_insn_data(at).cast::<[u8; 4]>().read_unaligned();
             let instruction = u32::from_le_bytes(bytes);
-            if record::is_on() {
-                record::translated(at, instruction);
-                continue;
-            }
             if counts && mark(instruction).is_none() && qemu_plugin_insn_vaddr(at) >> 63 != 0 {
                 let none = std::ptr::null_mut();
                 qemu_plugin_register_vcpu_insn_exec_cb(at, stepped, NO_REGISTERS, none);

@@ -104,7 +104,7 @@ unsafe impl Platform for Machine {
     unsafe fn free_table(&self, frame: Pa, _: Level) {
         count(Count::Tables, 1u64.wrapping_neg());
         // SAFETY: a frame of this machine's that is not in use any more (1.).
-        unsafe { self.frames.give(frame, || ()) };
+        unsafe { self.frames.give(frame) };
     }
 
     #[inline(always)]

@@ -24,6 +24,5 @@ mod lives;
 mod order;
 mod processes;
 mod profile;
-mod replay;
 mod runs;
 mod shared;
