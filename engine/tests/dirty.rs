@@ -40,7 +40,7 @@ enum Deed {
 }
 
 fn deeds() -> impl Strategy<Value = Vec<Deed>> {
-    let page = 0..300u64;
+    let page = 0..1500u64;
     let deed = prop_oneof![
         4 => page.clone().prop_map(Deed::Mark),
         1 => (page.clone(), page.clone()).prop_map(|(a, b)| Deed::MarkRange(a, b)),
@@ -50,9 +50,10 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
 }
 
 proptest! {
+    /// Of more words than a cache line has, which are passed over together.
     #[test]
-    fn a_bitmap_is_a_set(pages in 1..280u64, deeds in deeds()) {
-        let mut words = words(5);
+    fn a_bitmap_is_a_set(pages in 1..1400u64, deeds in deeds()) {
+        let mut words = words(22);
         let bitmap = Bitmap::new(&mut words, pages).unwrap();
         let mut set = BTreeSet::new();
         for deed in deeds {
@@ -77,9 +78,20 @@ proptest! {
                 }
             }
             prop_assert_eq!(bitmap.count(), set.len() as u64);
-            prop_assert!((0..300).all(|page| bitmap.is_marked(page) == set.contains(&page)));
+            prop_assert!((0..1500).all(|page| bitmap.is_marked(page) == set.contains(&page)));
         }
     }
+}
+
+/// Whole words, so that the first page that it has not is in none of them.
+#[test]
+fn a_page_beyond_a_bitmap_is_not_marked() {
+    let mut words = words(2);
+    let bitmap = Bitmap::new(&mut words, 128).unwrap();
+    bitmap.mark_all();
+    bitmap.mark(128);
+    assert!(bitmap.is_marked(127) && !bitmap.is_marked(128));
+    assert_eq!((bitmap.count(), bitmap.pages()), (128, 128));
 }
 
 /// Two turns, and then the first one's bitmap: it was marked again, and drained with plain stores.
@@ -142,6 +154,19 @@ fn a_ring_that_is_full_says_so_and_loses_nothing() {
         batch.release();
     }
     assert_eq!(seen, (0..20).map(|page| (3, page)).collect::<Vec<_>>());
+}
+
+/// An embedder makes a second ring of the memory of the first, with entries still in it.
+#[test]
+fn a_new_ring_is_empty() {
+    let mut entries = [const { RingEntry::new() }; 4];
+    for _ in 0..2 {
+        let ring = Ring::new(&mut entries).unwrap();
+        assert_eq!(ring.harvest(|slot, page| panic!("{slot}, {page}")), 0);
+        (0..3).for_each(|page| ring.push(3, page));
+        assert_eq!(ring.harvest(|_, _| ()), 3);
+        assert!(!ring.collect(|_, _| ()).is_empty());
+    }
 }
 
 // ---- A guest ----

@@ -211,13 +211,8 @@ impl Ranges {
                 place.write(item);
                 self.len += 1;
             }
-            None => {
-                self.overflowed = true;
-                if let Some(item) = self.as_mut_slice().last_mut() {
-                    item.level = None;
-                    item.tables = true;
-                }
-            }
+            // Of so many nobody asks the level: they are issued as everything.
+            None => self.overflowed = true,
         }
     }
 

@@ -35,8 +35,7 @@ struct Outbox {
     number: AtomicU64,
     generation: AtomicU64,
     id: AtomicU64,
-    /// Bits: see [`Outbox::GLOBAL`].
-    kind: AtomicU64,
+    global: AtomicBool,
     /// How many ranges.
     count: AtomicU64,
     ranges: [[AtomicU64; 3]; MAX_RANGES],
@@ -94,7 +93,7 @@ impl CpuCell {
                     number: AtomicU64::new(0),
                     generation: AtomicU64::new(0),
                     id: AtomicU64::new(0),
-                    kind: AtomicU64::new(0),
+                    global: AtomicBool::new(false),
                     count: AtomicU64::new(0),
                     ranges: [const { [const { AtomicU64::new(0) }; 3] }; MAX_RANGES],
                 },
@@ -109,27 +108,17 @@ impl CpuCell {
 }
 
 impl Outbox {
-    const GLOBAL: u64 = 1 << 0;
-    const EVERYTHING: u64 = 1 << 1;
-
     /// Writes a message for `left` CPUs. A CPU that finds our bit in its queue finds what was
     /// written before it.
     fn write(&self, flush: &Invalidation<'_>, number: u64, generation: u64, left: u32) {
-        let mut kind = 0;
-        if flush.global {
-            kind |= Self::GLOBAL;
-        }
         let ranges = match flush.what {
             What::Ranges(ranges) => ranges,
-            What::Everything => {
-                kind |= Self::EVERYTHING;
-                &[]
-            }
+            What::Everything => &[],
         };
         self.number.store(number, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Relaxed);
         self.id.store(u64::from(flush.id), Ordering::Relaxed);
-        self.kind.store(kind, Ordering::Relaxed);
+        self.global.store(flush.global, Ordering::Relaxed);
         let mut count = 0;
         for (place, range) in self.ranges.iter().zip(ranges) {
             let level = range.level.map_or(0, |level| u64::from(level.height()) + 1);
@@ -146,7 +135,6 @@ impl Outbox {
     /// The message, as a batch, and its identifier.
     fn read(&self) -> (Batch, u16) {
         let mut batch = Batch::new();
-        let kind = self.kind.load(Ordering::Relaxed);
         let count = self.count.load(Ordering::Relaxed) as usize;
         for range in self.ranges.iter().take(count) {
             let [first, last, rest] = [0, 1, 2].map(|at: usize| range[at].load(Ordering::Relaxed));
@@ -158,8 +146,9 @@ impl Outbox {
                 tables: rest & 1 != 0,
             });
         }
-        batch.global = kind & Self::GLOBAL != 0;
-        batch.everything |= kind & Self::EVERYTHING != 0;
+        batch.global = self.global.load(Ordering::Relaxed);
+        // A message without ranges is about everything.
+        batch.everything = count == 0;
         (batch, self.id.load(Ordering::Relaxed) as u16)
     }
 }

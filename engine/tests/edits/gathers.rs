@@ -248,6 +248,63 @@ fn every_edit_is_invalidated_when_its_gather_is_dropped_and_no_edit_is_nothing()
     }
 }
 
+/// A map over what the same gather has unmapped waits for that; one beside it does not.
+#[test]
+fn a_map_waits_for_an_unmap_of_its_addresses_and_of_no_other() {
+    let pages = |first: u64, count: u64| span(first * K4, count * K4);
+    for (unmapped, mapped, waits) in [
+        (&[(8, 2)][..], (8, 2), true),
+        (&[(8, 2)], (7, 2), true),
+        (&[(8, 2)], (9, 2), true),
+        (&[(8, 2)], (6, 2), false),
+        (&[(8, 2)], (10, 2), false),
+        // The last of several, and one before it.
+        (&[(8, 2), (20, 2)], (21, 1), true),
+        (&[(8, 2), (20, 2)], (22, 1), false),
+        (&[(8, 2), (20, 2)], (9, 1), true),
+        (&[(8, 2), (20, 2)], (12, 4), false),
+        (&[(8, 2), (20, 2)], (7, 1), false),
+        (&[(20, 2), (8, 2)], (9, 1), true),
+        (&[(20, 2), (8, 2)], (10, 8), false),
+    ] {
+        let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
+        let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+        let small = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        for &(first, count) in unmapped {
+            map(&mut space, pages(first, count), 0, small).unwrap();
+        }
+        space.make_live();
+        let mut gather = space.gather();
+        for &(first, count) in unmapped {
+            assert!(gather.unmap(pages(first, count), |_| keep_going(())).unwrap().is_done());
+        }
+        platform.take_events();
+        gather.map(pages(mapped.0, mapped.1), Pa::new(0x80_0000), small).unwrap();
+        let completes = platform.take_events().contains(&Event::Complete);
+        assert_eq!(completes, waits, "{mapped:?} over {unmapped:?}");
+    }
+}
+
+/// Of more ranges than are written down nobody knows where they end.
+#[test]
+fn a_map_waits_for_any_of_very_many_unmaps() {
+    let platform = Threads::new(64, 12, 1).with_caps(without_flags(0)).recording();
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    let small = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    let page = |number: u64| span(2 * number * K4, K4);
+    for number in 0..=MAX_RANGES as u64 {
+        map(&mut space, page(number), 0, small).unwrap();
+    }
+    space.make_live();
+    let mut gather = space.gather();
+    for number in 0..=MAX_RANGES as u64 {
+        assert!(gather.unmap(page(number), |_| keep_going(())).unwrap().is_done());
+    }
+    platform.take_events();
+    gather.map(page(MAX_RANGES as u64), Pa::new(0x80_0000), small).unwrap();
+    assert!(platform.take_events().contains(&Event::Complete));
+}
+
 #[test]
 fn what_a_forgotten_gather_owes_is_everything() {
     for (number, edit) in EDITS.into_iter().enumerate() {

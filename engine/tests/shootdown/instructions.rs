@@ -258,3 +258,74 @@ fn a_global_page_is_forgotten() {
     let all_asids = Tlbi { op: Op::Vaale1, operand: 1 << 46 | 3 << 44 | 5 };
     assert_eq!(instructions(ARM, &flush), [Instruction::Tlbi(all_asids)]);
 }
+
+/// Hardware that remembers what it was told to do: `None` is the wait.
+struct Heard<T>(RefCell<Vec<Option<T>>>);
+
+// SAFETY: there are no TLBs.
+unsafe impl amd::Amd for &Heard<Invlpgb> {
+    fn invlpgb(&self, operands: Invlpgb) {
+        self.0.borrow_mut().push(Some(operands));
+    }
+
+    fn tlbsync(&self) {
+        self.0.borrow_mut().push(None);
+    }
+}
+
+// SAFETY: there are no TLBs.
+unsafe impl arm64::Arm64 for &Heard<Tlbi> {
+    fn tlbi(&self, tlbi: Tlbi) {
+        self.0.borrow_mut().push(Some(tlbi));
+    }
+
+    fn dsb(&self) {
+        self.0.borrow_mut().push(None);
+    }
+}
+
+/// Each instruction, the wait behind the last, and nobody left.
+fn is_told<T: PartialEq + std::fmt::Debug>(
+    messenger: &dyn Messenger,
+    flush: &Invalidation<'_>,
+    heard: &Heard<T>,
+    instructions: Vec<T>,
+) {
+    let mut cpus = Cpus::EMPTY;
+    cpus.insert(1);
+    assert!(messenger.reaches_all());
+    assert_eq!(messenger.cost(flush, 7), 5 * instructions.len() as u64);
+    assert!(heard.0.borrow().is_empty());
+    messenger.tell(flush, &mut cpus);
+    assert!(cpus.is_empty());
+    let all = instructions.into_iter().map(Some).chain([None]);
+    assert_eq!(heard.0.take(), all.collect::<Vec<_>>());
+}
+
+#[test]
+fn hardware_is_told_and_waited_for() {
+    let pages = [range(5, 2, false), range(9, 1, true)];
+    let flush = Invalidation { id: 5, ..of(What::Ranges(&pages), false) };
+    let heard = Heard(RefCell::default());
+    let messenger = amd::InvlpgbMessenger { most: 7, cost: 5, hardware: &heard };
+    is_told(&messenger, &flush, &heard, broadcast(7, &flush));
+    let heard = Heard(RefCell::default());
+    // SAFETY: there is no hardware (1.).
+    let messenger = unsafe { arm64::TlbiMessenger::new(ARM, 5, &heard) };
+    let all = instructions(ARM, &flush).into_iter().map(|one| match one {
+        Instruction::Tlbi(tlbi) => tlbi,
+        Instruction::Dsb => panic!("stage 1 has one wait"),
+    });
+    is_told(&messenger, &flush, &heard, all.collect());
+}
+
+#[test]
+fn a_messenger_says_nothing_of_itself() {
+    struct Silent;
+    // SAFETY: it takes nobody out of the set (1.), and reaches nobody (2.).
+    unsafe impl Messenger for Silent {
+        fn tell(&self, _: &Invalidation<'_>, _: &mut Cpus) {}
+    }
+    assert!(!Silent.reaches_all());
+    assert_eq!(Silent.cost(&of(What::Everything, true), 7), 0);
+}

@@ -7,6 +7,7 @@
 mod handlers;
 mod identifiers;
 mod instructions;
+mod many;
 mod told;
 
 use std::cell::{Cell, RefCell};

@@ -110,6 +110,14 @@ fn a_batch_is_all_that_was_added_to_it() {
     assert_eq!(batch.take().flush(root, 0), of(What::Everything, true));
     batch.add(&of(What::Everything, false));
     assert_eq!(batch.flush(root, 0), of(What::Everything, false));
+    assert!(!batch.is_empty());
+    // Global twice is global.
+    let mut batch = Batch::new();
+    most[..2]
+        .iter()
+        .for_each(|page| batch.add(&of(What::Ranges(std::slice::from_ref(page)), true)));
+    assert!(!batch.is_empty());
+    assert_eq!(batch.take().flush(root, 0), of(What::Ranges(&most[..2]), true));
 }
 
 #[test]
