@@ -44,7 +44,7 @@ enum When {
     Invalidation,
 }
 
-/// What a platform was told to do.
+/// An order to the platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Did {
     Publish,
@@ -55,12 +55,15 @@ enum Did {
     Instructions(u64, u64),
 }
 
+/// When the other edits, after how many such moments, and how.
+type Meddler = (When, u32, Box<dyn FnOnce()>);
+
 /// A platform on which another processor edits at a moment of the test's choice.
 struct Meddled {
     frames: Threads,
     caps: Caps,
     maintenance: CacheMaintenance,
-    meddler: RefCell<Option<(When, u32, Box<dyn FnOnce()>)>>,
+    meddler: RefCell<Option<Meddler>>,
     did: RefCell<Vec<Did>>,
     most: Cell<Option<u32>>,
 }
@@ -100,7 +103,7 @@ impl Meddled {
         self.did.borrow_mut().push(did);
     }
 
-    /// What was done since the last look. The other processor has edited, if it was to.
+    /// The orders since the last look. The other processor has edited, if it was to.
     fn take(&self) -> Vec<Did> {
         assert!(self.meddler.borrow().is_none(), "the moment did not come");
         self.did.take()

@@ -119,7 +119,8 @@ fn a_fault_looks_again_where_another_processor_was_first() {
         gather.protect(span(0, PAGE), Change::new().perms(Perms::READ)).unwrap();
     };
     let fresh = None;
-    let cases: [(Option<&NewLeaf<X86>>, &NewLeaf<X86>, Act, Result<&str, Refused<Va>>); 9] = [
+    type Case<'a> = (Option<&'a NewLeaf<X86>>, &'a NewLeaf<X86>, Act, Result<&'a str, Refused<Va>>);
+    let cases: [Case<'_>; 9] = [
         (fresh, &write, maps, Ok("already")),
         (fresh, &read, maps, Ok("already")),
         (fresh, &write, maps_less, Err(Refused::Retry)),
@@ -233,7 +234,7 @@ fn forgotten(did: &[Did]) -> impl Fn(u64) -> bool + '_ {
     move |at| did.iter().any(|did| matches!(did, Did::Invalidate(told) if told.covers(at)))
 }
 
-/// What another edit has claimed is passed over, and invalidated: it may be remembered as it was.
+/// A claim of another edit is passed over, and invalidated: it may be remembered as it was.
 /// It is said of a leaf that will be there again.
 #[test]
 fn a_claim_is_passed_over_and_invalidated() {
@@ -303,7 +304,11 @@ fn an_edit_of_a_range_goes_into_a_table_that_another_processor_has_made() {
         let (mut gather, mut held) = (space.gather(), 0);
         if unmaps {
             let part = span(0, 2 * BLOCK);
-            let taken = gather.unmap(part, |_| ControlFlow::Continue(held += 1)).unwrap();
+            let taken = gather.unmap(part, |_| {
+                held += 1;
+                ControlFlow::Continue(())
+            });
+            let taken = taken.unwrap();
             assert!(taken.progress.is_done() && !taken.passed_over);
             let mut bytes = 0;
             assert!(gather.finish(|leaf| bytes += leaf.size()).is_ok());
@@ -323,7 +328,7 @@ fn an_edit_of_a_range_goes_into_a_table_that_another_processor_has_made() {
     }
 }
 
-/// What stops an unmap names the first address that is left.
+/// An unmap that is stopped names the first address that is left.
 #[test]
 fn an_unmap_goes_on_where_it_stopped() {
     let platform = Meddled::new(NOTHING, Caps::default());

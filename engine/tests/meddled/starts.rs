@@ -53,7 +53,7 @@ fn a_start_protects_what_is_there_when_it_ends() {
     assert_eq!(space.open(Va::new(0), true), Ok(()));
 }
 
-/// What is being cleaned may become writable: a table in which it is is not opened before.
+/// Memory that is being cleaned may become writable: its table is not opened before.
 #[test]
 fn no_table_is_opened_over_a_claim() {
     let caps = Caps { hardware_dirty: false, ..Caps::default() };

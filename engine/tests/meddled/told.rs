@@ -111,7 +111,7 @@ fn a_collapse_forgets_before_the_table_is_gone() {
     }
 }
 
-/// What is global may be remembered under any identifier from when the first such leaf is mapped.
+/// Global leaves may be remembered under any identifier, from the first on.
 #[test]
 fn a_flush_is_global_once_something_is() {
     type Maps = fn(&'static Space<X86>);
