@@ -14,6 +14,7 @@
 //! | `cargo xtask example` | boots an example kernel, of `examples/`, and shows what it says |
 //! | `cargo xtask migrate` | has QEMU migrate a guest on this computer's KVM, as predicted |
 //! | `cargo xtask matrix` | boots the kernels of two releases of Debian on two versions of QEMU |
+//! | `cargo xtask mutants` | runs the engine's tests on mutants of it |
 //! | `cargo xtask processes` | counts the barriers of a kernel whose processes fork |
 //! | `cargo xtask smmu` | has a device go by a guest's tables, through a system MMU |
 //! | `cargo xtask tlb-flush` | counts what remote flushes cost a guest of x86-64 |
@@ -46,6 +47,7 @@ mod log_start;
 mod matrix;
 mod measure;
 mod migrate;
+mod mutants;
 mod out;
 mod planted;
 #[cfg(test)]
@@ -137,6 +139,8 @@ enum Command {
     /// Hold what the hypervisor does to its guest's tables against the rules, with bugs planted and
     /// without
     Check(check::CheckArgs),
+    /// Run the engine's tests on mutants of it, all in one build, and say which no test sees
+    Mutants(mutants::MutantsArgs),
     /// Run the experiments on KVM inside emulated computers, and compare their counts with each
     /// other and with this one's
     Kvm(kvm::KvmArgs),
@@ -283,6 +287,7 @@ fn main() -> ExitCode {
         Command::Kvm(args) if args.selftests => selftests::run(),
         Command::Kvm(args) => kvm::run(&args),
         Command::Migrate(args) => migrate::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
         Command::LogStart { arch } => log_start::table(arch),
         Command::Example { kernel, watch } => example::run(kernel, watch, |line| say!("{line}")),
         Command::Processes { json } => processes::run(json, |line| say!("{line}")),

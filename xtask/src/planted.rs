@@ -53,19 +53,57 @@ fn write(to: &Path, text: &[u8]) -> Result<()> {
     fs::write(to, text).about(to.display())
 }
 
-fn copy(from: &Path, to: &Path, each: &impl Fn(&Path, Vec<u8>) -> Result<Vec<u8>>) -> Result<()> {
+fn copy(
+    from: &Path,
+    to: &Path,
+    each: &mut impl FnMut(&Path, Vec<u8>) -> Result<Vec<u8>>,
+) -> Result<()> {
     if from.is_file() {
         let text = fs::read(from).about(from.display())?;
         return write(to, &each(from, text)?);
     }
     fs::create_dir_all(to).about(to.display())?;
-    for entry in fs::read_dir(from).about(from.display())? {
-        let name = entry.about(from.display())?.file_name();
+    let entries = fs::read_dir(from).about(from.display())?;
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+    let mut names: Vec<_> = names.collect::<std::io::Result<_>>().about(from.display())?;
+    names.sort();
+    for name in names {
         if name != "target" {
             copy(&from.join(&name), &to.join(&name), each)?;
         }
     }
     Ok(())
+}
+
+/// Copies directories of the workspace, with each file as `each` returns it, and makes a workspace
+/// of them. Files are the same in each run in number and order.
+///
+/// # Errors
+/// A file cannot be read or written, or `each` fails.
+pub fn copy_workspace(
+    to: &Path,
+    parts: &[&str],
+    each: &mut impl FnMut(&Path, Vec<u8>) -> Result<Vec<u8>>,
+) -> Result<()> {
+    let from = fetch::root();
+    for part in parts {
+        copy(&from.join(part), &to.join(part), each)?;
+    }
+    let manifest = from.join("Cargo.toml");
+    let manifest = fs::read_to_string(&manifest).about(manifest.display())?;
+    // The hypervisor is not in the workspace, but for what both have.
+    let members = parts.iter().map(|&part| match part {
+        "hypervisor" => "hypervisor/common",
+        part => part,
+    });
+    let members = format!("members = {:?}\n", members.collect::<Vec<_>>());
+    let line = |line: &str| match line.split_once(" = ") {
+        Some(("members", _)) => members.clone(),
+        Some(("default-members", _)) => String::new(),
+        _ => format!("{line}\n"),
+    };
+    let manifest: String = manifest.lines().map(line).collect();
+    write(&to.join("Cargo.toml"), manifest.as_bytes())
 }
 
 /// The hypervisor on an engine with this bug.
@@ -75,25 +113,10 @@ fn copy(from: &Path, to: &Path, each: &impl Fn(&Path, Vec<u8>) -> Result<Vec<u8>
 pub fn hypervisor(bug: &Bug) -> Result<PathBuf> {
     let (from, to) = (fetch::root(), fetch::target().join("planted"));
     let place = from.join("engine/src").join(bug.file);
-    let plant = |file: &Path, text: Vec<u8>| match file == place {
+    copy_workspace(&to, &PARTS, &mut |file, text| match file == place {
         true => bug.plant(&String::from_utf8_lossy(&text)).map(Vec::from),
         false => Ok(text),
-    };
-    for part in PARTS {
-        copy(&from.join(part), &to.join(part), &plant)?;
-    }
-    let manifest = from.join("Cargo.toml");
-    let manifest = fs::read_to_string(&manifest).about(manifest.display())?;
-    // Only what was copied; and what is not in the workspace is not in it here.
-    let line = |line: &str| match line.split_once(" = ") {
-        Some(("members", _)) => {
-            "members = [\"engine\", \"hypervisor/common\", \"linear\", \"walker\"]\n".into()
-        }
-        Some(("default-members", _)) => String::new(),
-        _ => format!("{line}\n"),
-    };
-    let manifest: String = manifest.lines().map(line).collect();
-    write(&to.join("Cargo.toml"), manifest.as_bytes())?;
+    })?;
     fetch::hypervisor_in(&to, &to.join("target"))
 }
 

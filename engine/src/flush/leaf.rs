@@ -367,3 +367,30 @@ impl<A> Progress<A> {
         matches!(self, Self::Done)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{BLOCK, Progress, next_serial};
+
+    #[test]
+    fn numbers_of_a_block_follow_each_other_and_then_comes_another() {
+        // Blocks of odd and even numbers.
+        for _ in 0..2 {
+            let first = next_serial(0);
+            assert_eq!(first % BLOCK, 1);
+            assert_eq!(next_serial(first), first + 1);
+            let last = first + (BLOCK - 2);
+            assert_eq!(next_serial(last), last + 1);
+            // Another takes the block that follows.
+            next_serial(0);
+            let other = next_serial(last + 1);
+            assert!(other % BLOCK == 1 && other > last + 2);
+        }
+    }
+
+    #[test]
+    fn an_edit_that_stopped_is_not_done() {
+        assert!(Progress::<u64>::Done.is_done());
+        assert!(!Progress::Stopped(0u64).is_done());
+    }
+}

@@ -338,8 +338,8 @@ impl<F: Format, P: SharedPlatform + Clone> End<F, P> for Beside<'_, F, P> {
     type Completed = DeferredReclaim<F, P>;
 
     #[inline]
-    fn complete(mut self, completed: Completed<F, P>) -> DeferredReclaim<F, P> {
-        self.end();
+    fn complete(self, completed: Completed<F, P>) -> DeferredReclaim<F, P> {
+        drop(self);
         DeferredReclaim::new(completed)
     }
 }

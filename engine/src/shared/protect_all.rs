@@ -320,7 +320,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             // descriptor meanwhile.
             match table.compare_exchange(index, now, next) {
                 Ok(()) => break,
-                Err(other) if self.is_marked(other, marked, below.up()) => now = other,
+                Err(other) if Self::is_same_table(other, marked, below.up()) => now = other,
                 Err(_) => return Err(NotOpened::Changed),
             }
         }
@@ -330,12 +330,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         protected
     }
 
-    /// Whether an entry still has the mark, whatever walkers have done to its flags.
-    fn is_marked(&self, entry: u64, marked: u64, level: Level) -> bool {
+    /// Whether an entry points to the table of another, whatever walkers have done to its flags.
+    /// The table is not freed before this walk is over; so it still has the mark.
+    fn is_same_table(entry: u64, marked: u64, level: Level) -> bool {
         F::kind(entry, level) == Kind::Table
             && F::address(entry, level) == F::address(marked, level)
-            && F::is_protected(entry)
-            && entry & F::OPENING != 0
     }
 
     /// Protects all entries of a table: leaves lose the permission to write, tables are
@@ -363,7 +362,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                         }
                         break;
                     }
-                    Kind::Table if F::is_protected(entry) => break,
+                    // One that is protected stays as it is: nobody opens it, as all that looked for
+                    // a way before are over.
                     Kind::Table => F::protect_table(entry),
                     Kind::Leaf => {
                         if (entry ^ pattern) & !mask != 0 {

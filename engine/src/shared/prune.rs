@@ -137,9 +137,9 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Prune<'_, '_, F, P> {
         }
         self.gather.count.begin();
         while let Err(now) = table.compare_exchange(index, entry, self.mark) {
-            // A walker has set a flag of the entry, or the table was write-protected or opened.
+            // A walker has set a flag of the entry, or the table was write-protected or opened. If
+            // not, another has cut the table off, and frees it as it is.
             if F::kind(now, level) != Kind::Table || F::address(now, level) != frame {
-                self.unseal(&child, 1 << F::INDEX_BITS);
                 return Step::Next;
             }
             entry = now;

@@ -73,6 +73,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let _: ControlFlow<()> = space.visit(slice, &mut unmap);
         let (passed_over, end) = (unmap.kept, unmap.end);
         self.flush.ranges.end_unnamed(named);
+        // Others may be in the middle of a break of what is to go: it is passed over where they
+        // have claimed it, and may still be remembered.
         if space.has_seen_unfinished(self.count.own()) {
             self.flush.ranges.add(slice, None, true);
         }
@@ -434,7 +436,6 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
             match (kind, level.down()) {
                 (Kind::Invalid, _) | (Kind::Table, None) => {
                     self.kept |= is_kept::<F>(entry);
-                    pass_over(self.flush, entry, slice);
                     return Step::Next;
                 }
                 (Kind::Table, _) if !slice.is_whole::<F>(level) => {
@@ -482,23 +483,9 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                     Err(now) => entry = now,
                 }
             }
-            if F::kind(entry, Level::PAGE) == Kind::Invalid {
-                let slice = Slice::around::<F>(at, Level::PAGE);
-                pass_over(self.flush, entry, slice);
-            }
             at = at.wrapping_add(1 << F::PAGE_SHIFT);
         }
         ControlFlow::Continue(())
-    }
-}
-
-/// An entry that another edit has claimed is passed over, but what it said before may still be
-/// remembered: that edit may be in the middle of breaking the very thing that is to go. So it is
-/// invalidated here as well.
-#[inline]
-fn pass_over(flush: &mut Flush, entry: u64, slice: Slice) {
-    if entry != 0 {
-        flush.ranges.add(slice, None, true);
     }
 }
 
@@ -525,10 +512,7 @@ impl<F: Format, V: FnMut(Leaf<F>)> Protect<'_, '_, F, V> {
     ) -> ControlFlow<()> {
         loop {
             if F::kind(entry, level) != Kind::Leaf {
-                if F::kind(entry, level) == Kind::Invalid {
-                    self.sum.passed_over |= is_kept::<F>(entry);
-                    pass_over(self.flush, entry, Slice::around::<F>(at, level));
-                }
+                self.sum.passed_over |= is_kept::<F>(entry);
                 return ControlFlow::Continue(());
             }
             self.recent.look_up::<F>(&self.conditions, entry, level);

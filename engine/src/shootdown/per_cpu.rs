@@ -147,8 +147,6 @@ impl Outbox {
             });
         }
         batch.global = self.global.load(Ordering::Relaxed);
-        // A message without ranges is about everything.
-        batch.everything = count == 0;
         (batch, self.id.load(Ordering::Relaxed) as u16)
     }
 }

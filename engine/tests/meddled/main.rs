@@ -3,6 +3,7 @@
 //!
 //! One thread plays both: the platform runs an edit of the other in the midst of a call.
 
+mod faults;
 mod races;
 mod starts;
 mod told;

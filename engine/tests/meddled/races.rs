@@ -39,6 +39,20 @@ fn a_range_goes_on_where_another_processor_was_first() {
     }
 }
 
+/// In a table that is there already, page by page.
+#[test]
+fn a_range_counts_what_it_has_mapped_itself() {
+    let platform = Meddled::new(NOTHING, Caps::default());
+    let space = platform.share::<X86>();
+    assert_eq!(map_range(space, 0, PAGE), Ok(PAGE));
+    platform.meddle(When::Exchange, 3, move || {
+        assert_eq!(map_range(space, 4 * PAGE, PAGE), Ok(PAGE));
+    });
+    assert_eq!(map_range(space, 0, 8 * PAGE), Ok(6 * PAGE));
+    platform.take();
+    assert!((0..8).all(|page| frame(space, page * PAGE) == Some(page * PAGE)));
+}
+
 /// An entry is claimed while its memory is cleaned.
 #[test]
 fn a_range_stops_at_a_claim_of_another_processor() {
@@ -385,5 +399,82 @@ fn a_table_into_which_another_processor_maps_stays() {
             let missing = if is_there { BLOCK - PAGE } else { BLOCK };
             assert_eq!(map_range(space, 0, BLOCK), Ok(missing), "{after} {at:#x}");
         }
+    }
+}
+
+/// A table that is pruned is cut off by another, or a walker sets a flag of its entry.
+#[test]
+fn a_table_that_is_cut_off_by_another_processor_is_not_pruned() {
+    const ACCESSED: u64 = 1 << 5;
+    for cuts in [true, false] {
+        let platform = Meddled::new(NOTHING, Caps::default());
+        let space = platform.share::<X86>();
+        assert_eq!(map_range(space, 0, PAGE), Ok(PAGE));
+        unmap(space, span(0, PAGE));
+        platform.take();
+        // When all of the table is sealed.
+        platform.meddle(When::Exchange, 512, move || {
+            if cuts {
+                let mut gather = space.gather();
+                let part = span(0, BLOCK);
+                let taken = gather.unmap(part, |_| ControlFlow::Continue(())).unwrap();
+                assert!(taken.progress.is_done());
+                assert!(gather.finish(|_| ()).is_err());
+                return;
+            }
+            let mut frame = space.root();
+            for level in [3, 2, 1] {
+                // SAFETY: a table of the tree.
+                let table = unsafe { platform.table(frame, Level::new(level)) };
+                // SAFETY: its first entry.
+                let entry = unsafe { table.as_ref() };
+                frame = X86::address(entry.load(), Level::new(level));
+                entry.store(entry.load() | ACCESSED);
+            }
+        });
+        let mut gather = space.gather();
+        assert!(gather.prune(span(0, BLOCK)).unwrap().is_done());
+        // It does not free what another has cut off.
+        assert!(!gather.is_clean());
+        assert!(gather.finish(|_| ()).is_ok());
+        platform.take();
+        // What is still walked leaks.
+        assert_eq!(platform.frames.tables(), if cuts { 4 } else { 3 });
+        assert_eq!(map_range(space, 0, BLOCK), Ok(BLOCK));
+    }
+}
+
+/// Two blocks that two others split are passed over.
+#[test]
+fn two_claims_are_passed_over_as_one_is() {
+    for unmaps in [true, false] {
+        let caps = Caps { bbm: 0, ..Caps::default() };
+        let platform = Meddled::new(NOTHING, caps);
+        let space = platform.share::<Arm64K4>();
+        for number in 0..2 {
+            let block = leaf(number * BLOCK, Level::new(1), Attrs::USER_DATA);
+            assert_eq!(map_alone(space, &block), Ok(Mapped::Installed));
+        }
+        let split = |at| {
+            let mut gather = space.gather();
+            assert!(gather.top_up(1));
+            assert_eq!(gather.split(Va::new(at), Level::PAGE), Ok(true));
+        };
+        platform.meddle(When::Invalidation, 0, move || {
+            platform.meddle(When::Invalidation, 0, move || {
+                let mut gather = space.gather();
+                let part = span(0, 2 * BLOCK);
+                let passed_over = if unmaps {
+                    gather.unmap(part, |_| ControlFlow::Continue(())).unwrap().passed_over
+                } else {
+                    let change = Change::new().perms(Attrs::USER_RODATA.perms);
+                    gather.protect(part, change).unwrap().passed_over
+                };
+                assert!(passed_over);
+            });
+            split(BLOCK);
+        });
+        split(0);
+        platform.take();
     }
 }

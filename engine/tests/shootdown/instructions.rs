@@ -81,6 +81,24 @@ fn a_flush_of_stage_2_waits_once_and_forgets_once_what_was_combined() {
     }
 }
 
+/// A leaf of any size takes one instruction of an address; more take one of a range.
+#[test]
+fn a_block_is_an_address_and_two_are_a_range() {
+    for (blocks, op) in [(1, Op::Vale1), (2, Op::Rvale1)] {
+        let last = blocks * (2 << 20) - 1;
+        let stale = Stale { first: 0, last, level: Some(Level::new(1)), tables: false };
+        let all = instructions(ARM, &of(What::Ranges(&[stale]), false));
+        let ops: Vec<_> = all
+            .iter()
+            .filter_map(|one| match one {
+                Instruction::Tlbi(tlbi) => Some(tlbi.op),
+                Instruction::Dsb => None,
+            })
+            .collect();
+        assert_eq!(ops, [op]);
+    }
+}
+
 /// The pages that an instruction names, and its hint, from the manual's fields.
 fn named(encoder: &arm64::Encoder, tlbi: &Tlbi) -> (std::ops::Range<u64>, u64) {
     let bits = |low: u32, count: u32| tlbi.operand >> low & ((1 << count) - 1);

@@ -143,6 +143,75 @@ fn a_messenger_is_used_where_it_costs_less_than_interrupts() {
     });
 }
 
+/// One that costs as much as the interrupts does without them.
+#[test]
+fn a_messenger_is_used_where_it_costs_as_much_as_interrupts() {
+    with_world(Some(BITS), |world| {
+        (0..3).for_each(|cpu| world.switch(cpu, Some(0)));
+        let hypercall = Hypercall { encoder: FlushEncoder::default(), cost: 20, calls: world };
+        world.flush(0, What::Ranges(&[range(3, 1, false)]), false, &[&hypercall]);
+        assert_eq!((world.hypercalls.take(), world.take().1), (1, 0));
+    });
+}
+
+#[test]
+fn a_message_names_the_level_of_what_is_forgotten() {
+    with_world(Some(BITS), |world| {
+        (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
+        for level in [Some(Level::PAGE), Some(Level::new(1)), Some(Level::new(2)), None] {
+            let stale = Stale { level, ..range(3, 1, false) };
+            world.flush_ranges(0, &[stale]);
+            assert_eq!(world.take().0, [(1, part(1, stale)), (0, part(1, stale))]);
+        }
+    });
+}
+
+#[test]
+fn a_cpu_that_does_not_run_is_flushed_before_it_does() {
+    with_world(Some(BITS), |world| {
+        (0..3).for_each(|cpu| world.switch(cpu, Some(0)));
+        // SAFETY: this test is the host (1.).
+        let deferred = unsafe { Deferred::new(|cpu| world.flags.get(cpu)) };
+        world.flags[1].preempt();
+        let page = range(3, 1, false);
+        world.flush(0, What::Ranges(&[page]), false, &[&deferred]);
+        assert_eq!(world.take(), (vec![(2, part(1, page)), (0, part(1, page))], 1));
+        assert_eq!([1, 2].map(|cpu| world.flags[cpu].enter()), [true, false]);
+    });
+}
+
+/// A load flushes all without identifiers; who was lazy has loaded nothing.
+#[test]
+fn without_identifiers_a_cpu_that_was_lazy_flushes_what_it_missed() {
+    with_world(None, |world| {
+        (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
+        let page = range(3, 1, false);
+        world.here(1).be_lazy();
+        world.flush_ranges(0, &[page]);
+        world.take();
+        world.here(1).resume(&world.spaces[0], &On(1, world));
+        assert_eq!(world.take().0, [(1, space(0))]);
+        world.switch(1, Some(1));
+        world.flush_ranges(0, &[page]);
+        world.take();
+        world.switch(1, Some(0));
+        assert_eq!(world.take().0, []);
+    });
+}
+
+/// Memory that says that all have a message.
+#[test]
+fn no_message_is_there_before_the_first() {
+    let mut cpus: Vec<_> = (0..2).map(|_| CpuCell::new()).collect();
+    let mut inboxes: Vec<_> = (0..inbox_words(2)).map(|_| AtomicU64::new(u64::MAX)).collect();
+    let shootdown = Shootdown::new(&mut cpus, &mut inboxes, None, 10).unwrap();
+    with_world(None, |world| {
+        // SAFETY: as in `World::here`.
+        unsafe { shootdown.on(0) }.unwrap().receive(&On(0, world));
+        assert_eq!(world.take().0, []);
+    });
+}
+
 // ---- What is global ----
 
 #[test]

@@ -159,7 +159,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a message does not say that it means global translations",
         file: HERE,
-        find: "if «flush.global» {\n            kind",
+        find: "self.global.store(«flush.global», Ordering::Relaxed);",
         with: "false",
         rules: STALE,
     },
