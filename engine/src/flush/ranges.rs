@@ -300,3 +300,73 @@ impl Ranges {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::{MAX_RANGES, Ranges, Stale};
+    use crate::addr::Level;
+    use crate::walk::Slice;
+
+    fn pages(first: u64, count: u64) -> Slice {
+        Slice { first: first << 12, last: ((first + count) << 12) - 1 }
+    }
+
+    proptest! {
+        /// They hold the pages that were added, and no other, each with its hint or with none.
+        #[test]
+        fn ranges_are_what_was_added(
+            added in prop::collection::vec((0u64..64, 1u64..4, 0u8..2, any::<bool>()), 0..9),
+        ) {
+            let mut ranges = Ranges::new();
+            for &(first, count, height, is_page) in &added {
+                match is_page {
+                    true => ranges.add_page(pages(first, count), Level::new(height)),
+                    false => ranges.add(pages(first, count), Some(Level::new(height)), true),
+                }
+            }
+            prop_assert_eq!(ranges.is_empty(), added.is_empty());
+            let all: Vec<_> = ranges.copy().as_slice().to_vec();
+            for page in 0..70 {
+                let at = pages(page, 1);
+                let about: Vec<_> = added
+                    .iter()
+                    .filter(|&&(first, count, ..)| first <= page && page < first + count)
+                    .collect();
+                prop_assert_eq!(ranges.overlap(at), !about.is_empty());
+                let is_of = |stale: &&Stale| stale.first <= at.first && at.last <= stale.last;
+                let of: Vec<_> = all.iter().filter(is_of).collect();
+                prop_assert_eq!(of.is_empty(), about.is_empty());
+                for &&(_, _, height, is_page) in &about {
+                    let is_said = |stale: &&Stale| {
+                        let is_of = stale.level.is_none_or(|level| level == Level::new(height));
+                        is_of && (stale.tables || is_page)
+                    };
+                    prop_assert!(of.iter().copied().any(|stale| is_said(&stale)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_are_cleared() {
+        let mut ranges = Ranges::new();
+        for page in 0..=MAX_RANGES as u64 {
+            ranges.add(pages(2 * page, 1), None, true);
+        }
+        assert!(ranges.overlap(pages(99, 1)));
+        ranges.everything = true;
+        ranges.clear();
+        assert!(ranges.is_empty() && !ranges.overlap(pages(2, 1)));
+        ranges.add(pages(3, 1), None, true);
+        assert!(ranges.overlap(pages(3, 1)) && !ranges.overlap(pages(2, 1)));
+        // The last goes on.
+        ranges.add(pages(4, 1), None, true);
+        assert!(ranges.overlap(pages(4, 1)) && !ranges.overlap(pages(5, 1)));
+    }
+}

@@ -379,8 +379,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let maintenance = space.maintenance(&leaf.attrs, Perms::empty());
         let look = |missing: &dyn Fn(Pa, u64, bool, bool)| {
             let mut survey = Survey::default();
-            let slice = leaf.slice();
-            space.survey(leaf, child, below, slice, maintenance, &mut survey, missing);
+            space.survey(leaf, child, below, leaf.input, maintenance, &mut survey, missing);
             survey
         };
         let before = look(&|_, _, _, _| ());
@@ -493,7 +492,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             (Kind::Table, Some(below)) => {
                 let mut left = most;
                 let child = F::address(found.entry, found.level);
-                self.has(leaf, at, child, below, leaf.slice(), &mut left)
+                self.has(leaf, at, child, below, leaf.input, &mut left)
             }
             _ => false,
         }
@@ -508,7 +507,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         at: u64,
         frame: Pa,
         level: Level,
-        slice: Slice,
+        first: u64,
         left: &mut u64,
     ) -> bool {
         // SAFETY: a table of the tree, in a walk.
@@ -518,13 +517,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let start = F::index(at, level);
         (start..start + entries).all(|index| {
             let index = index % entries;
-            let first = slice.first + index as u64 * size;
+            let first = first + index as u64 * size;
             let entry = table.follow(index);
             match (F::kind(entry, level), level.down()) {
                 (Kind::Table, Some(below)) => {
-                    let last = first + (size - 1);
-                    let part = Slice { first, last };
-                    self.has(leaf, at, F::address(entry, level), below, part, left)
+                    self.has(leaf, at, F::address(entry, level), below, first, left)
                 }
                 (Kind::Leaf, _) if leaf.is_cleaned_by(entry, level, first) => true,
                 _ => left.checked_sub(size).map(|now| *left = now).is_some(),
@@ -708,7 +705,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         leaf: &NewLeaf<F>,
         frame: Pa,
         level: Level,
-        slice: Slice,
+        first: u64,
         maintenance: (bool, bool),
         survey: &mut Survey,
         missing: &dyn Fn(Pa, u64, bool, bool),
@@ -717,18 +714,16 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let table = unsafe { Table::open(self.platform(), frame, level) };
         let size = 1u64 << F::shift(level);
         for index in 0..1usize << F::INDEX_BITS {
-            let first = slice.first + index as u64 * size;
+            let first = first + index as u64 * size;
             let entry = table.follow(index);
             let (mut clean, mut instructions) = maintenance;
             match (F::kind(entry, level), level.down()) {
                 (Kind::Table, Some(below)) => {
-                    let last = first + (size - 1);
-                    let part = Slice { first, last };
                     let child = F::address(entry, level);
                     // Walkers fault at a write-protected table, unless all that it takes away are
                     // permissions.
                     survey.holes |= !F::TABLES_RESTRICT && F::is_protected(entry);
-                    self.survey(leaf, child, below, part, maintenance, survey, missing);
+                    self.survey(leaf, child, below, first, maintenance, survey, missing);
                     continue;
                 }
                 (Kind::Leaf, _) if leaf.is_cleaned_by(entry, level, first) => {

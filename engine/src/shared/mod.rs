@@ -228,6 +228,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         space.gather().share();
         // It is published.
         space.become_(Liveness::Live);
+        // A block of its own: exclusive edits go on in theirs.
         let base = next_serial(0);
         let globals = match space.debt.has_globals() {
             true => GLOBALS,
@@ -253,7 +254,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let mend = Mend { unclaim: self.has_seen_unfinished(0), open: self.may_be_protected() };
         let target = self.target(true);
         let mut space = self.space;
-        space.serial = self.serial.into_inner();
         space.debt.add_globals(target.global);
         if mend.unclaim || mend.open {
             let mut ranges = Ranges::new();

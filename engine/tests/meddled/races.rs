@@ -406,7 +406,7 @@ fn a_table_into_which_another_processor_maps_stays() {
 #[test]
 fn a_table_that_is_cut_off_by_another_processor_is_not_pruned() {
     const ACCESSED: u64 = 1 << 5;
-    for cuts in [true, false] {
+    for (cuts, remaps) in [(true, true), (true, false), (false, false)] {
         let platform = Meddled::new(NOTHING, Caps::default());
         let space = platform.share::<X86>();
         assert_eq!(map_range(space, 0, PAGE), Ok(PAGE));
@@ -420,6 +420,9 @@ fn a_table_that_is_cut_off_by_another_processor_is_not_pruned() {
                 let taken = gather.unmap(part, |_| ControlFlow::Continue(())).unwrap();
                 assert!(taken.progress.is_done());
                 assert!(gather.finish(|_| ()).is_err());
+                if remaps {
+                    assert_eq!(map_range(space, 7 * PAGE, PAGE), Ok(PAGE));
+                }
                 return;
             }
             let mut frame = space.root();
@@ -439,8 +442,11 @@ fn a_table_that_is_cut_off_by_another_processor_is_not_pruned() {
         assert!(gather.finish(|_| ()).is_ok());
         platform.take();
         // What is still walked leaks.
-        assert_eq!(platform.frames.tables(), if cuts { 4 } else { 3 });
-        assert_eq!(map_range(space, 0, BLOCK), Ok(BLOCK));
+        let tables = 3 + u64::from(cuts) + u64::from(remaps);
+        assert_eq!(platform.frames.tables(), tables);
+        assert_eq!(frame(space, 7 * PAGE), remaps.then_some(7 * PAGE));
+        let missing = BLOCK - if remaps { PAGE } else { 0 };
+        assert_eq!(map_range(space, 0, BLOCK), Ok(missing));
     }
 }
 

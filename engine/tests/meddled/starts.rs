@@ -203,7 +203,15 @@ fn a_protected_space_is_open_alone() {
     let space = SharedSpace::<X86, _>::new(AddressSpace::new(platform).unwrap()).ok().unwrap();
     assert_eq!(space.map_range(span(0, PAGE), Pa::new(0), SMALL), Ok(PAGE));
     assert!(space.protect_all().unwrap().step());
+    let entry = |root| {
+        // SAFETY: the root of the space.
+        let table = unsafe { platform.table(root, X86::root_level()) };
+        // SAFETY: its first entry.
+        unsafe { table.as_ref() }.load()
+    };
+    assert!(X86::is_protected(entry(space.root())));
     let mut space = space.into_exclusive();
+    assert!(!X86::is_protected(entry(space.root())));
     let gather = space.gather();
     let leaf = gather.query(Va::new(0)).unwrap();
     assert!(leaf.attrs().perms.contains(Attrs::USER_DATA.perms));

@@ -184,6 +184,17 @@ fn what_a_forgotten_gather_has_claimed_is_a_hole() {
         panic!("{did:?}");
     };
     assert!(told.everything);
+    let mut entry = None;
+    let mut frame = space.root();
+    for level in (0..4).rev().map(Level::new) {
+        // SAFETY: a table of the tree.
+        let table = unsafe { platform.table(frame, level) };
+        // SAFETY: the entry for the page at `BLOCK`.
+        let bits = unsafe { table.add(Arm64K4::index(BLOCK, level)).as_ref() }.load();
+        frame = Arm64K4::address(bits, level);
+        entry = Some(bits);
+    }
+    assert_eq!(entry, Some(0));
     space.map(span(0, BLOCK), Pa::new(0), Attrs::USER_DATA).unwrap();
     space.map(span(BLOCK, PAGE), Pa::new(BLOCK), SMALL).unwrap();
 }
@@ -397,4 +408,20 @@ fn a_table_is_reclaimed_to_its_end() {
     assert!(space.destroy(|leaf| gone.push((leaf.frame().get() - MEMORY) / PAGE)).is_ok());
     gone.sort_unstable();
     assert_eq!(gone, pages);
+}
+
+/// A page that no TLB holds is changed without that anything is forgotten.
+#[test]
+fn pages_that_become_accessible_are_published() {
+    let platform = Meddled::new(NOTHING, Caps::default());
+    let space = platform.share::<Arm64K4>();
+    let old = Mapping::new(Attrs { accessed: false, ..Attrs::USER_RODATA }).pages_only();
+    let part = span(0, 2 * PAGE);
+    assert_eq!(space.map_range(part, Pa::new(MEMORY), old), Ok(2 * PAGE));
+    platform.take();
+    let mut gather = space.gather();
+    assert!(gather.protect(part, Change::new().accessed(true)).unwrap().changed);
+    assert_eq!(platform.take(), []);
+    assert!(gather.finish(|_| ()).is_ok());
+    assert_eq!(platform.take(), [Did::Publish]);
 }
