@@ -314,6 +314,7 @@ fn pages_that_touch_are_forgotten_together() {
     let page = |first: u64, count: u64| (first * PAGE, (first + count) * PAGE - 1);
     assert_eq!(unmap(&[9, 8, 7]).spans(), [page(7, 3)]);
     assert_eq!(unmap(&[1, 3, 4, 2]).spans(), [page(1, 1), page(2, 3)]);
+    assert_eq!(unmap(&[12, 16, 13]).spans(), [page(12, 2), page(16, 1)]);
     let many: Vec<_> = (0..40).map(|number| 20 + 2 * number).collect();
     assert!(unmap(&many).everything);
     assert_eq!(unmap(&[200]).spans(), [page(200, 1)]);

@@ -194,7 +194,8 @@ impl Finder<'_> {
         let (left, right) = (range(&binary.left), range(&binary.right));
         let is = range(&binary.op);
         for &with in others(&binary.op) {
-            let what = format!("{} for {}", with, &self.text[is.clone()]);
+            let (operator, all) = (&self.text[is.clone()], self.said(at.clone()));
+            let what = format!("{with} for {operator} in {all}");
             let (left, right, is) = (left.clone(), right.clone(), is.clone());
             self.add(at.clone(), what, Instead::Operator { left, right, is, with });
         }
@@ -307,7 +308,8 @@ impl<'x> Visit<'x> for Finder<'_> {
             Expr::Binary(binary) if !binds(expression) => self.binary(range(expression), binary),
             Expr::Unary(unary) if matches!(unary.op, UnOp::Not(_)) => {
                 let operand = range(&unary.expr);
-                self.add(range(expression), "no !".into(), Instead::Operand(operand));
+                let what = format!("no ! in {}", self.said(range(expression)));
+                self.add(range(expression), what, Instead::Operand(operand));
             }
             Expr::Match(matched) => self.arms(&matched.arms),
             _ => {}
@@ -413,7 +415,8 @@ mod tests {
             (text, all.into_iter().map(|one| one.what).collect::<Vec<_>>())
         };
         let (text, what) = planted("fn f(a: u8, b: u8) -> X { g(); a + b > 3 }");
-        assert_eq!(what, ["no g();", ">= for >", "< for >", "- for +"]);
+        let changes = [">= for > in a + b > 3", "< for > in a + b > 3", "- for + in a + b"];
+        assert_eq!(what, [&["no g();"], &changes[..]].concat());
         assert_eq!(
             text,
             "fn f(a: u8, b: u8) -> X { if !crate::mutant(0) { g(); } \
