@@ -318,6 +318,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 1000 }))]
+
         /// They hold the pages that were added, and no other, each with its hint or with none.
         #[test]
         fn ranges_are_what_was_added(
