@@ -39,7 +39,8 @@ const ROOMS: [&str; 10] = [
 /// Mutants that change nothing: file, function, change and reason in each line.
 const KNOWN: &str = include_str!("mutants/known.tsv");
 
-/// Not the models, the house, nor formats of which another is like them.
+/// Tests that do not run: random models, the house, and formats that differ from one that runs in
+/// their granule or number of levels alone.
 const SKIPPED: &[&str] = &["model", "sparse", "16k", "64k", "5level", "5_level", "a_crowd_leaves"];
 
 /// The part of the copy that says which mutant is chosen, and which places a run comes by.
@@ -106,7 +107,7 @@ pub struct MutantsArgs {
 fn shard(text: &str) -> std::result::Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     let is_one = |&(k, n): &(usize, usize)| k < n;
-    parts.filter(is_one).ok_or_else(|| "two numbers, as 3/8: every eighth from the third on".into())
+    parts.filter(is_one).ok_or_else(|| "two numbers, as 3/8: the fourth of every eight".into())
 }
 
 /// A program of tests.

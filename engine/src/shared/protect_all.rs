@@ -362,8 +362,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                         }
                         break;
                     }
-                    // One that is protected stays as it is: nobody opens it, as all that looked for
-                    // a way before are over.
+                    // A protected table stays as it is. It bears no opening mark, because the walks
+                    // that could set one are over.
                     Kind::Table => F::protect_table(entry),
                     Kind::Leaf => {
                         if (entry ^ pattern) & !mask != 0 {

@@ -111,6 +111,7 @@ impl Outbox {
     /// Writes a message for `left` CPUs. A CPU that finds our bit in its queue finds what was
     /// written before it.
     fn write(&self, flush: &Invalidation<'_>, number: u64, generation: u64, left: u32) {
+        // A message without ranges is about everything.
         let ranges = match flush.what {
             What::Ranges(ranges) => ranges,
             What::Everything => &[],

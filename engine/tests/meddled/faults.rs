@@ -62,7 +62,8 @@ fn a_fault_like_the_last_is_published_and_maps_its_page_alone() {
 /// A fault cleans 2 MiB at most: a larger block is mapped where no more of it is left to clean.
 #[test]
 fn a_block_is_mapped_where_little_of_it_is_left_to_clean() {
-    // What is there of 1 GiB: blocks, pages of the first 2 MiB, one of them elsewhere.
+    // Blocks of the 1 GiB that are mapped; pages of its first 2 MiB that are mapped; whether one of
+    // these pages maps other memory; whether the fault then installs 1 GiB.
     for (blocks, pages, stray, is_large) in [
         (0, 0, false, false),
         (509, 512, false, false),
@@ -219,7 +220,7 @@ fn a_page_is_made_accessible_as_it_is() {
         assert_eq!(map_alone(space, &read), Ok(Mapped::Installed));
         platform.meddle(When::Exchange, 0, move || act(space));
         assert_eq!(space.relax(Va::new(0), Attrs::USER_DATA.perms, true), expected);
-        // The same in a fault.
+        // A fault meets the same edits.
         let platform = Meddled::new(NOTHING, Caps::default());
         let space = platform.share::<X86>();
         assert_eq!(map_alone(space, &read), Ok(Mapped::Installed));
@@ -273,7 +274,7 @@ fn a_block_in_the_place_of_its_pages_is_put_there_in_one_step() {
         assert!(!in_place(of(hole)), "a walker faults at page {page}");
     }
     assert!(in_place(Table { block: none, ..of(all(none)) }));
-    // What was written, or may have been.
+    // The block is dirty if one of the pages was dirty or writable.
     for (page, is_dirty) in [
         (Attrs::USER_RODATA, false),
         (Attrs { dirty: true, ..Attrs::USER_RODATA }, true),
@@ -287,7 +288,7 @@ fn a_block_in_the_place_of_its_pages_is_put_there_in_one_step() {
             assert_eq!(attrs.dirty, is_dirty, "{page:?}");
         }
     }
-    // Where pages were no code.
+    // The one page that was not executable is invalidated for instructions.
     let (data, code) = (Attrs::KERNEL_RODATA, Attrs::KERNEL_TEXT);
     let pages = (0..512).map(|page| (page, if page == 7 { data } else { code })).collect();
     let (did, _) = Table { maintenance: BOTH, pages, block: code }.collapse();

@@ -441,7 +441,7 @@ fn a_table_that_is_cut_off_by_another_processor_is_not_pruned() {
         assert!(!gather.is_clean());
         assert!(gather.finish(|_| ()).is_ok());
         platform.take();
-        // What is still walked leaks.
+        // The other gather was dropped while this walk held its table, which leaks.
         let tables = 3 + u64::from(cuts) + u64::from(remaps);
         assert_eq!(platform.frames.tables(), tables);
         assert_eq!(frame(space, 7 * PAGE), remaps.then_some(7 * PAGE));

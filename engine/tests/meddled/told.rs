@@ -363,8 +363,8 @@ fn a_range_is_linked_in_parts() {
     };
     let blocks: Vec<_> = (0..512).map(|number| Did::Clean(number * BLOCK, BLOCK)).collect();
     assert_eq!(map(CLEAN, 0, GIB, None), [&blocks[..], &[Did::Publish]].concat());
-    // At least so many exchanges: tables of blocks, below one that is linked empty; each block of a
-    // table that is not full.
+    // The last argument is the least number of exchanges. For 10 GiB, one links an empty table and
+    // ten link tables of blocks. For less than 1 GiB, two link tables and 511 install blocks.
     assert_eq!(map(NOTHING, 0, 10 * GIB, Some(1 + 10)), [Did::Publish]);
     assert_eq!(map(NOTHING, BLOCK, GIB - BLOCK, Some(2 + 511)), [Did::Publish]);
 }

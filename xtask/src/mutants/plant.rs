@@ -49,7 +49,7 @@ struct Place {
     instead: Instead,
 }
 
-/// Orderings are for loom, and hints for nobody: what these calls do no test of one thread sees.
+/// Calls that are not deleted. Loom explores orderings, and no test sees a hint.
 const UNSEEN: &[&str] = &[
     "compiler_fence",
     "fence",
@@ -121,27 +121,25 @@ fn others(operator: &BinOp) -> &'static [&'static str] {
 
 /// Values of a type, as far as it can be told from its name.
 fn values(of: &Type) -> Vec<String> {
-    match of {
-        Type::Tuple(tuple) if tuple.elems.is_empty() => vec!["()".into()],
-        Type::Path(path) => {
-            let Some(last) = path.path.segments.last() else { return Vec::new() };
-            let within = |name: &str| match &last.arguments {
-                PathArguments::AngleBracketed(all) => match all.args.first() {
-                    Some(GenericArgument::Type(of)) => {
-                        values(of).into_iter().map(|value| format!("{name}({value})")).collect()
-                    }
-                    _ => Vec::new(),
-                },
-                _ => Vec::new(),
-            };
-            match last.ident.to_string().as_str() {
-                "bool" => vec!["true".into(), "false".into()],
-                "u8" | "u16" | "u32" | "u64" | "usize" => vec!["0".into(), "1".into()],
-                "Option" => [vec!["None".into()], within("Some")].concat(),
-                "Result" => within("Ok"),
-                _ => Vec::new(),
-            }
-        }
+    let last = match of {
+        Type::Tuple(tuple) if tuple.elems.is_empty() => return vec!["()".into()],
+        Type::Path(path) => path.path.segments.last(),
+        _ => None,
+    };
+    let Some(last) = last else { return Vec::new() };
+    let inner = match &last.arguments {
+        PathArguments::AngleBracketed(all) => match all.args.first() {
+            Some(GenericArgument::Type(of)) => values(of),
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    };
+    let within = |name: &str| inner.iter().map(|value| format!("{name}({value})")).collect();
+    match last.ident.to_string().as_str() {
+        "bool" => vec!["true".into(), "false".into()],
+        "u8" | "u16" | "u32" | "u64" | "usize" => vec!["0".into(), "1".into()],
+        "Option" => [vec!["None".into()], within("Some")].concat(),
+        "Result" => within("Ok"),
         _ => Vec::new(),
     }
 }
@@ -157,12 +155,12 @@ impl Finder<'_> {
         if signature.constness.is_some() {
             return;
         }
-        self.functions.push(signature.ident.to_string());
+        let name = signature.ident.to_string();
+        self.functions.push(name.clone());
         let mut returned = match &signature.output {
             ReturnType::Default => vec!["()".into()],
             ReturnType::Type(_, of) => values(of),
         };
-        let name = signature.ident.to_string();
         if !block.stmts.is_empty() && !UNSEEN.contains(&name.as_str()) {
             let start = block.brace_token.span.open().byte_range().end;
             let is_it = |value: &String| match &block.stmts[..] {
@@ -240,7 +238,7 @@ fn is_unseen(call: &Expr) -> bool {
 impl<'x> Visit<'x> for Finder<'_> {
     fn visit_item(&mut self, item: &'x Item) {
         match item {
-            // What the compiler has to know.
+            // The compiler evaluates constants.
             Item::Const(_) | Item::Static(_) | Item::Enum(_) => {}
             Item::Mod(module) if is_of_tests(&module.attrs) => {}
             _ => visit::visit_item(self, item),
