@@ -606,10 +606,11 @@ fn what_hardware_logs_is_harvested() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 2];
     let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
-    let ram = Slot::memory(span(0, 4 * MIB), 0);
+    let ram = Slot::memory(span(0, 6 * MIB), 0);
     vm.guest.insert(ram).unwrap();
-    // A block, and pages that were written.
+    // Blocks, and pages that were written.
     vm.fault(0, Access::Write, 2 * MIB).unwrap();
+    vm.fault(4 * MIB, Access::Write, 2 * MIB).unwrap();
     for page in 512..520 {
         vm.fault(page << 12, Access::Write, 4096).unwrap();
     }
@@ -624,6 +625,7 @@ fn what_hardware_logs_is_harvested() {
     let begun = gather.begin_modification_log(&logged).unwrap();
     assert!(begun.changed && !begun.passed_over && gather.finish(|_| ()).is_ok());
     assert!(!vm.can_write(0) && !vm.can_write(511 << 12));
+    assert!(!vm.can_write(1024 << 12) && !vm.can_write(1535 << 12));
     assert!((512..520).all(|page| vm.can_write(page << 12) && !leaf(page).attrs().dirty));
 
     // One virtual CPU's log: two pages, one of them twice, the other's address, and what has no

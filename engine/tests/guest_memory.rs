@@ -6,11 +6,13 @@ use std::thread;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
 use tablewright::guest::{
-    Access, Backing, CLAIM, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell,
-    SlotError, Zap,
+    Abort, Access, Backing, CLAIM, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot,
+    SlotCell, SlotError, Zap,
 };
 use tablewright::shared::{CacheMaintenance, Mapped, Refused, SharedPlatform, SharedSpace};
-use tablewright::{AddressSpace, Change, Format, Ipa, Level, Memory, Pa, Perms, Span};
+use tablewright::{
+    AddressSpace, Attrs, Change, Entry, Format, Ipa, Level, Memory, Pa, Perms, Platform, Span,
+};
 use tablewright_hosted::Threads;
 
 type K4 = Stage2K4<40>;
@@ -170,6 +172,10 @@ fn an_arm64_syndrome_is_classified() {
     assert_eq!((got.at, got.access), (Ipa::new(page), Access::Read));
     assert_eq!(fault(data, 1 << 7 | 0b001111).unwrap().access, Access::Write);
     assert_eq!(fault(instruction, 1 << 7 | 0b000111).unwrap().access, Access::Read);
+    // The page is known but of a permission fault outside of a walk.
+    let known = |iss| Abort::new(data << 26 | iss).unwrap().is_page_known();
+    assert!(known(0b000111) && known(0b001011) && known(1 << 7 | 0b001111));
+    assert!(!known(0b001111));
     // Cache maintenance.
     assert_eq!(fault(data, 1 << 8 | 1 << 6 | 0b000111).unwrap().access, Access::Read);
     // An external abort, an alignment fault, a TLB conflict, and an abort from the same level.
@@ -270,6 +276,9 @@ fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
         assert_eq!(mapped, Ok(if last { Mapped::Collapsed } else { Mapped::Installed }));
         assert_eq!(size(&vm, at), Some(if last { GIB } else { CLAIM }));
     }
+    // It serves another fault in it as it is.
+    assert_eq!(cpu.fault(write(GIB + 5 * CLAIM), GIB), Ok(Mapped::Already));
+    assert_eq!(size(&vm, GIB), Some(GIB));
     // The root has two tables, and nothing is below.
     assert_eq!(platform.tables(), 2 + cpu.gather.tables() as u64);
 }
@@ -359,6 +368,148 @@ fn what_was_looked_up_before_a_zap_is_not_mapped_after_it() {
     let request = vm.request(&write(0x1000)).unwrap();
     assert_eq!(gather.map(&request, &page), Ok(Mapped::Installed));
     assert!(gather.finish(|_| ()).is_ok());
+}
+
+/// The entry of the block at 0.
+fn entry_of_first_block<'p>(vm: &Vm<'_, K4>, platform: &'p Threads) -> &'p Entry {
+    let (mut frame, mut level) = (vm.space().root(), K4::root_level());
+    loop {
+        // SAFETY: a table of the guest's tree.
+        let entry = unsafe { platform.table(frame, level).as_ref() };
+        match level.down() {
+            Some(below) if below != Level::PAGE => {
+                (frame, level) = (K4::address(entry.load(), level), below);
+            }
+            _ => return entry,
+        }
+    }
+}
+
+/// A claim in one part is waited for, though the other parts had none.
+#[test]
+fn a_zap_in_parts_comes_again_for_what_it_has_passed_over() {
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
+    vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    for block in 0..3 {
+        Vcpu::of(&vm).fault(write(block * 2 * MIB), 2 * MIB).unwrap();
+    }
+    let first = entry_of_first_block(&vm, &platform);
+    // A leaf that another is about to put back, split.
+    let leaf = first.exchange(K4::FROZEN | 1 << 12);
+    let (mut zap, mut gather) = (vm.zap(span(0, 6 * MIB)), vm.gather());
+    let one = |_| ControlFlow::Break(());
+    assert_eq!(zap.unmap(&mut gather, one), Ok(Pass::Went));
+    let rest = |_| ControlFlow::Continue(());
+    assert_eq!(zap.unmap(&mut gather, rest), Ok(Pass::Went));
+    assert!(gather.finish(|_| ()).is_ok());
+    // The claim is still there.
+    assert_eq!(zap.unmap(&mut gather, rest), Ok(Pass::Went));
+    assert!(gather.finish(|_| ()).is_ok());
+    first.exchange(leaf);
+    while zap.unmap(&mut gather, rest) == Ok(Pass::Went) {
+        assert!(gather.finish(|_| ()).is_ok());
+    }
+    assert_eq!(zap.unmap(&mut gather, rest), Ok(Pass::Over));
+    assert!(vm.space().query(Ipa::new(0)).is_none());
+}
+
+/// A fault for which there is a leaf takes no tables, and does not come again for the leaf that is
+/// there.
+#[test]
+fn a_fault_on_a_leaf_that_is_there_takes_no_tables() {
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
+    let slot = Slot::memory(span(4 * GIB, GIB), 0x7000_0000);
+    vm.insert(slot).unwrap();
+    let at = 4 * GIB + 0x5123;
+    let by = |cause| Fault { cause, ..write(at) };
+    let tables = |cause| vm.request(&by(cause)).unwrap().tables();
+    assert_eq!((tables(Cause::AccessFlag), tables(Cause::Permission)), (0, 0));
+    assert!(tables(Cause::Translation) > 0 && tables(Cause::Unknown) > 0);
+    assert_eq!(vm.request(&by(Cause::Translation)).unwrap().host(), 0x7000_5123);
+    let mut vcpu = Vcpu::of(&vm);
+    assert_eq!(vcpu.fault(by(Cause::Translation), 4096), Ok(Mapped::Installed));
+    let accessed = || vm.space().query(Ipa::new(at)).unwrap().attrs().accessed;
+    for cause in [Cause::Permission, Cause::Unknown] {
+        assert!(vcpu.gather.age(slot.guest, |_| ()).is_ok());
+        assert!(vcpu.gather.finish(|_| ()).is_ok() && !accessed());
+        assert_eq!(vcpu.fault(by(cause), 4096), Ok(Mapped::Already));
+        assert!(accessed(), "{cause:?}");
+    }
+    drop(vm.replace(slot.with_log(Log::ByFault)).unwrap());
+    assert!(tables(Cause::Permission) > 0, "a large leaf is taken apart");
+}
+
+/// A bit of the software's says what the host may give back by itself: it goes when writing is
+/// taken away for good, and stays when something else changes.
+#[test]
+fn a_zap_that_takes_no_writing_away_leaves_what_the_host_knows() {
+    for (change, stays) in [
+        (Change::new().write_protect(), false),
+        (Change::new().perms(Attrs::GUEST_MEMORY.perms - Perms::ANY_WRITE), false),
+        (Change::new().perms(Attrs::GUEST_MEMORY.perms), true),
+        (Change::new().accessed(false), true),
+    ] {
+        let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+        let vm = vm::<K4>(&platform, &mut cells);
+        vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+        Vcpu::of(&vm).fault(write(0x1000), 4096).unwrap();
+        let software = || vm.space().query(Ipa::new(0x1000)).unwrap().attrs().software;
+        let before = software();
+        assert_ne!(before, 0);
+        let (mut zap, mut gather) = (vm.zap(span(0x1000, 0x1000)), vm.gather());
+        while zap.protect(&mut gather, change).unwrap() != Pass::Over {
+            assert!(gather.finish(|_| ()).is_ok());
+        }
+        assert_eq!(software(), if stays { before } else { 0 }, "{change:?}");
+    }
+}
+
+/// The host has to be asked where a page may not be written for its sake.
+#[test]
+fn what_the_host_does_not_let_be_written_is_not_reopened() {
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
+    vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    for (at, perms, expected) in
+        [(0x1000, Perms::all() - Perms::ANY_WRITE, false), (0x2000, Perms::all(), true)]
+    {
+        let page = Backing::new(Pa::new(at + (1 << 36)), 4096).with_perms(perms);
+        assert_eq!(Vcpu::of(&vm).fault_on(read(at), page), Ok(Mapped::Installed));
+        assert_eq!(vm.reopen(&vm.request(&write(at)).unwrap()), Ok(expected));
+    }
+}
+
+/// Leaves that another is about to put back are passed over by the start of a log, which says so.
+#[test]
+fn a_log_that_passes_over_a_claim_when_it_starts_says_so() {
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
+    let slot = Slot::memory(span(0, GIB), 0).with_log(Log::ByModification);
+    vm.insert(slot).unwrap();
+    let mut cpu = Vcpu::of(&vm);
+    cpu.fault(write(0x5000), 4096).unwrap();
+    assert!(!cpu.gather.begin_modification_log(&slot).unwrap().passed_over);
+    let first = entry_of_first_block(&vm, &platform);
+    let table = first.exchange(K4::FROZEN | 1 << 12);
+    assert!(cpu.gather.begin_modification_log(&slot).unwrap().passed_over);
+    first.exchange(table);
+    assert!(cpu.gather.finish(|_| ()).is_ok());
+}
+
+/// A gather keeps the tables that it has not used, until it is told to give them back.
+#[test]
+fn tables_that_were_not_used_are_given_back() {
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
+    let before = platform.tables();
+    let mut gather = vm.gather();
+    assert!(gather.top_up(3));
+    assert!(gather.finish(|_| ()).is_ok());
+    assert_eq!(platform.tables(), before + 3);
+    gather.release_tables();
+    assert_eq!(platform.tables(), before);
 }
 
 /// A harvest beside an eviction was told that the slots were being changed.

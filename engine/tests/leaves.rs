@@ -118,6 +118,15 @@ fn a_fault_of_a_guest_makes_no_larger_leaf<F: Format<Input = Ipa> + PartialEq>(s
         assert!(gather.finish(|_| ()).is_ok());
         let found = guest.space().query(fault.at).unwrap();
         assert_eq!(found.size(), size::<F>(largest, Level::ANY), "{}", F::NAME);
+
+        // It can be split in advance.
+        let mut gather = guest.gather();
+        assert!(gather.top_up(3));
+        let split = gather.split(fault.at, Level::PAGE);
+        assert_eq!(split, Ok(found.level() != Level::PAGE));
+        let _ = gather.finish(|_| ());
+        let below = guest.space().query(fault.at).unwrap();
+        assert!(below.level() < found.level() || !split.unwrap());
     }
 }
 
@@ -142,10 +151,12 @@ impl<F: Format> Walked<F> {
         // SAFETY: an entry that the engine is about to write.
         let entry = unsafe { entry.as_ref() };
         let is = entry.load();
-        let writable = match F::HALVES {
-            true => is >> 51 & 1 == 1, // DBM
-            false => is & 3 == 3,
-        };
+        // All ones: a frame that was handed out, and has not been written yet.
+        let writable = is != u64::MAX
+            && match F::HALVES {
+                true => is >> 51 & 1 == 1, // DBM
+                false => is & 3 == 3,
+            };
         if writable && self.is_due.take() {
             entry.store(match F::HALVES {
                 true => is & !(1 << 7),
@@ -287,8 +298,38 @@ fn one_page_of_a_line_is_written_meanwhile<F: Format<Input = Va>>() {
     }
 }
 
+/// Pages that can all be written, of which one is, when others like it have been taken out.
+fn one_page_of_many_is_written_meanwhile<F: Format<Input = Va>>() {
+    let platform =
+        Walked::<F> { memory: Hosted::new(16, 12), is_due: Cell::new(false), format: PhantomData };
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let attrs = Attrs { dirty: false, ..Attrs::USER_DATA };
+    let pages = |first: u64| Span::new(Va::new(first << 12), 8 << 12).unwrap();
+    for first in [0, 8] {
+        space.map(pages(first), Pa::new(first << 12), Mapping::new(attrs).pages_only()).unwrap();
+    }
+    space.make_live();
+    for first in [0, 8] {
+        platform.is_due.set(first == 8);
+        let (mut gather, mut held) = (space.gather(), Vec::new());
+        let all = gather.unmap(pages(first), |leaf| {
+            held.push(leaf);
+            ControlFlow::Continue(())
+        });
+        assert!(all.unwrap().is_done() && !platform.is_due.get());
+        let completed = gather.issue().complete();
+        for (number, leaf) in (first..).zip(held) {
+            let leaf = completed.release(leaf).expect("of this gather");
+            assert_eq!(leaf.attrs().dirty, number == 8, "{}", F::NAME);
+        }
+        completed.finish(|_| ());
+    }
+}
+
 #[test]
 fn what_hardware_writes_in_a_line_of_pages_is_kept() {
+    one_page_of_many_is_written_meanwhile::<X86_64<4>>();
+    one_page_of_many_is_written_meanwhile::<Arm64K4>();
     one_page_of_a_line_is_written_meanwhile::<X86_64<4>>();
     one_page_of_a_line_is_written_meanwhile::<Arm64K4>();
 }
@@ -327,4 +368,33 @@ fn what_is_moved_is_written_meanwhile<F: Format<Input = Va>>() {
 fn what_hardware_writes_in_what_is_moved_is_kept() {
     what_is_moved_is_written_meanwhile::<X86_64<4>>();
     what_is_moved_is_written_meanwhile::<Arm64K4>();
+}
+
+/// A block that is split is written between the look and the edit: all of its parts are.
+fn what_is_split_is_written_meanwhile<F: Format<Input = Va>>(bbm: u8) {
+    let memory = Hosted::new(32, 12).with_caps(Caps { bbm, ..tablewright_hosted::CAPS });
+    let platform = Walked::<F> { memory, is_due: Cell::new(false), format: PhantomData };
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let clean = Attrs { dirty: false, ..Attrs::USER_DATA };
+    let block = Span::new(Va::new(0), 1 << F::shift(Level::new(1))).unwrap();
+    space.map(block, Pa::new(0), Mapping::new(clean).without_runs()).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    platform.is_due.set(true);
+    gather.split(block, Level::PAGE).unwrap();
+    assert!(!platform.is_due.get(), "it was replaced by no store");
+    gather.finish(|_| ());
+    let mut pages = 0;
+    space.walk_all(|leaf| {
+        assert!(leaf.attrs().dirty && leaf.level() == Level::PAGE, "{}: {leaf:?}", F::NAME);
+        pages += 1;
+    });
+    assert_eq!(pages, 512);
+}
+
+#[test]
+fn what_hardware_writes_in_what_is_split_is_kept() {
+    what_is_split_is_written_meanwhile::<X86_64<4>>(0);
+    what_is_split_is_written_meanwhile::<Arm64K4>(0);
+    what_is_split_is_written_meanwhile::<Arm64K4>(2);
 }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::{Decoded, Dice, Judged, Model, Stretches, is_arm, judge, judge_with_parked, snapshot};
@@ -299,6 +300,92 @@ fn a_fork_whose_visitor_unwinds_leaves_nothing_suspended() {
     }
 }
 
+/// A run without permissions may still be cached as one leaf, and comes back in parts.
+#[test]
+fn a_fork_that_gives_permissions_completes_what_took_them() {
+    let platform = Hosted::new(64, 12).with_caps(caps(0, false));
+    let mut parent = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    let run = span(0, 16 * K4);
+    parent.map(run, Pa::new(0), Attrs::USER_DATA).unwrap();
+    parent.make_live();
+    let mut child = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    gather.protect(run, Change::new().perms(Perms::empty())).unwrap();
+    assert_eq!(platform.counts().completions, 0);
+    let back = Change::new().perms(Attrs::USER_DATA.perms);
+    let mut completed = u64::MAX;
+    let told = |_| completed = completed.min(platform.counts().completions);
+    gather.fork(run, back, &mut into, told).unwrap();
+    assert!(completed > 0 && completed < u64::MAX);
+}
+
+/// A table that the child's gather has detached is forgotten before another is in its place, and
+/// what a child in use gets is published.
+#[test]
+fn a_fork_into_a_child_in_use_is_edited_as_any_space() {
+    let [of_parent, of_child] = [(); 2].map(|()| Hosted::new(64, 12).with_caps(caps(0, false)));
+    let mut parent = AddressSpace::<Arm64K4, _>::new(&of_parent).unwrap();
+    let pages = Mapping::new(Attrs::USER_DATA).pages_only();
+    parent.map(span(0, M2), Pa::new(0), pages).unwrap();
+    let mut child = AddressSpace::<Arm64K4, _>::new(&of_child).unwrap();
+    child.map(span(0, M2), Pa::new(M2), pages).unwrap();
+    child.make_live();
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    assert!(into.unmap(span(0, M2), |_| ControlFlow::Continue(())).unwrap().is_done());
+    of_child.limit_allocations(Some(0));
+    let completions = of_child.counts().completions;
+    let mut fork = |into: &mut _| gather.fork(span(0, M2), Change::new(), into, |_| ());
+    assert_eq!(fork(&mut into), Err(EditError::OutOfTables));
+    assert_eq!(of_child.counts().completions, completions + 1);
+    of_child.limit_allocations(None);
+    assert_eq!(fork(&mut into), Ok(()));
+    let publications = of_child.counts().publications;
+    into.finish(|_| ());
+    assert_eq!(of_child.counts().publications, publications + 1);
+
+    // Pages that the child's gather has unmapped, in a table that stays.
+    drop(gather);
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    let few = span(4 * K4, 4 * K4);
+    assert!(into.unmap(few, |_| ControlFlow::Continue(())).unwrap().is_done());
+    let (before, mut completed) = (of_child.counts().completions, 0);
+    let told = |_| completed = of_child.counts().completions;
+    gather.fork(few, Change::new(), &mut into, told).unwrap();
+    assert_eq!(completed, before + 1);
+}
+
+#[test]
+fn a_fork_tells_of_a_run_once() {
+    let platform = Hosted::new(64, 12).with_caps(caps(2, false));
+    let mut parent = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    parent.map(span(0, 36 * K4), Pa::new(0), Attrs::USER_RODATA).unwrap();
+    let mut child = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    let mut told = Vec::new();
+    let each = |leaf: Leaf<Arm64K4>| told.push((leaf.input().get() / K4, leaf.size() / K4));
+    gather.fork(span(0, 36 * K4), Change::new(), &mut into, each).unwrap();
+    assert_eq!(told, [(0, 16), (16, 16), (32, 1), (33, 1), (34, 1), (35, 1)]);
+}
+
+/// Of the parent what was changed is invalidated, and not all that it has.
+#[test]
+fn a_fork_invalidates_what_it_has_changed() {
+    let platform =
+        Hosted::new(64, 12).with_caps(Caps { invalidate_all_above: 1 << 20, ..caps(0, false) });
+    let mut parent = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    parent.map(span(0, 8 * K4), Pa::new(0), Attrs::USER_DATA).unwrap();
+    parent.make_live();
+    let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    platform.record();
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    let heap = span(2 * K4, 4 * K4);
+    gather.fork(heap, Change::new().write_protect(), &mut into, |_| ()).unwrap();
+    gather.finish(|_| ());
+    let told = platform.take_log();
+    assert_eq!(told.len(), 1);
+    assert_eq!((told[0].everything, told[0].spans()), (false, vec![(2 * K4, 6 * K4 - 1)]));
+}
+
 /// Before its visitor is called for the first time.
 #[test]
 fn what_a_fork_makes_global_is_invalidated_as_global_if_its_visitor_unwinds() {
@@ -316,6 +403,21 @@ fn what_a_fork_makes_global_is_invalidated_as_global_if_its_visitor_unwinds() {
     assert!(unwound.is_err());
     let told = platform.take_log();
     assert!(told.iter().all(|told| told.global), "{told:?}");
+}
+
+/// Nothing is refused for want of a break where hardware has no rule about breaks.
+#[test]
+fn a_page_of_the_own_space_is_replaced_where_no_break_is_needed() {
+    let platform = Hosted::new(64, 12);
+    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    space.map(span(0, K4), Pa::new(0), Attrs::USER_RODATA).unwrap();
+    space.make_own();
+    let mut gather = space.gather();
+    let held = gather.replace(Va::new(0), Pa::new(8 * K4), Attrs::USER_DATA).unwrap();
+    let completed = gather.issue().complete();
+    assert_eq!(completed.release(held).unwrap().frame(), Pa::new(0));
+    completed.finish(|_| ());
+    assert_eq!(space.query(Va::new(0)).unwrap().frame(), Pa::new(8 * K4));
 }
 
 /// The tables of a fork that failed stay, and deny nothing: the child does not know of them.
@@ -470,6 +572,85 @@ fn what_a_forgotten_gather_has_mapped_is_published_by_the_next() {
 }
 
 /// A page that is mapped by itself: what is there says so, and too few tables leave nothing behind.
+/// By a call for one page, where no gather is.
+#[test]
+fn a_page_is_mapped_when_what_a_forgotten_gather_has_unmapped_is_forgotten() {
+    let platform = Hosted::new(64, 12).with_caps(caps(0, false));
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    space.map(span(0, K4), Pa::new(0), Attrs::USER_DATA).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    assert!(gather.unmap_page(Va::new(0)).unwrap().is_some());
+    std::mem::forget(gather);
+    let before = platform.counts();
+    assert!(space.map_page(Va::new(0), Pa::new(1 << 52), Attrs::USER_DATA).is_err());
+    let after = platform.counts();
+    assert_eq!(after.completions, before.completions + 1);
+    space.map_page(Va::new(0), Pa::new(K4), Attrs::USER_DATA).unwrap();
+    let counts = platform.counts();
+    assert_eq!(counts.completions, after.completions);
+    assert_eq!(counts.publications, after.publications + 1, "it is used at once");
+}
+
+/// The page alone, where processors hold that nothing is there.
+#[test]
+fn a_page_that_is_mapped_is_invalidated_where_holes_are_held() {
+    let platform = Hosted::new(64, 12)
+        .with_caps(Caps { invalid_entries_cached: true, ..tablewright_hosted::CAPS });
+    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    space.map(span(0, K4), Pa::new(0), Attrs::USER_DATA).unwrap();
+    space.make_live();
+    platform.record();
+    space.map_page(Va::new(2 * K4), Pa::new(K4), Attrs::USER_DATA).unwrap();
+    let told = platform.take_log();
+    assert_eq!(told.len(), 1);
+    assert!(told[0].covers(2 * K4) && !told[0].everything);
+    assert_eq!(platform.counts().completions, 1);
+}
+
+/// A page that is put into the frame it has is one whose attributes change.
+#[test]
+fn a_page_that_keeps_its_frame_is_changed_in_place() {
+    let platform = Hosted::new(64, 12).with_caps(caps(0, false));
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    space.map(span(0, K4), Pa::new(M2), Attrs::USER_RODATA).unwrap();
+    space.make_live();
+    // Nothing changes, the permissions do, the type does.
+    for (attrs, broken) in [
+        (Attrs::USER_RODATA, 0),
+        (Attrs::USER_DATA, 0),
+        (Attrs::USER_DATA.with_memory(Memory::NonCacheable), 1),
+    ] {
+        let before = platform.counts();
+        let mut gather = space.gather();
+        let held = gather.replace(Va::new(0), Pa::new(M2), attrs).unwrap();
+        let now = platform.counts();
+        assert_eq!(now.completions - before.completions, broken, "{attrs:?}");
+        assert_eq!(gather.flush_with(held, |_| ()).unwrap().frame(), Pa::new(M2));
+        drop(gather);
+        assert_eq!(platform.counts().publications, now.publications + 1, "{attrs:?}");
+        assert_eq!(space.query(Va::new(0)).unwrap().attrs(), attrs);
+    }
+}
+
+/// The flush of a gather that was forgotten is published, and waited for.
+#[test]
+fn a_space_that_is_retired_is_forgotten_first() {
+    let platform = Hosted::new(64, 12);
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    gather.map(span(0, K4), Pa::new(0), Attrs::USER_DATA).unwrap();
+    std::mem::forget(gather);
+    let before = platform.counts();
+    // SAFETY: no processor walks the tables.
+    unsafe { space.retire() };
+    let now = platform.counts();
+    assert_eq!(now.publications, before.publications + 1);
+    assert_eq!(now.invalidations, before.invalidations + 1);
+    assert_eq!(now.completions, before.completions + 1);
+}
+
 #[test]
 fn a_page_is_mapped_or_nothing_is() {
     fn check<F: Judged>() {

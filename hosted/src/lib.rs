@@ -125,7 +125,8 @@ impl From<&Invalidation<'_>> for Told {
     }
 }
 
-/// A region of memory that table frames come from.
+/// A region of memory that table frames come from. With debug assertions each is full of ones when
+/// it is handed out.
 ///
 /// ```
 /// use tablewright::{Level, Platform};
@@ -288,6 +289,17 @@ impl Drop for Hosted {
     }
 }
 
+/// Fills frames from `first` on, if this is a build with debug assertions: an engine that leaves
+/// the content of a frame in a table is found by what that says.
+#[inline]
+fn soil(first: NonNull<Entry>, page_shift: u32, frames: usize) {
+    if cfg!(debug_assertions) {
+        // SAFETY: the callers pass frames of their region that they are about to hand out: nothing
+        // else uses them, and any bits are an Entry.
+        unsafe { first.write_bytes(0xff, frames << (page_shift - 3)) };
+    }
+}
+
 // SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses
 // others; a frame is marked as used when it is handed out and handed out only when it is not; those
 // of a root are neighbours, and aligned, as `BASE` is, to more than any root has. There is one link
@@ -311,6 +323,7 @@ unsafe impl Platform for Hosted {
             }
         };
         self.used.borrow_mut()[number / 64] |= 1 << (number % 64);
+        soil(self.pointer(number), self.page_shift, 1);
         self.update(|counts| {
             counts.tables += 1;
             counts.allocations += 1;
@@ -357,6 +370,7 @@ unsafe impl Platform for Hosted {
         free.extend((fresh..first).map(|number| number as u32));
         self.fresh.set(fresh.max(end));
         self.budget.set(left);
+        soil(self.pointer(first), self.page_shift, tables);
         self.update(|counts| {
             counts.tables += tables as u64;
             counts.allocations += tables as u64;

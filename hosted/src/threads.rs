@@ -339,6 +339,11 @@ impl Threads {
         (number < self.links.len() as u64).then_some(number)
     }
 
+    fn pointer(&self, number: u64) -> NonNull<Entry> {
+        // SAFETY: the callers pass numbers of frames of the region.
+        unsafe { self.region.add((number as usize) << (self.page_shift - 3)) }
+    }
+
     /// Takes back so many frames from `first` on.
     fn take_back(&self, first: Pa, count: usize) {
         for number in 0..count as u64 {
@@ -397,6 +402,7 @@ unsafe impl Platform for Threads {
             }
         };
         frames.used[number as usize] = true;
+        crate::soil(self.pointer(number), self.page_shift, 1);
         Some(Pa::new(Self::BASE.get() + (number << self.page_shift)))
     }
 
@@ -419,6 +425,7 @@ unsafe impl Platform for Threads {
         frames.free.extend(fresh..first);
         frames.used[first as usize..end as usize].fill(true);
         self.fresh.store(end, Ordering::Relaxed);
+        crate::soil(self.pointer(first), self.page_shift, tables);
         Some(Pa::new(Self::BASE.get() + (first << self.page_shift)))
     }
 

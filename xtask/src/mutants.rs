@@ -22,26 +22,35 @@ use clap::Args;
 use crate::{About as _, Error, Result, child, fetch, out, planted, say};
 use plant::Mutant;
 
-/// The rooms of the engine: files and directories below `engine/src`.
-const ROOMS: [&str; 10] = [
-    "bbm.rs",
-    "dirty",
-    "edit",
-    "flush",
-    "guest",
-    "kernel_half.rs",
-    "shared",
-    "shootdown",
-    "table.rs",
-    "walk.rs",
-];
-
 /// Mutants that change nothing: file, function, change and reason in each line.
 const KNOWN: &str = include_str!("mutants/known.tsv");
 
-/// Tests that do not run: random models, the house, and formats that differ from one that runs in
-/// their granule or number of levels alone.
-const SKIPPED: &[&str] = &["model", "sparse", "16k", "64k", "5level", "5_level", "a_crowd_leaves"];
+/// Says which rooms of the engine have mutants, and which tests do not run.
+const CONFIGURATION: &str = include_str!("../../.cargo/mutants.toml");
+
+/// Tests that take longer, random models above all: for what the others have not seen.
+const SLOW: [&str; 9] = [
+    "a_host_believes_nothing",
+    "arm64_64k_28::",
+    "bbm::arm_",
+    "bbm::arm64_4k::",
+    "bbm::x86_64_4level::",
+    "bbm::x86_",
+    "model::arm64_4k::",
+    "model::stage2_4k_40::",
+    "model::x86_64_4level::",
+];
+
+/// The strings of the configuration.
+fn configured() -> impl Iterator<Item = &'static str> + Clone {
+    CONFIGURATION.split('"').skip(1).step_by(2)
+}
+
+/// Files and directories below `engine/src`.
+fn rooms() -> impl Iterator<Item = &'static str> {
+    let rooms = configured().filter_map(|text| text.strip_prefix("engine/src/"));
+    rooms.map(|room| room.trim_end_matches("/**"))
+}
 
 /// The part of the copy that says which mutant is chosen, and which places a run comes by.
 const CHOICE: &str = r#"
@@ -113,6 +122,8 @@ fn shard(text: &str) -> std::result::Result<(usize, usize), String> {
 /// A program of tests.
 struct Tests {
     program: PathBuf,
+    /// Which of its tests run.
+    arguments: Vec<&'static str>,
     /// The time that it takes without a mutant.
     takes: Duration,
     /// The mutants that it comes by.
@@ -122,12 +133,9 @@ struct Tests {
 impl Tests {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        for skipped in SKIPPED {
-            command.args(["--skip", skipped]);
-        }
-        command.current_dir(copy().join("engine")).stdin(Stdio::null());
+        command.args(&self.arguments).current_dir(copy().join("engine")).stdin(Stdio::null());
         // The cases are the same in each run, and so is what they see.
-        command.env("PROPTEST_RNG_SEED", "1");
+        command.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_CASES", "10");
         child::ends_with_us(&mut command);
         command
     }
@@ -186,19 +194,23 @@ fn copy() -> PathBuf {
 fn plant_all(off: &[usize]) -> Result<Vec<Mutant>> {
     let mut mutants = Vec::new();
     let source = fetch::root().join("engine/src");
-    planted::copy_workspace(&copy(), &["engine", "hosted", "walker"], &mut |path, text| {
-        let Ok(within) = path.strip_prefix(&source) else { return Ok(text) };
-        let said = String::from_utf8_lossy(&text);
-        if within == Path::new("lib.rs") {
-            return Ok(format!("{said}{CHOICE}").into());
-        }
-        if !ROOMS.iter().any(|room| within.starts_with(room)) {
-            return Ok(text);
-        }
-        let planted = plant::plant(&within.to_string_lossy(), &said, &mut mutants, off);
-        let bad = |error| Error::Failed(format!("{}: {error}", path.display()));
-        planted.map(Vec::from).map_err(bad)
-    })?;
+    planted::copy_workspace(
+        &copy(),
+        &["engine", "engine/sweeps", "hosted", "walker"],
+        &mut |path, text| {
+            let Ok(within) = path.strip_prefix(&source) else { return Ok(text) };
+            let said = String::from_utf8_lossy(&text);
+            if within == Path::new("lib.rs") {
+                return Ok(format!("{said}{CHOICE}").into());
+            }
+            if !rooms().any(|room| within.starts_with(room)) {
+                return Ok(text);
+            }
+            let planted = plant::plant(&within.to_string_lossy(), &said, &mut mutants, off);
+            let bad = |error| Error::Failed(format!("{}: {error}", path.display()));
+            planted.map(Vec::from).map_err(bad)
+        },
+    )?;
     Ok(mutants)
 }
 
@@ -238,19 +250,31 @@ fn build() -> Result<(Vec<Mutant>, Vec<usize>, Vec<Tests>)> {
         let mutants = plant_all(&off)?;
         let built = cargo(&["build", "-q", "-p", "tablewright"]).output().about("cargo")?;
         if built.status.success() {
-            let mut listed = cargo(&["test", "--no-run", "-p", "tablewright", "--tests"]);
+            let mut listed = cargo(&["test", "--no-run", "--tests"]);
+            listed.args(["-p", "tablewright", "-p", "tablewright-sweeps"]);
             let listed = listed.output().about("cargo")?;
             let said = String::from_utf8_lossy(&listed.stderr);
             let programs = said.lines().filter_map(|line| {
                 let program = line.trim().strip_prefix("Executable ")?.split_once('(')?.1;
                 Some(copy().join(program.trim_end_matches(')')))
             });
+            let quick = configured().skip_while(|&text| text != "--skip");
+            let of = |program: PathBuf, arguments| Tests {
+                program,
+                arguments,
+                takes: Duration::ZERO,
+                seen: Vec::new(),
+            };
+            let mut tests = Vec::new();
+            // Of the house, not of the engine.
             let is_house = |program: &PathBuf| program.to_string_lossy().contains("/house-");
-            let takes = Duration::ZERO;
-            let tests = programs
-                .filter(|program| !is_house(program))
-                .map(|program| Tests { program, takes, seen: Vec::new() })
-                .collect();
+            for program in programs.filter(|program| !is_house(program)) {
+                let is_slow = program.to_string_lossy().contains("/sweeps-");
+                if !is_slow {
+                    tests.push(of(program.clone(), quick.clone().collect()));
+                }
+                tests.push(of(program, SLOW.to_vec()));
+            }
             return Ok((mutants, off, tests));
         }
         let wrong = wrong(&String::from_utf8_lossy(&built.stderr));
@@ -287,9 +311,9 @@ struct Found {
 /// # Errors
 /// How many no test has seen, of those that are not known to change nothing.
 pub fn run(args: &MutantsArgs) -> Result<()> {
-    let is_none = |part: &&String| !ROOMS.iter().any(|room| Path::new(part).starts_with(room));
+    let is_none = |part: &&String| !rooms().any(|room| Path::new(part).starts_with(room));
     if let Some(room) = args.rooms.iter().find(is_none) {
-        let rooms = ROOMS.join(", ");
+        let rooms = rooms().collect::<Vec<_>>().join(", ");
         return Err(Error::Other(format!("there is no room {room}: there are {rooms}")));
     }
     let is_meant = |mutant: &Mutant| {

@@ -58,10 +58,11 @@ impl Plan {
         entry & !mask | u64::from(level.height()) << LEVEL
     }
 
-    /// The entry without its address that it is for.
+    /// The entry without its address that it is for, if that is a page.
     #[inline]
     pub fn key(&self) -> u64 {
-        self.key & !(7 << LEVEL)
+        debug_assert!(self.level() == Level::PAGE, "the key of a block has its level");
+        self.key
     }
 
     /// Returns the leaf that the plan makes.
@@ -266,7 +267,6 @@ fn recode<F: Format>(
         _ if was_parked && parks => 0,
         _ if was_parked && conditions.caps.invalid_entries_cached => INVALIDATE,
         _ if was_parked => PUBLISH,
-        _ if parks => INVALIDATE,
         Transition::Invalidate => INVALIDATE,
         // That it has been accessed may be.
         Transition::Store if was.differences(becomes) & ACCESSED != 0 => PUBLISH,

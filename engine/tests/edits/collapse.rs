@@ -354,8 +354,8 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
     // Other software made the tree: executable pages under a table that denies execution.
     fn check<F: Judged>(table: u64, leaf: u64, expected: Perms) {
         let platform = Hosted::new(16, 12);
-        let root = platform.alloc_table(F::root_level()).unwrap();
-        let tables: Vec<Pa> = (0..3).map(|_| platform.alloc_table(Level::PAGE).unwrap()).collect();
+        let root = empty_table::<F>(&platform, F::root_level());
+        let tables: Vec<Pa> = (0..3).map(|_| empty_table::<F>(&platform, Level::PAGE)).collect();
         for (above, below) in [(root, tables[0]), (tables[0], tables[1])] {
             poke(&platform, above, 0, F::table(below, Perms::empty()));
         }
@@ -371,6 +371,7 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
         let before = judge::<F>(&platform, root);
         assert_eq!(before.0[0].1.attrs.perms, expected);
         assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, expected, "{}", F::NAME);
+        assert!(leaves(&space).iter().all(|leaf| leaf.attrs().perms == expected));
         assert_eq!(collapse(&mut space, span(0, M2), BLOCK, false), 1);
         assert_eq!(before, judge::<F>(&platform, root), "{}", F::NAME);
         assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, expected);
@@ -381,4 +382,43 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
     check::<Arm64K4>(3 | 1 << 59, arm | 1 << 7, Perms::READ | Perms::USER_EXEC);
     check::<X86>(7 | 1 << 63, 0x61, Perms::READ);
     check::<X86>(7 | 1 << 63, 0x65, Perms::READ | Perms::USER_READ);
+}
+
+/// Leaves that walkers may be writing become one that is taken for written, in place, and so does a
+/// run in pieces.
+#[test]
+fn what_may_be_written_meanwhile_is_taken_for_written() {
+    fn check<F: Judged>(bbm: u8, split: bool) {
+        let caps = Caps { hardware_access: true, hardware_dirty: true, ..without_flags(bbm) };
+        let platform = Hosted::new(64, 12).with_caps(caps);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let clean = Mapping::new(Attrs { dirty: false, ..Attrs::KERNEL_DATA });
+        let (size, mapping) = match split {
+            true => (16 * K4, clean),
+            false => (M2, clean.pages_only()),
+        };
+        map(&mut space, span(0, size), 0, mapping).unwrap();
+        space.make_live();
+        let mut gather = space.gather();
+        match split {
+            true => gather.split(span(0, size), Level::PAGE).unwrap(),
+            false => assert_eq!(gather.collapse(span(0, size), BLOCK, false), Ok(1)),
+        }
+        gather.finish(|_| ());
+        let all = leaves(&space);
+        assert_eq!(all.len(), if split { 16 } else { 1 });
+        assert!(all.iter().all(|leaf| leaf.attrs().dirty && !leaf.is_contiguous()), "{all:?}");
+    }
+    check::<X86>(0, false);
+    check::<Arm64K4>(2, false);
+    check::<Arm64K4>(2, true);
+}
+
+/// A format without runs has none to fold.
+#[test]
+fn a_collapse_counts_what_it_has_done() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, 16 * M2), 0, Attrs::KERNEL_DATA).unwrap();
+    assert_eq!(space.gather().collapse(span(0, 16 * M2), BLOCK, true), Ok(0));
 }

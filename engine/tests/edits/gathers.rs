@@ -397,19 +397,27 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     assert!(!gather.is_clean());
     drop(gather);
 
-    // What all spaces share stays global.
-    let local = READ.global(false);
-    let platform = Hosted::new(512, 12);
-    let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
-    let hole = Span::new(Va::new(0xffff_c900_0000_0000), 4096).unwrap();
-    map(&mut space, hole, 0, Mapping::new(Attrs::KERNEL_DATA).pages_only()).unwrap();
-    let mut gather = space.gather();
-    gather.unmap(hole, |_| ControlFlow::Continue(())).unwrap().is_done();
-    gather.protect(hole, local).unwrap();
-    gather.finish(|_| ());
-    let mut kernel = KernelHalf::new(space).unwrap();
-    let refused = kernel.gather().protect(hole, local);
-    assert!(matches!(refused, Err(EditError::Inexpressible(_))), "{refused:?}");
+    // What all spaces share stays global, whether it is in use already or not.
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        let local = READ.global(false);
+        let platform = Hosted::new(512, 12);
+        let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
+        common::used(&mut space, liveness);
+        let hole = Span::new(Va::new(0xffff_c900_0000_0000), 4096).unwrap();
+        map(&mut space, hole, 0, Mapping::new(Attrs::KERNEL_DATA).pages_only()).unwrap();
+        let mut gather = space.gather();
+        assert!(gather.unmap(hole, keep_going).unwrap().is_done());
+        gather.protect(hole, local).unwrap();
+        gather.finish(|_| ());
+        let mut kernel = KernelHalf::new(space).unwrap();
+        let refused = kernel.gather().protect(hole, local);
+        assert!(matches!(refused, Err(EditError::Inexpressible(_))), "{refused:?}");
+        let mut gather = kernel.gather();
+        gather.map(hole, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
+        for change in [READ, READ.global(true)] {
+            assert_eq!(gather.protect(hole, change), Ok(()));
+        }
+    }
 }
 
 /// A user's root has the kernel's tables as well: as a second kernel's half it would be edited
@@ -436,8 +444,10 @@ fn a_space_that_is_refused_as_a_kernels_half_is_as_it_was() {
     let (low, high) = (Va::new(0x1000), Va::new(0xffff_8000_0000_0000));
     space.map_page(high, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
     let tables = platform.counts().tables;
+    let before = snapshot::<X86>(&platform, space.root());
     let (refused, mut space) = KernelHalf::new(space).unwrap_err();
     assert_eq!(refused, EditError::OutOfTables);
+    before.assert_untouched(&snapshot::<X86>(&platform, space.root()));
     assert_eq!(platform.counts().tables, tables);
     assert_eq!(space.liveness(), Liveness::Dead);
 
@@ -447,6 +457,13 @@ fn a_space_that_is_refused_as_a_kernels_half_is_as_it_was() {
     let mut gather = space.gather();
     assert!(gather.unmap_page(low).unwrap().is_some());
     gather.finish(|_| ());
+    // What is of one space alone, beside what is of all.
+    for (at, attrs) in [(1, Attrs::USER_DATA), (2, Attrs::KERNEL_DATA)] {
+        space.map_page(Va::new(high.get() + at * K4), Pa::new(0), attrs).unwrap();
+        let refused;
+        (refused, space) = KernelHalf::new(space).unwrap_err();
+        assert!(matches!(refused, EditError::Inexpressible(_)), "{refused:?}");
+    }
     assert!(space.destroy(|_| ()).is_ok());
     assert_eq!(platform.counts().tables, 0);
 }

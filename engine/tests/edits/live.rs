@@ -106,6 +106,22 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
     }
 }
 
+/// Hardware that sets flags is no reason to refuse what is done with an exchange.
+#[test]
+fn the_own_space_changes_what_walkers_write_to() {
+    let caps = Caps { hardware_access: true, hardware_dirty: true, ..without_flags(0) };
+    let platform = Hosted::new(16, 12).with_caps(caps);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    let clean = Attrs { dirty: false, accessed: false, ..Attrs::KERNEL_DATA };
+    map(&mut space, span(0, 4 * K4), 0, clean).unwrap();
+    space.make_own();
+    let change = Change::new().perms(Perms::READ);
+    assert_eq!(protect(&mut space, span(0, 4 * K4), change), Ok(()));
+    let device = Change::new().memory(Memory::Device);
+    let refused = protect(&mut space, span(K4, K4), device);
+    assert_eq!(refused, Err(EditError::NeedsBreak(Va::new(K4))));
+}
+
 #[test]
 fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
     for (bbm, expected) in [(0, 0), (1, 32), (2, 1), (3, 1)] {
@@ -117,6 +133,34 @@ fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
         // replaced.
         assert_eq!(collapse(&mut space, span(0, M2), BLOCK, true), expected, "level {bbm}");
         assert_eq!(before, judge::<Arm64K4>(&platform, space.root()));
+    }
+}
+
+/// Pages that are in no run are as small as they are asked to be.
+#[test]
+fn pages_of_the_own_space_are_split_already() {
+    let platform = Hosted::new(64, 12).with_caps(without_flags(0));
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    map(&mut space, span(0, 20 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+    space.make_own();
+    let mut gather = space.gather();
+    assert_eq!(gather.split(span(16 * K4, 4 * K4), Level::PAGE), Ok(()));
+    let refused = gather.split(span(0, 20 * K4), Level::PAGE);
+    assert_eq!(refused, Err(EditError::NeedsBreak(Va::new(0))));
+}
+
+/// A run that a collapse has made is broken as a run.
+#[test]
+fn a_run_that_was_folded_is_not_changed_in_part_in_the_own_space() {
+    for (bbm, expected) in [(0, Err(EditError::NeedsBreak(Va::new(0)))), (1, Ok(()))] {
+        let platform = Hosted::new(64, 12).with_caps(without_flags(bbm));
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+        map(&mut space, span(0, 16 * K4), 0, mapping).unwrap();
+        assert_eq!(collapse(&mut space, span(0, 16 * K4), Level::PAGE, true), 1);
+        space.make_own();
+        let read = Change::new().perms(Perms::READ);
+        assert_eq!(protect(&mut space, span(0, 16 * K4), read), expected, "level {bbm}");
     }
 }
 
@@ -728,6 +772,21 @@ fn a_dead_space_takes_no_barrier_and_no_invalidation() {
     // What was written is published once, when it becomes live.
     space.make_live();
     assert_eq!(platform.counts().publications, 1);
+
+    // Page by page, like one that was taken out of it while it was live.
+    let pages = Mapping::new(Attrs::USER_DATA).pages_only();
+    map(&mut space, span(0, 4 * K4), 0, pages).unwrap();
+    let mut gather = space.gather();
+    assert!(gather.unmap_page(Va::new(0)).unwrap().is_some());
+    gather.finish(|_| ());
+    let counts = platform.counts();
+    // SAFETY: no processor walks the tables.
+    unsafe { space.make_dead() };
+    let mut gather = space.gather();
+    assert!(gather.unmap_page(Va::new(K4)).unwrap().is_some());
+    gather.finish(|_| ());
+    let now = platform.counts();
+    assert_eq!((now.invalidations, now.completions), (counts.invalidations, counts.completions));
 }
 
 /// A platform with a walker that writes to a page right after an edit has looked at it, so many
@@ -815,3 +874,32 @@ fn a_page_that_is_written_while_it_is_changed_is_dirty() {
 }
 
 const READ_USER: Change = Change::new().perms(Perms::READ.union(Perms::USER_READ));
+
+/// Both ends of a range lie in one block, which is broken, and its parts are split for both.
+#[test]
+fn a_hole_in_a_block_that_is_broken_is_cut_at_both_ends() {
+    let platform = Hosted::new(64, 12).with_caps(without_flags(0));
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(Level::new(2)).without_runs();
+    map(&mut space, span(0, G1), 0, mapping).unwrap();
+    space.make_live();
+    assert_eq!(space.query(Va::new(0)).unwrap().size(), G1);
+    unmap(&mut space, span(5 * K4, G1 - M2)).unwrap();
+    let found = judge::<Arm64K4>(&platform, space.root()).0;
+    let stretches: Vec<_> = found.iter().map(|(first, of)| (*first, of.pa, of.size)).collect();
+    let rest = G1 - M2 + 5 * K4;
+    assert_eq!(stretches, [(0, 0, 5 * K4), (rest, rest, M2 - 5 * K4)]);
+}
+
+/// In place; the table that the collapse has detached is forgotten before another stands there.
+#[test]
+fn a_split_waits_for_the_collapse_before_it() {
+    let platform = Hosted::new(64, 12).with_caps(without_flags(2));
+    let mut space = pages_of_a_block::<Arm64K4>(&platform, 0, Attrs::KERNEL_DATA);
+    space.make_live();
+    let mut gather = space.gather();
+    assert_eq!(gather.collapse(span(0, M2), BLOCK, false), Ok(1));
+    assert_eq!(platform.counts().completions, 0);
+    gather.split(span(0, M2), Level::PAGE).unwrap();
+    assert_eq!(platform.counts().completions, 1);
+}

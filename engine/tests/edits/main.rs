@@ -11,6 +11,7 @@ mod common;
 
 mod collapse;
 mod encrypted;
+mod frames;
 mod gathers;
 mod leftovers;
 mod live;
@@ -156,12 +157,19 @@ fn refused<'h, F: Judged, T: std::fmt::Debug>(
     );
 }
 
+/// A table of other software's, without entries.
+fn empty_table<F: Judged>(platform: &Hosted, level: Level) -> Pa {
+    let frame = platform.alloc_table(level).unwrap();
+    (0..1 << F::INDEX_BITS).for_each(|index| poke(platform, frame, index, 0));
+    frame
+}
+
 /// A tree of one page under a table descriptor of other software.
 fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<'h, F> {
-    let root = platform.alloc_table(F::root_level()).unwrap();
+    let root = empty_table::<F>(platform, F::root_level());
     let mut above = root;
     for height in (0..F::LEVELS - 1).rev() {
-        let below = platform.alloc_table(Level::new(height)).unwrap();
+        let below = empty_table::<F>(platform, Level::new(height));
         let bits = if height == 0 { table } else { F::table(Pa::new(0), Perms::empty()) };
         poke(platform, above, 0, bits | below.get());
         above = below;

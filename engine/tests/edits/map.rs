@@ -245,6 +245,19 @@ fn a_plan_for_a_block_is_none_for_a_page_that_looks_alike() {
             let found = translate::<X86>(&platform, space.root(), va);
             assert_eq!(found, Some((frame, expected)), "block first: {block_first}");
         }
+
+        // Page by page, after the block, in use.
+        space.make_live();
+        let mut gather = space.gather();
+        let back = Change::new().memory(Memory::WriteThrough);
+        gather.protect(span(pages, M2), back).unwrap();
+        gather.protect(span(block, M2), Change::new().memory(Memory::Device)).unwrap();
+        gather.protect(span(block, M2), change).unwrap();
+        gather.protect_page(Va::new(pages), change).unwrap();
+        gather.finish(|_| ());
+        let found = translate::<X86>(&platform, space.root(), pages);
+        let expected = Attrs::KERNEL_DATA.with_memory(Memory::NonCacheable);
+        assert_eq!(found, Some((16 * M2, expected)), "block first: {block_first}");
     }
 }
 
@@ -487,3 +500,58 @@ fn a_leaf_that_was_cut_off_has_the_permissions_it_had() {
 }
 
 for_each_format!(tables_that_deny_execution_are_obeyed);
+
+/// The entry of the root by which it leads to itself is said as the half has it.
+#[test]
+fn a_root_that_leads_to_itself_is_refused() {
+    for (half, index, at) in [
+        (Half::Lower, 3, 3 << 39),
+        (Half::Upper, 510, 0xffff_ff00_0000_0000),
+        (Half::Upper, 256, 0xffff_8000_0000_0000),
+    ] {
+        let platform = Hosted::new(4, 12);
+        let root = empty_table::<X86>(&platform, Level::new(3));
+        poke(&platform, root, index, root.get() | 3);
+        // SAFETY: a table of this format, made on this platform, without another editor.
+        let adopted = unsafe { Space::<X86>::adopt(&platform, root, half, Liveness::Dead) };
+        assert_eq!(adopted.map(drop), Err(EditError::Recursive(Va::new(at))));
+    }
+}
+
+#[test]
+fn a_split_makes_leaves_as_large_as_it_is_told() {
+    let giant = Level::new(2);
+    for (largest, leaves, tables) in [(giant, 2, 0), (BLOCK, 1024, 2), (Level::PAGE, 1 << 19, 1026)]
+    {
+        let platform = Hosted::new(1100, 12);
+        let mut space = Space::<X86>::new(&platform).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(giant);
+        map(&mut space, span(0, 2 * G1), 0, mapping).unwrap();
+        let before = platform.counts().tables;
+        let mut gather = space.gather();
+        gather.split(span(0, 2 * G1), largest).unwrap();
+        gather.finish(|_| ());
+        assert_eq!(platform.counts().tables - before, tables);
+        let mut found = 0;
+        space.walk_all(|leaf| {
+            assert_eq!((leaf.level(), leaf.frame().get()), (largest, leaf.input().get()));
+            found += 1;
+        });
+        assert_eq!(found, leaves);
+    }
+}
+
+/// Wherever in a range it is.
+#[test]
+fn one_page_that_is_there_is_not_mapped_over() {
+    let platform = Hosted::new(8, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    for page in 3..40 {
+        map(&mut space, span(page * K4, K4), page << 20, Attrs::KERNEL_DATA).unwrap();
+        let taken = EditError::AlreadyMapped(Va::new(page * K4));
+        refused(&mut space, taken, |gather| {
+            gather.map(span(3 * K4, 37 * K4), Pa::new(0), Attrs::KERNEL_DATA)
+        });
+        unmap(&mut space, span(page * K4, K4)).unwrap();
+    }
+}

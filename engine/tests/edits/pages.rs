@@ -213,3 +213,147 @@ for_each_format!(
     pages_of_one_table_come_out_wherever_the_visitor_breaks_off
 );
 for_each_guest_format!(a_page_is_a_range_of_one_page);
+
+/// Bits of the format's own are part of a change, though one word does not say them.
+#[test]
+fn a_change_of_other_native_bits_is_another_change() {
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, 4 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    // Keys of memory protection.
+    for (page, native) in [(0, 1 << 59), (1, 1 << 60), (2, 1 << 60), (3, 1 << 59)] {
+        let change = Change::new().perms(Perms::READ).native(native);
+        gather.protect_page(Va::new(page * K4), change).unwrap();
+        let attrs = gather.query(Va::new(page * K4)).unwrap().attrs();
+        assert_eq!((attrs.native, attrs.perms), (native, Perms::READ), "{page}");
+    }
+    gather.finish(|_| ());
+}
+
+/// One member of a run is not changed as a page that looks like it is.
+#[test]
+fn a_page_of_a_run_is_no_page_like_the_last() {
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        let platform = Hosted::new(64, 12).with_caps(without_flags(2));
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        map(&mut space, span(0, 48 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+        common::used(&mut space, liveness);
+        let read = Change::new().perms(Perms::READ);
+        let mut gather = space.gather();
+        gather.protect(span(0, 16 * K4), read).unwrap();
+        gather.protect_page(Va::new(19 * K4), read).unwrap();
+        gather.finish(|_| ());
+        // The judge fails where the members of a run differ.
+        let found = judge::<Arm64K4>(&platform, space.root());
+        let read = |page: u64| translate::<Arm64K4>(&platform, space.root(), page * K4).unwrap().1;
+        assert_eq!(found.0.len(), 4, "{found:?}");
+        for (page, perms) in [(15, Perms::READ), (18, Attrs::KERNEL_DATA.perms), (19, Perms::READ)]
+        {
+            assert_eq!(read(page).perms, perms);
+        }
+    }
+}
+
+/// From the middle of a run on, behind which other pages are.
+#[test]
+fn a_run_is_visited_once_wherever_a_visit_begins() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    map(&mut space, span(0, 16 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+    let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    map(&mut space, span(16 * K4, 32 * K4), 64 * K4, pages).unwrap();
+    for start in 0..20 {
+        let mut found = Vec::new();
+        let _ = space.walk(span(start * K4, (48 - start) * K4), |leaf| {
+            found.push((leaf.input().get() / K4, leaf.size() / K4));
+            keep_going(leaf)
+        });
+        let run = (start < 16).then_some((0, 16));
+        let rest = (start.max(16)..48).map(|page| (page, 1));
+        assert_eq!(found, run.into_iter().chain(rest).collect::<Vec<_>>(), "{start}");
+    }
+}
+
+#[test]
+fn a_leaf_is_said_with_its_first_address() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(K4, K4), 0, Attrs::KERNEL_DATA).unwrap();
+    map(&mut space, span(M2, M2), M2, Attrs::KERNEL_DATA).unwrap();
+    for (at, first) in [(K4 + 0x123, K4), (2 * K4 - 1, K4), (M2 + 0x1_2345, M2), (K4, K4)] {
+        assert_eq!(space.query(Va::new(at)).unwrap().input(), Va::new(first));
+    }
+}
+
+/// A change that changes nothing, after changes that are not known any more.
+#[test]
+fn holes_take_no_invalidation() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, 8 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+    space.make_live();
+    protect(&mut space, span(0, 2 * K4), Change::new().perms(Perms::READ)).unwrap();
+    space.make_live();
+    let (before, tables) = (platform.counts(), snapshot::<X86>(&platform, space.root()));
+    protect(&mut space, span(16 * K4, 8 * K4), Change::new()).unwrap();
+    protect(&mut space, span(2 * K4, 8 * K4), Change::new()).unwrap();
+    assert_eq!(platform.counts().invalidations, before.invalidations);
+    tables.assert_untouched(&snapshot::<X86>(&platform, space.root()));
+}
+
+/// Ranges that begin or end in the midst of a run, in one table of pages.
+#[test]
+fn a_part_of_a_run_is_changed_alone() {
+    let read = Change::new().perms(Perms::READ);
+    for (bbm, take) in [(0, false), (2, false), (0, true), (2, true)] {
+        for (first, end) in [
+            (10, 20),
+            (10, 32),
+            (20, 49),
+            (18, 20),
+            (20, 40),
+            (8, 49),
+            (24, 32),
+            (16, 24),
+            (40, 49),
+            (9, 12),
+        ] {
+            let platform = Hosted::new(16, 12).with_caps(without_flags(bbm));
+            let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+            // Pages, two runs, and pages.
+            map(&mut space, span(8 * K4, 42 * K4), 8 * K4, Attrs::KERNEL_DATA).unwrap();
+            space.make_live();
+            let range = span(first * K4, (end - first) * K4);
+            // Pages like those are known from elsewhere.
+            protect(&mut space, span(49 * K4, K4), read).unwrap();
+            match take {
+                true => unmap(&mut space, range).unwrap(),
+                false => protect(&mut space, range, read).unwrap(),
+            }
+            judge::<Arm64K4>(&platform, space.root());
+            for page in 8..49 {
+                let now = translate::<Arm64K4>(&platform, space.root(), page * K4);
+                let expected = match ((first..end).contains(&page), take) {
+                    (true, true) => None,
+                    (true, false) => Some(Perms::READ),
+                    (false, _) => Some(Attrs::KERNEL_DATA.perms),
+                };
+                assert_eq!(now.map(|(_, attrs)| attrs.perms), expected, "{first}..{end}: {page}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_page_is_mapped_by_what_is_kept_for_many() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    let encoded = tablewright::Encoded::new(Attrs::USER_DATA).unwrap();
+    for page in [1, 2, 1 << 20] {
+        space.map_page(Va::new(page * K4), Pa::new(8 * K4), encoded).unwrap();
+        let found = translate::<X86>(&platform, space.root(), page * K4);
+        assert_eq!(found, Some((8 * K4, Attrs::USER_DATA)));
+    }
+}

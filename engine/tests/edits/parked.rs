@@ -243,6 +243,50 @@ fn what_was_remembered_is_broken<F: Decoded>() {
     assert_eq!((there.pa, there.attrs), (1 << 30, seen::<F>()));
 }
 
+/// A run that was parked may be remembered whole, and comes back member by member: it is forgotten
+/// first. What is no run is not waited for.
+#[test]
+fn a_run_that_was_parked_is_forgotten_before_it_comes_back() {
+    use tablewright::format::Arm64K4;
+    for (runs, completions) in [(true, 1), (false, 0)] {
+        let platform = Hosted::new(64, 12).with_caps(caps(0, false));
+        let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+        let mapping = Mapping::new(data::<Arm64K4>());
+        let mapping = if runs { mapping } else { mapping.without_runs() };
+        let all = span::<Arm64K4>(0, 32);
+        space.map(all, Pa::new(0), mapping).unwrap();
+        space.make_live();
+        let mut gather = space.gather();
+        gather.protect(all, NONE).unwrap();
+        // Nothing is given.
+        gather.protect(all, Change::new().software(2)).unwrap();
+        assert_eq!(platform.counts().completions, 0);
+        gather.protect(all, Change::new().perms(data::<Arm64K4>().perms)).unwrap();
+        assert_eq!(platform.counts().completions, completions);
+    }
+}
+
+/// By the short way, too, of pages that are like those that came back last.
+#[test]
+fn what_comes_back_is_published() {
+    use tablewright::format::Arm64K4;
+    let platform = Hosted::new(64, 12).with_caps(caps(0, false));
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    let mapping = Mapping::new(data::<Arm64K4>().with_perms(Perms::empty())).pages_only();
+    space.map(span::<Arm64K4>(0, 64), Pa::new(0), mapping).unwrap();
+    space.make_live();
+    for first in [0, 16, 32] {
+        let counts = platform.counts();
+        let mut gather = space.gather();
+        let back = Change::new().perms(data::<Arm64K4>().perms);
+        gather.protect(span::<Arm64K4>(first, 16), back).unwrap();
+        gather.finish(|_| ());
+        let now = platform.counts();
+        assert_eq!(now.publications, counts.publications + 1, "{first}");
+        assert_eq!(now.invalidations, counts.invalidations);
+    }
+}
+
 for_each_format!(
     what_is_parked_comes_back,
     a_part_of_a_leaf_is_parked_alone,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use crate::BLOCK;
 use crate::common::{Decoded, Dice, judge, snapshot};
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Mapping, Pa, Perms, Span,
@@ -189,6 +190,140 @@ fn pages_of_two_tables_are_no_table() {
     }
 }
 
+/// A block that moves by less than its size is split.
+#[test]
+fn a_block_moves_by_pages_as_pages() {
+    type F = tablewright::format::X86_64<4>;
+    let count = table::<F>();
+    for distance in [1, 3, count / 2, count + 1, 2 * count + 1, 2 * count] {
+        let platform = Hosted::new(64, 12);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let mapping = Mapping::new(data::<F>()).largest(BLOCK);
+        space.map(pages::<F>(0, count), Pa::new(0), mapping).unwrap();
+        let to = 8 * count + distance;
+        let mut gather = space.gather();
+        gather.relocate(pages::<F>(0, count), at::<F>(to)).unwrap();
+        gather.finish(|_| ());
+        let mut expected = crate::common::Model::default();
+        expected.map(to << 12, count << 12, 0, data::<F>());
+        let found = judge::<F>(&platform, space.root());
+        assert_eq!(found, expected.stretches(), "{distance}");
+        let is_block = space.query(at::<F>(to)).unwrap().level() == BLOCK;
+        assert_eq!(is_block, distance % count == 0);
+    }
+}
+
+/// A block is split no further than it has to be.
+#[test]
+fn a_block_moves_in_the_largest_parts_that_fit() {
+    type F = tablewright::format::X86_64<4>;
+    let count = table::<F>();
+    let (block, giant) = (BLOCK, Level::new(2));
+    for (distance, level) in [(1, Level::PAGE), (count, block), (count * count, giant)] {
+        let platform = Hosted::new(1100, 12);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let all = pages::<F>(0, count * count);
+        space.map(all, Pa::new(0), Mapping::new(data::<F>()).largest(giant)).unwrap();
+        let to = 2 * count * count + distance;
+        let mut gather = space.gather();
+        gather.relocate(all, at::<F>(to)).unwrap();
+        gather.finish(|_| ());
+        assert_eq!(space.query(at::<F>(to)).unwrap().level(), level);
+    }
+}
+
+/// A run moves as one to where another can be, and as pages to anywhere else.
+#[test]
+fn a_run_moves_as_a_run_or_as_pages() {
+    type F = tablewright::format::Arm64K4;
+    let count = table::<F>();
+    for distance in [1, 8, 16, 48, 2 * count, 2 * count + 8] {
+        // Pages behind it, so that it is no table that moves.
+        let platform = Hosted::new(64, 12);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        space.map(pages::<F>(0, 19), Pa::new(0), data::<F>()).unwrap();
+        space.make_live();
+        let to = count + distance;
+        let mut gather = space.gather();
+        gather.relocate(pages::<F>(0, 18), at::<F>(to)).unwrap();
+        gather.finish(|_| ());
+        let model = found(&platform, &space);
+        let there = |page: u64| model.get(&page).map(|it| it.0 >> 12);
+        assert_eq!((there(to), there(to + 17)), (Some(0), Some(17)));
+        assert_eq!((there(0), there(17), there(18)), (None, None, Some(18)));
+        let run = space.query(at::<F>(to)).unwrap().is_contiguous();
+        assert_eq!(run, distance % 16 == 0, "{distance}");
+    }
+}
+
+/// Pages that the gather has unmapped at the destination are forgotten first.
+#[test]
+fn a_move_waits_for_what_was_unmapped_there() {
+    type F = tablewright::format::Arm64K4;
+    let count = table::<F>();
+    let platform = Hosted::new(64, 12).with_caps(caps(0));
+    let mut space = Space::<F>::new(&platform).unwrap();
+    let mapping = Mapping::new(data::<F>()).pages_only();
+    space.map(pages::<F>(0, 2 * count), Pa::new(0), mapping).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    let gone = gather.unmap(pages::<F>(count + 8, 8), |_| ControlFlow::Continue(()));
+    assert!(gone.unwrap().is_done());
+    assert_eq!(platform.counts().completions, 0);
+    gather.relocate(pages::<F>(8, 8), at::<F>(count + 8)).unwrap();
+    assert_eq!(platform.counts().completions, 1);
+}
+
+/// Two of them, which takes a walk.
+#[test]
+fn whole_tables_move_as_they_are() {
+    type F = tablewright::format::X86_64<4>;
+    let count = table::<F>();
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    let mapping = Mapping::new(data::<F>()).pages_only();
+    space.map(pages::<F>(0, 2 * count), Pa::new(0), mapping).unwrap();
+    platform.limit_allocations(Some(0));
+    let mut gather = space.gather();
+    gather.relocate(pages::<F>(0, 2 * count), at::<F>(8 * count)).unwrap();
+    gather.finish(|_| ());
+    assert_eq!(found(&platform, &space).len() as u64, 2 * count);
+    assert_eq!(space.query(at::<F>(10 * count - 1)).unwrap().frame().get() >> 12, 2 * count - 1);
+}
+
+#[test]
+fn a_move_that_is_forgotten_is_owed() {
+    type F = tablewright::format::X86_64<4>;
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    space.map(pages::<F>(0, 3), Pa::new(0), data::<F>()).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    gather.relocate(pages::<F>(0, 3), at::<F>(1 << 20)).unwrap();
+    std::mem::forget(gather);
+    platform.record();
+    space.gather().finish(|_| ());
+    assert!(platform.take_log().iter().any(|told| told.everything));
+}
+
+#[test]
+fn a_move_that_the_root_does_not_translate_is_refused() {
+    type F = tablewright::format::X86_64<4>;
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    space.map(pages::<F>(0, 2), Pa::new(0), data::<F>()).unwrap();
+    let mut gather = space.gather();
+    let last = u64::MAX - 0xfff;
+    for (to, expected) in [
+        (last, EditError::InputOutOfRange),
+        (last + 0x800, EditError::Misaligned),
+        (0x4800, EditError::Misaligned),
+    ] {
+        let to = Address::from_bits(to);
+        assert_eq!(gather.relocate(pages::<F>(0, 2), to), Err(expected));
+    }
+}
+
 /// The root of a format with one level is a table of pages.
 #[test]
 fn a_page_moves_within_the_only_table() {
@@ -225,6 +360,12 @@ fn what_a_table_denies_is_not_moved_past_it() {
         let refused = space.gather().relocate(at(from, size), at(to, 0x1000).start());
         assert!(matches!(refused, Err(EditError::Denied(_))), "{from} to {to}: {refused:?}");
     }
+    // Beside tables that deny something are others that do not.
+    let mut gather = space.gather();
+    gather.map(at(other + 4, 2 * block), Pa::new(0), mapping).unwrap();
+    gather.relocate(at(other + 4, 2 * block), at(other + 8, block).start()).unwrap();
+    gather.relocate(at(other + 8, 0x3000), at(other + 4, block).start()).unwrap();
+    gather.finish(|_| ());
     // One page, between tables that exist.
     let beside = Va::new(other * block + 0x5000);
     let refused = space.gather().relocate(at(0, 0x1000), beside);
@@ -393,6 +534,15 @@ fn the_new_addresses_are_broken_first<F: Decoded>() {
     gather.finish(|_| ());
     let found = space.query(at::<F>(4 * table)).map(|leaf| leaf.size());
     assert_eq!(found, Some(1 << block), "{}", F::NAME);
+    // To where one has stood since before.
+    space.map(pages::<F>(2 * table, 1), Pa::new(0), mapping).unwrap();
+    let mut gather = space.gather();
+    unmap(&mut gather, 2 * table, 1);
+    gather.finish(|_| ());
+    let before = waited();
+    gather = space.gather();
+    gather.relocate(pages::<F>(4 * table, table), at::<F>(2 * table)).unwrap();
+    assert_eq!(waited() - before, is_arm, "{}", F::NAME);
 }
 
 for_each_format!(

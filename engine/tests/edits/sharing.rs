@@ -169,3 +169,17 @@ for_both_rules!(
     a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered,
     what_a_forgotten_shared_gather_has_done_is_never_taken_for_complete,
 );
+
+/// Runs that are unfolded in place, because their space is shared, are forgotten.
+#[test]
+fn what_is_unfolded_to_be_shared_is_invalidated() {
+    let platform = Threads::new(64, 12, 1).with_caps(without_flags(2)).recording();
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    map(&mut space, span(0, 16 * K4), 0, Attrs::USER_DATA).unwrap();
+    space.make_live();
+    platform.take_events();
+    let space = SharedSpace::new(space).unwrap_or_else(|_| unreachable!("it is no kernel's"));
+    let events = platform.take_events();
+    assert!(invalidated(&events).covers(0) && invalidated(&events).covers(16 * K4 - 1));
+    assert!(!space.query(Va::new(0)).unwrap().is_contiguous());
+}

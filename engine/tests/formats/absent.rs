@@ -74,6 +74,8 @@ pub fn a_parked_leaf_keeps_everything_and_comes_back<F: Decoded>() {
                         F::with_address(bits, Pa::new(0)) ^ F::with_address(valid, Pa::new(0));
                     assert_eq!(leaf ^ flip, back, "{leaf:#x}");
                     assert_eq!(F::decode(back, level), attrs, "{back:#x}");
+                    let is_absent = State::of::<F>(back, level) == State::Absent;
+                    assert_eq!(is_absent, attrs.perms.is_empty(), "{back:#x}");
                 }
             }
         });

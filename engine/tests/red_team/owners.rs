@@ -200,6 +200,21 @@ fn a_harvest_by_a_slot_of_before_is_refused() {
     assert!(!leaf.attrs().perms.contains(Perms::WRITE));
 }
 
+/// Cells have the slots of the last guest that had them, when a guest is made of them.
+#[test]
+fn a_guest_has_no_slots_of_another() {
+    let platform = platform(BY_FAULTS);
+    let mut cells = [const { SlotCell::new() }; 2];
+    let before = guest(&platform, &mut cells);
+    before.insert(Slot::memory(ipa(0, BLOCK), 0)).unwrap();
+    assert!(before.slot(Ipa::new(0)).is_ok());
+    drop(before);
+    let after = guest(&platform, &mut cells);
+    assert_eq!(after.slot(Ipa::new(0)), Err(SlotError::Unknown));
+    let other = Slot::memory(ipa(PAGE, BLOCK), 0);
+    assert_eq!(after.insert(other), Ok(()));
+}
+
 #[test]
 fn a_log_by_hardware_without_hardware_is_refused() {
     let platform = platform(BY_FAULTS);
