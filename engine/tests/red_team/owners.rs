@@ -205,10 +205,11 @@ fn a_harvest_by_a_slot_of_before_is_refused() {
 fn a_guest_has_no_slots_of_another() {
     let platform = platform(BY_FAULTS);
     let mut cells = [const { SlotCell::new() }; 2];
-    let before = guest(&platform, &mut cells);
-    before.insert(Slot::memory(ipa(0, BLOCK), 0)).unwrap();
-    assert!(before.slot(Ipa::new(0)).is_ok());
-    drop(before);
+    {
+        let before = guest(&platform, &mut cells);
+        before.insert(Slot::memory(ipa(0, BLOCK), 0)).unwrap();
+        assert!(before.slot(Ipa::new(0)).is_ok());
+    }
     let after = guest(&platform, &mut cells);
     assert_eq!(after.slot(Ipa::new(0)), Err(SlotError::Unknown));
     let other = Slot::memory(ipa(PAGE, BLOCK), 0);
