@@ -72,7 +72,6 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
         if let Err(refused) = check(&space).and_then(|()| fill_root(&space)) {
             return Err((refused, space));
         }
-        space.limit_to(Half::Upper);
         space.pin();
         match space.liveness() {
             Liveness::Dead => space.make_live(),

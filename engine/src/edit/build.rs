@@ -146,19 +146,14 @@ impl<'f, F: Format> Leaves<'f, F> {
         }
     }
 
-    /// The run of leaves at `level` that the leaf for `first` may be a member of, if runs are
-    /// allowed and aligned.
+    /// Whether runs are allowed, and all of the aligned one that the leaf at `level` for `first`
+    /// would be in is mapped to consecutive memory, aligned as well.
     #[inline(always)]
-    pub fn run(&self, level: Level, first: u64) -> Option<Slice> {
-        let run = F::contiguous(level);
-        if !self.runs || run == 0 {
-            return None;
-        }
-        let piece = self.source.at(first);
-        let low = (1u64 << (F::shift(level) + run)) - 1;
-        let slice = Slice { first: first & !low, last: first | low };
-        let inside = piece.first <= slice.first && slice.last <= piece.last;
-        (inside && piece.is_aligned(F::shift(level) + run)).then_some(slice)
+    pub fn may_be_in_run(&self, level: Level, first: u64) -> bool {
+        let shift = F::shift(level) + F::contiguous(level);
+        let (piece, low) = (self.source.at(first), (1 << shift) - 1);
+        let is_inside = piece.first <= first & !low && first | low <= piece.last;
+        self.runs && F::contiguous(level) != 0 && is_inside && piece.is_aligned(shift)
     }
 
     /// The leaf at `level` that translates `first`, not in a run.

@@ -592,15 +592,11 @@ impl<F: Format> Commit<'_, F> {
         level: Level,
         first: u64,
     ) -> bool {
-        let Some(run) = self.leaves.run(level, first) else {
-            return false;
-        };
         let count = 1usize << F::contiguous(level);
         let start_index = index & !(count - 1);
         // A member that is not one of our leaves is a table, there before or just built: valid or
         // suspended.
-        run.first >= self.slice.first
-            && run.last <= self.slice.last
+        self.leaves.may_be_in_run(level, first)
             && (start_index..start_index + count).all(|member| {
                 let entry = table.load(member);
                 entry == 0 || F::kind(entry, level) == Kind::Leaf

@@ -418,12 +418,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         true
     }
 
-    /// From now on it holds what all spaces share.
+    /// From now on its upper half alone is edited, and holds what all spaces share.
     pub(crate) fn pin(&mut self) {
+        // Forgets the last change as well, which may have made leaves local.
+        self.limit_to(Half::Upper);
         self.pinned = true;
         self.debt.add_globals(true);
-        // The last change may have made leaves local.
-        self.cache.invalidate();
     }
 
     /// Notes that some leaves may be members of runs, if `any`.

@@ -44,6 +44,24 @@ fn walkers_of_a_child_forget_the_empty_table_before_a_block_takes_its_place() {
     assert!(log.iter().any(|told| tables(&told)), "{log:?}");
 }
 
+/// With the first leaf that a fork tells of, walkers of the child have forgotten the table.
+#[test]
+fn a_fork_waits_for_the_empty_table_before_it_stores_a_block() {
+    let [of_parent, of_child] = [(); 2].map(|()| Hosted::new(64, 12));
+    let mut parent = Space::<Arm64K4>::new(&of_parent).unwrap();
+    let mut child = Space::<Arm64K4>::new(&of_child).unwrap();
+    map(&mut parent, span(M2, M2), M2, Attrs::USER_DATA).unwrap();
+    map(&mut child, span(M2, K4), 0x9000, Attrs::USER_DATA).unwrap();
+    child.make_live();
+    unmap(&mut child, span(M2, K4)).unwrap();
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    let before = of_child.counts().completions;
+    let mut completed = Vec::new();
+    let told = |_| completed.push(of_child.counts().completions - before);
+    gather.fork(span(M2, M2), Change::new(), &mut into, told).unwrap();
+    assert_eq!(completed, [1]);
+}
+
 /// The child's edits had begun near a table that the fork had cut off.
 #[test]
 fn what_is_near_in_a_forked_child_is_what_walkers_find() {

@@ -43,18 +43,20 @@ fn the_page_is_a_hole<F: Judged>(space: &mut Space<'_, F>, near: Va, what: &str)
 fn what_is_no_page_is_refused_near_one_too() {
     let platform = Hosted::new(64, 12);
     let (mut space, near, _) = two_regions::<X86>(&platform);
-    let odd = Va::new(near.get() + 0x123);
     let before = snapshot::<X86>(&platform, space.root());
-    for frame in [0, K4] {
-        let refused = space.map_page(odd, Pa::new(frame), Attrs::USER_DATA);
-        assert_eq!(refused, Err(EditError::Misaligned));
+    // Of the page, and of the hole behind it.
+    for odd in [near.get() + 0x123, near.get() + K4 + 0x123].map(Va::new) {
+        for frame in [0, K4] {
+            let refused = space.map_page(odd, Pa::new(frame), Attrs::USER_DATA);
+            assert_eq!(refused, Err(EditError::Misaligned));
+        }
+        let mut gather = space.gather();
+        assert_eq!(gather.unmap_page(odd).map(drop), Err(EditError::Misaligned));
+        assert_eq!(gather.protect_page(odd, Change::new()), Err(EditError::Misaligned));
+        let replaced = gather.replace(odd, Pa::new(0), Attrs::USER_DATA);
+        assert_eq!(replaced.map(drop), Err(EditError::Misaligned));
+        gather.finish(|_| ());
     }
-    let mut gather = space.gather();
-    assert_eq!(gather.unmap_page(odd).map(drop), Err(EditError::Misaligned));
-    assert_eq!(gather.protect_page(odd, Change::new()), Err(EditError::Misaligned));
-    let replaced = gather.replace(odd, Pa::new(0), Attrs::USER_DATA);
-    assert_eq!(replaced.map(drop), Err(EditError::Misaligned));
-    gather.finish(|_| ());
     before.assert_untouched(&snapshot::<X86>(&platform, space.root()));
 }
 

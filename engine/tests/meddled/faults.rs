@@ -107,6 +107,28 @@ fn a_block_is_mapped_where_little_of_it_is_left_to_clean() {
 }
 
 /// A fault never takes away flags or permissions of a page.
+/// Another processor maps 1 GiB, less of it allowed, while a fault looks for 2 MiB of it: these are
+/// not split off.
+#[test]
+fn a_block_that_another_has_mapped_meanwhile_stays_whole() {
+    let platform = Meddled::new(CLEAN, Caps::default());
+    let guest = guest::<Arm>(platform);
+    let mut gather = guest.gather();
+    let large = |attrs| NewLeaf::new(Ipa::new(0), Pa::new(MEMORY), Level::PAGE.up().up(), attrs);
+    let perms = Attrs::GUEST_MEMORY.perms - Perms::ANY_WRITE;
+    let readable = large(Attrs { perms, ..Attrs::GUEST_MEMORY }).unwrap();
+    platform.meddle(When::Exchange, 0, move || {
+        let mut other = guest.space().gather();
+        assert!(other.top_up(1));
+        assert_eq!(other.map(&readable), Ok(Mapped::Installed));
+        other.release_tables();
+    });
+    assert!(fault(&mut gather, PAGE, MEMORY + PAGE, GIB).is_ok());
+    platform.take();
+    let there = guest.space().query(Ipa::new(PAGE)).unwrap();
+    assert_eq!((there.size(), there.attrs().perms.contains(Perms::WRITE)), (GIB, true));
+}
+
 #[test]
 fn a_page_that_allows_more_keeps_what_it_had() {
     let with = |accessed, dirty, perms| Attrs { accessed, dirty, perms, ..Attrs::USER_RODATA };

@@ -483,8 +483,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is parked is not invalidated",
         file: PLAN,
-        find: "_ if parks => «INVALIDATE»,",
-        with: "PUBLISH",
+        find: "Transition::Invalidate => «INVALIDATE»,",
+        with: "if parks { PUBLISH } else { INVALIDATE }",
         rules: FORGOTTEN,
     },
     Bug {
