@@ -100,24 +100,6 @@ const fn bits(from: u32, to: u32) -> u64 {
     (1 << to) - (1 << from)
 }
 
-/// The members of a contiguous run at `depth`, 1 where the Contiguous bit is RES0, if the input
-/// space is large enough.
-const fn run_entries(granule: Granule, depth: u32) -> usize {
-    match (granule, depth) {
-        (Granule::K4, 0..=2) => 16,
-        (Granule::K16, 0) => 128,
-        (Granule::K16, 1) => 32,
-        (Granule::K64, 0 | 1) => 32,
-        _ => 1,
-    }
-}
-
-/// Returns the run of an entry in this input space: none is larger than it.
-pub(crate) const fn run_in(granule: Granule, depth: u32, shape: Shape) -> usize {
-    let run = run_entries(granule, depth);
-    if run > shape.entries(depth) { 1 } else { run }
-}
-
 /// The place of the address bits above bit 47.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HighAddress {
@@ -298,7 +280,7 @@ impl Stage1 {
         if self.el2 && descriptor & (NG | PXN) != 0 {
             return Descriptor::Reserved("nG or PXN is set where there is one exception level");
         }
-        let run = run_in(self.layout.granule, depth, shape);
+        let run = self.layout.granule.run(depth, shape);
         let extent = match self.layout.extent(shape, depth, run, descriptor, 0) {
             Ok(extent) => extent,
             Err(why) => return Descriptor::Reserved(why),
@@ -403,7 +385,7 @@ impl Format for Stage1 {
         previous: u64,
         descriptor: u64,
     ) -> Result<(), &'static str> {
-        let run = run_in(self.layout.granule, depth, self.shape);
+        let run = self.layout.granule.run(depth, self.shape);
         self.layout.check_run(self.shape, depth, run, index, previous, descriptor)
     }
 }

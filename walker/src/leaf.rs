@@ -1,4 +1,5 @@
-//! The result of a walk: a leaf, a table, or the reason why there is neither.
+//! The meaning of a descriptor, and the result of a walk: a leaf, a table, or the reason why there
+//! is neither.
 
 use core::fmt;
 
@@ -175,3 +176,41 @@ impl fmt::Display for Malformed {
 }
 
 impl core::error::Error for Fault {}
+
+/// Access that table descriptors take away from everything under them.
+///
+/// On arm64 the bits PXNTable, UXNTable and APTable (DDI 0487 D8.4.1), nothing in its stage 2; on
+/// x86-64 and in nested paging a clear R/W, a clear U/S, XD (SDM vol. 3A 5.6.1); the rights that an
+/// EPT entry lacks. Meaningful within one regime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Denied(pub(crate) u64);
+
+impl Denied {
+    /// Nothing is taken away.
+    pub const NONE: Self = Self(0);
+
+    /// Returns the access that is taken away by either.
+    #[inline(always)]
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// The meaning of one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descriptor {
+    /// Not valid: maps nothing, all other bits belong to software.
+    Invalid,
+    /// Points to the table of the next level.
+    Table {
+        /// The physical address of that table.
+        pa: u64,
+        /// Access that this descriptor by itself takes away from everything under it.
+        denied: Denied,
+    },
+    /// Maps memory.
+    Leaf(Leaf),
+    /// Valid, and against the rule named.
+    Reserved(&'static str),
+}

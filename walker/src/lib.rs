@@ -146,9 +146,11 @@ mod step;
 mod walk;
 mod x86_64;
 
-pub use leaf::{Access, DirtyState, Fault, Leaf, Malformed, Permissions, Table};
+pub use leaf::{
+    Access, Denied, Descriptor, DirtyState, Fault, Leaf, Malformed, Permissions, Table,
+};
 pub use regime::{Granule, Half, Regime};
-pub use step::{Denied, Descriptor, Walk, decode, with_access_flag, with_dirty};
+pub use step::{Walk, decode, with_access_flag, with_dirty};
 
 use core::ops::ControlFlow;
 

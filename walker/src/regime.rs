@@ -32,6 +32,19 @@ impl Granule {
             Self::K64 => 16,
         }
     }
+
+    /// The members of a contiguous run at `depth`: 1 where the Contiguous bit is RES0, or where the
+    /// run would be larger than the input space.
+    pub(crate) const fn run(self, depth: u32, shape: Shape) -> usize {
+        let run = match (self, depth) {
+            (Self::K4, 0..=2) => 16,
+            (Self::K16, 0) => 128,
+            (Self::K16, 1) => 32,
+            (Self::K64, 0 | 1) => 32,
+            _ => 1,
+        };
+        if run > shape.entries(depth) { 1 } else { run }
+    }
 }
 
 /// One half of a virtual address space: the addresses that start with zeros or those that start
@@ -203,9 +216,7 @@ impl Regime {
             Self::Arm64Stage1 { granule, .. }
             | Self::Arm64Stage1Sized { granule, .. }
             | Self::Arm64El2 { granule, .. }
-            | Self::Arm64Stage2 { granule, .. } => {
-                crate::arm64::run_in(granule, depth, self.shape())
-            }
+            | Self::Arm64Stage2 { granule, .. } => granule.run(depth, self.shape()),
             // Svnapot.
             Self::Riscv { .. } if depth == 0 => RISCV_RUN,
             Self::Riscv { .. } | Self::X86_64 { .. } | Self::Ept { .. } | Self::Npt { .. } => 1,

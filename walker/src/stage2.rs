@@ -29,7 +29,7 @@
 //! the inner cacheability, for which 00 is reserved. With it, MemAttr\[3\] is RES0; MemAttr\[2\] =
 //! 0 is a device; 101 is non-cacheable, 110 write-back, 111 what stage 1 says, 100 reserved.
 
-use crate::arm64::{AF, DBM, Form, Layout, SOFTWARE, run_in};
+use crate::arm64::{AF, DBM, Form, Layout, SOFTWARE};
 use crate::regime::Shape;
 use crate::walk::Format;
 use crate::{Access, Denied, Descriptor, DirtyState, Granule, Leaf, Permissions};
@@ -63,7 +63,7 @@ impl Stage2 {
 
     #[inline(always)]
     const fn run(&self, depth: u32) -> usize {
-        run_in(self.layout.granule, depth, self.shape)
+        self.layout.granule.run(depth, self.shape)
     }
 
     #[inline(always)]

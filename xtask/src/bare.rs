@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::console::{Patience, listen};
 use crate::fetch::{self, Files};
-use crate::qemu::{self, Boot, CPU_MAX, file};
+use crate::qemu::{self, Boot, CPU_MAX};
+use crate::tools::file;
 use crate::{Error, LIMIT, Result, out};
 
 /// The name of the test.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tablewright_hypervisor_common::counters::Event;
 
 use crate::counters::{Count, NAMES};
@@ -10,9 +10,7 @@ use crate::debian::Release;
 use crate::emulator::Emulator;
 use crate::fetch::{Choice, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, End, Ran};
-use crate::{
-    About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say, several,
-};
+use crate::{Arch, Error, Leaves, Log, Result, fetch, load, name_of, out, say};
 
 #[derive(Args)]
 pub struct BootArgs {
@@ -20,7 +18,7 @@ pub struct BootArgs {
     #[arg(long, value_enum, default_value_t = Arch::Arm64)]
     pub arch: Arch,
     #[command(flatten)]
-    pub hyperv: hyperv::HypervArgs,
+    pub hyperv: HypervArgs,
     /// A kernel: for arm64 an uncompressed one (Image), for x86-64 a bzImage [default: Debian's]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
@@ -91,7 +89,106 @@ pub struct BootArgs {
     pub more: Vec<String>,
 }
 
+/// The recommendation to the guest for flushes of other processors' TLBs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Flush {
+    /// Hypercalls
+    Hypercall,
+    /// Hypercalls that name processors by a set
+    Extended,
+    /// Interrupts between its processors
+    Interrupt,
+}
+
+/// A bug that is planted in the hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plant {
+    /// Flushes are not carried out
+    Ignore,
+    /// vCPUs that run are not told
+    OnEntry,
+    /// Translations of nested tables are not forgotten
+    Nested,
+    /// The second half of each range is dropped
+    Half,
+}
+
+/// A program that the guest runs instead of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// Files are written, sorted and compared by many processes
+    Load,
+    /// Threads map a part of a file, touch and unmap it
+    Measure,
+    /// Pages are replaced under threads that read them
+    Hunt,
+}
+
+impl Program {
+    /// Returns the command line of the guest's first program, to run it so often, or for so many
+    /// seconds.
+    pub fn words(self, rounds: u32, seconds: u32) -> String {
+        match self {
+            Self::Load => format!("load={rounds}"),
+            Self::Measure => format!("tlb=measure,-r,{rounds}"),
+            Self::Hunt => format!("tlb=hunt,{seconds}"),
+        }
+    }
+}
+
+/// Options of such a boot alone.
+#[derive(Args, Default)]
+pub struct HypervArgs {
+    /// How the guest flushes TLBs of other vCPUs, x86-64 [default: hypercall]
+    #[arg(long, value_enum)]
+    pub flush: Option<Flush>,
+    /// Processors that the vCPUs share, x86-64 [default: one for each]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub processors: Option<u8>,
+    /// The guest's program, x86-64 [default: load]
+    #[arg(long, value_enum)]
+    pub run: Option<Program>,
+    /// How long it hunts, x86-64; or how long several guests go on [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: Option<u32>,
+    /// From the VP index of one vCPU to that of the next, x86-64 [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub vp_step: Option<u16>,
+    /// Plant a bug in the hypervisor, x86-64
+    #[arg(long, value_enum)]
+    pub plant: Option<Plant>,
+}
+
+impl HypervArgs {
+    /// One that was given, if any was.
+    pub fn given(&self) -> Option<&'static str> {
+        [
+            ("--flush", self.flush.is_some()),
+            ("--processors", self.processors.is_some()),
+            ("--run", self.run.is_some()),
+            ("--vp-step", self.vp_step.is_some()),
+            ("--plant", self.plant.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, is_given)| is_given.then_some(name))
+    }
+}
+
 impl BootArgs {
+    /// Whether options are of no other architecture than arm64.
+    ///
+    /// # Errors
+    /// One is, or there are more CPUs than a guest of it has.
+    pub fn check_arm64(&self) -> Result<()> {
+        if let Some(option) = self.hyperv.given() {
+            return Err(Error::Other(format!("{option} is of --arch x86-64")));
+        }
+        match self.cpus {
+            ..=8 => Ok(()),
+            _ => Err(Error::Other("a guest of arm64 has 1 to 8 CPUs".into())),
+        }
+    }
+
     /// Returns the kernel to boot, and its machine.
     pub fn choice(&self) -> Choice<'_> {
         Choice {
@@ -134,20 +231,6 @@ pub fn ended(end: End) -> Result<()> {
     }
 }
 
-/// Whether the files that were named can be what they should be, before anything is built for them.
-fn look_at_files(args: &BootArgs) -> Result<()> {
-    for file in [&args.kernel, &args.initrd].into_iter().flatten() {
-        if !std::fs::metadata(file).about(file.display())?.is_file() {
-            return Err(Error::Other(format!("{}: no file", file.display())));
-        }
-    }
-    match (&args.kernel, args.arch) {
-        (Some(kernel), Arch::Arm64) => qemu::kernel_size(kernel).map(drop),
-        (Some(kernel), Arch::X86_64) => hyperv::sectors(kernel).map(drop),
-        (None, _) => Ok(()),
-    }
-}
-
 /// Whether there is such a processor, before anything is built; where QEMU does not say which there
 /// are, it is left to it.
 fn look_at_cpu(cpu: &str, emulator: &Emulator) -> Result<()> {
@@ -164,24 +247,11 @@ fn look_at_cpu(cpu: &str, emulator: &Emulator) -> Result<()> {
     }
 }
 
-/// Boots a guest, and says what it has shown.
+/// Boots a guest of arm64, and says what it has shown.
 ///
 /// # Errors
 /// It cannot be booted, or what it has done went wrong.
 pub fn run(args: &BootArgs) -> Result<()> {
-    look_at_files(args)?;
-    if args.arch == Arch::X86_64 {
-        return hyperv::boot(args);
-    }
-    if let Some(option) = args.hyperv.given() {
-        return Err(Error::Other(format!("{option} is of --arch x86-64")));
-    }
-    if args.cpus > 8 {
-        return Err(Error::Other("a guest of arm64 has 1 to 8 CPUs".into()));
-    }
-    if args.guests.is_some() || args.small.is_some() {
-        return several::boot(args);
-    }
     if args.vmid_bits.is_some() || args.hyperv.seconds.is_some() {
         let why = "--vmid-bits is of several guests, and --seconds, too: --guests or --small";
         return Err(Error::Other(why.into()));

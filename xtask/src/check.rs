@@ -15,8 +15,9 @@ use tablewright_watch::{Finding, Rule, session};
 use crate::counters::Count;
 use crate::emulator::Emulator;
 use crate::fetch::{self, Files};
+use crate::guests::Several;
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
-use crate::several::{self, Several};
+use crate::several;
 use crate::{About as _, Arch, Error, LIMIT, Leaves, Log, Result, load, out, planted, say};
 
 /// The guest of most runs: it touches its memory again and again.

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::console::{Patience, listen};
-use crate::fetch::QEMU;
 use crate::qemu::CPU_MAX;
+use crate::tools::QEMU;
 use crate::{Error, LIMIT, Result, out};
 
 /// How often each instruction was executed, by its name.

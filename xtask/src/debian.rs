@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
 
-use crate::fetch::output;
+use crate::tools::output;
 use crate::{About as _, Error, Result, out};
 
 /// A release of Debian.

@@ -8,7 +8,7 @@ use object::{Object as _, ObjectSection as _};
 use tablewright_watch::session;
 
 use crate::debian::{self, Debian, Release};
-use crate::fetch::{self, QEMU, output};
+use crate::tools::{self, QEMU, output};
 use crate::{About as _, Arch, Error, Result};
 
 /// The names of Debian 13's QEMU, and of that of its backports.
@@ -76,7 +76,7 @@ impl Emulator {
     /// It is not there, or cannot be had.
     pub fn named(name: Option<&Path>) -> Result<Self> {
         match name {
-            None => fetch::qemu_arm64().map(|()| Self::Installed),
+            None => tools::qemu_arm64().map(|()| Self::Installed),
             Some(name) if name == Path::new(FETCHED) => {
                 let names = ["apt-qemu", "qemu-13"];
                 Self::fetched(Release::Trixie, names, "qemu-system-arm", QEMU)
@@ -96,7 +96,7 @@ impl Emulator {
     pub fn newest(architecture: Arch) -> Result<Self> {
         let (name, package, program) = match architecture {
             Arch::Arm64 => ("qemu-13-backports", "qemu-system-arm", QEMU),
-            Arch::X86_64 => ("qemu-13-backports-x86", "qemu-system-x86", fetch::QEMU_X86),
+            Arch::X86_64 => ("qemu-13-backports-x86", "qemu-system-x86", tools::QEMU_X86),
         };
         Self::fetched(Release::Backports, ["apt-qemu-backports", name], package, program)
     }
@@ -107,7 +107,7 @@ impl Emulator {
     /// It cannot be had.
     pub fn newest_riscv() -> Result<Self> {
         let names = ["apt-qemu-backports", "qemu-13-backports-riscv"];
-        Self::fetched(Release::Backports, names, "qemu-system-riscv", fetch::QEMU_RISCV)
+        Self::fetched(Release::Backports, names, "qemu-system-riscv", tools::QEMU_RISCV)
     }
 
     /// One that is unpacked: `names` are those of the directories of its package manager and its
@@ -120,7 +120,7 @@ impl Emulator {
     ) -> Result<Self> {
         let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
         let debian = Debian { release, architecture: architecture.trim(), apt };
-        let root = debian::with_dependencies(&fetch::scratch()?, &debian, package, name)?;
+        let root = debian::with_dependencies(&tools::scratch()?, &debian, package, name)?;
         Unpacked::at(&root, program).map(Self::Unpacked)
     }
 

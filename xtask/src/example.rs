@@ -8,8 +8,9 @@ use tablewright_watch::session::Loaded;
 
 use crate::console::{Patience, listen};
 use crate::emulator::Emulator;
-use crate::fetch::{self, QEMU, QEMU_RISCV, QEMU_X86};
+use crate::fetch;
 use crate::qemu::CPU_MAX;
+use crate::tools::{self, QEMU, QEMU_RISCV, QEMU_X86};
 use crate::{About as _, Arch, Error, LIMIT, Result};
 
 /// The kernels.
@@ -37,11 +38,19 @@ impl Kernel {
     /// It cannot be built, or QEMU cannot be had.
     pub fn build(self) -> Result<PathBuf> {
         match self {
-            Self::X86_64 => fetch::qemu_x86()?,
-            Self::Arm64 => fetch::qemu_arm64()?,
-            Self::Riscv64 => fetch::qemu_riscv()?,
+            Self::X86_64 => {
+                tools::qemu_x86()?;
+                fetch::example(fetch::TARGET_X86, "example-x86-64")
+            }
+            Self::Arm64 => {
+                tools::qemu_arm64()?;
+                fetch::example(fetch::TARGET, "example-arm64")
+            }
+            Self::Riscv64 => {
+                tools::qemu_riscv()?;
+                fetch::example(fetch::TARGET_RISCV, "example-riscv64")
+            }
         }
-        fetch::example(self)
     }
 
     /// The numbers of processors that it is booted with.

@@ -1,8 +1,6 @@
 //! Files that a boot needs, fetched and built where they are missing.
 //!
-//! The kernel and the guest's shell come from [Debian](crate::debian), to `target/guest`. QEMU has
-//! to be installed, if [no other](crate::emulator) is named; that is said before it is done, and
-//! done only by root.
+//! The kernel and the guest's shell come from [Debian](crate::debian), to `target/guest`.
 
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::fs;
@@ -16,27 +14,20 @@ use crate::debian::{
     AMD64, ARM64, ARM64_13, ARM64_BACKPORTS, Debian, Release, all_from_package, from_package,
 };
 use crate::emulator::Emulator;
-use crate::example::Kernel;
 use crate::load::Bell;
+use crate::tools::{
+    cargo, is_installed, major, output, qemu_arm64, qemu_x86, root, scratch, target,
+};
 use crate::{About as _, Arch, Error, Result, initramfs, load, out};
 
-/// The program that emulates the machine.
-pub const QEMU: &str = "qemu-system-aarch64";
-
-/// The program that emulates a machine of x86-64.
-pub const QEMU_X86: &str = "qemu-system-x86_64";
-
-/// The program that emulates a machine of RISC-V.
-pub const QEMU_RISCV: &str = "qemu-system-riscv64";
-
 /// The target that programs for RISC-V are built for: no floating point.
-const TARGET_RISCV: &str = "riscv64imac-unknown-none-elf";
+pub const TARGET_RISCV: &str = "riscv64imac-unknown-none-elf";
 
 /// The target that the hypervisor is built for: no floating point, whose registers are the guest's.
-const TARGET: &str = "aarch64-unknown-none-softfloat";
+pub const TARGET: &str = "aarch64-unknown-none-softfloat";
 
 /// The target that the check of x86-64 is built for.
-const TARGET_X86: &str = "x86_64-unknown-none";
+pub const TARGET_X86: &str = "x86_64-unknown-none";
 
 /// The target that programs of an x86-64 guest are built for: static.
 const TARGET_GUEST: &str = "x86_64-unknown-linux-musl";
@@ -103,54 +94,6 @@ impl Variant {
         let marks = self.marks.then_some("hardware-dirty");
         granule.into_iter().chain(forced).chain(marks).collect()
     }
-}
-
-/// The root of the repository.
-pub fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
-}
-
-/// Returns the directory of builds: absolute, because the hypervisor is built from another
-/// directory.
-pub fn target() -> PathBuf {
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    std::path::absolute(&target).unwrap_or(target)
-}
-
-/// Returns the directory of files for guests.
-///
-/// # Errors
-/// There is no such place, and it cannot be made.
-pub fn scratch() -> Result<PathBuf> {
-    let scratch = target().join("guest");
-    fs::create_dir_all(&scratch).about(scratch.display())?;
-    Ok(scratch)
-}
-
-/// Runs a command and returns what it says.
-///
-/// # Errors
-/// It cannot be run, or fails; then the last line of what it says.
-pub fn output(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().about(&name)?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.lines().rev().find(|line| !line.is_empty()).unwrap_or_default();
-        return Err(Error::Failed(format!("{name} failed: {last}")));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-fn is_installed(program: &str) -> bool {
-    Command::new(program)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok()
 }
 
 /// Fetches the files of a boot that are not built here: an emulator, a kernel, a shell. Returns the
@@ -354,52 +297,8 @@ pub fn everything_x86(kernel: Option<&Path>) -> Result<Files> {
     })
 }
 
-/// Sees to it that there is a QEMU for arm64.
-///
-/// # Errors
-/// It cannot be had, and how to get it by hand.
-pub fn qemu_arm64() -> Result<()> {
-    qemu(QEMU, "qemu-system-arm")
-}
-
-/// Sees to it that QEMU is there: a program, out of a package of Debian's.
-fn qemu(program: &str, package: &str) -> Result<()> {
-    if is_installed(program) {
-        return Ok(());
-    }
-    let install = format!("apt-get install --yes --no-install-recommends {package}");
-    let by_hand = format!(
-        "{program} is missing. Install QEMU 7.2 or later, with `sudo {install}` on Debian and \
-         Ubuntu, or put a {program} of your own into PATH"
-    );
-    let is_root = output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
-    if !is_root || !is_installed("apt-get") {
-        return Err(Error::Other(by_hand));
-    }
-    eprintln!("installing QEMU: {install}");
-    let mut words = install.split(' ');
-    let status =
-        Command::new(words.next().unwrap_or_default()).args(words).stdout(Stdio::null()).status();
-    match status.about("apt-get")?.success() {
-        true => Ok(()),
-        false => Err(Error::Other(by_hand)),
-    }
-}
-
-/// The build tool, in the repository.
-pub fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root());
-    cargo
-}
-
 /// The first version of QEMU that does not load plugins of the interface that ours is for.
 const TOO_NEW: u32 = 9;
-
-/// The number before the first point of a version.
-pub fn major(version: &str) -> Option<u32> {
-    version.split_once('.')?.0.parse().ok()
-}
 
 /// Whether a QEMU loads the plugin that counts instructions.
 ///
@@ -492,48 +391,12 @@ pub fn all_programs() -> Result<()> {
     Ok(())
 }
 
-/// Builds one of the example kernels.
+/// Builds one of the example kernels, or another program beside them.
 ///
 /// # Errors
 /// It cannot be built, or the target cannot be had.
-pub fn example(kernel: Kernel) -> Result<PathBuf> {
-    match kernel {
-        Kernel::Arm64 => build("examples", TARGET, "example-arm64"),
-        Kernel::X86_64 => build("examples", TARGET_X86, "example-x86-64"),
-        Kernel::Riscv64 => build("examples", TARGET_RISCV, "example-riscv64"),
-    }
-}
-
-/// Builds the guest that writes its memory at a rate.
-///
-/// # Errors
-/// It cannot be built.
-pub fn writer() -> Result<PathBuf> {
-    build("examples", TARGET_X86, "writer-x86-64")
-}
-
-/// Builds the program that asks a hart about formats.
-///
-/// # Errors
-/// It cannot be built, or the target cannot be had.
-pub fn formats_riscv() -> Result<PathBuf> {
-    build("examples", TARGET_RISCV, "formats-riscv64")
-}
-
-/// Sees to it that there is a QEMU for RISC-V.
-///
-/// # Errors
-/// It cannot be had, and how to get it by hand.
-pub fn qemu_riscv() -> Result<()> {
-    qemu(QEMU_RISCV, "qemu-system-misc opensbi")
-}
-
-/// Sees to it that there is a QEMU for x86-64.
-///
-/// # Errors
-/// It cannot be had, and how to get it by hand.
-pub fn qemu_x86() -> Result<()> {
-    qemu(QEMU_X86, "qemu-system-x86")
+pub fn example(target: &str, program: &str) -> Result<PathBuf> {
+    build("examples", target, program)
 }
 
 /// Builds the guest of x86-64 that means no good.
@@ -676,19 +539,12 @@ fn build_with(
 
 #[cfg(test)]
 mod tests {
-    use super::{counts, major};
+    use super::counts;
     use crate::Error;
 
     #[test]
     fn what_loads_no_such_plugin_is_missing_and_not_wrong() {
         assert!(counts("7.2.22").is_ok() && counts("8.2.4").is_ok());
         assert!(matches!(counts("10.0.13"), Err(Error::Missing(_))));
-    }
-
-    #[test]
-    fn a_version_is_read() {
-        assert_eq!(major("7.2.22"), Some(7));
-        assert_eq!(major("10.0.13"), Some(10));
-        assert_eq!(major("something else"), None);
     }
 }

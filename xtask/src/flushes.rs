@@ -8,7 +8,8 @@
 use crate::counted::{self, Counts, counts};
 use crate::emulator::Emulator;
 use crate::fetch::Files;
-use crate::qemu::{self, Boot, End, file};
+use crate::qemu::{self, Boot, End};
+use crate::tools::{self, file};
 use crate::{About as _, Error, Result, fetch};
 
 /// The name of the test.
@@ -33,7 +34,7 @@ const IN_ORDER: [(u32, &[&str]); 3] = [
 /// Something is missing, or does not come to its end; or the order is another.
 pub fn run_own(files: &Files) -> Result<()> {
     let plugin = fetch::plugin(&files.emulator)?;
-    let log = fetch::scratch()?.join("flushes.log");
+    let log = tools::scratch()?.join("flushes.log");
     let more = [
         "-plugin".to_string(),
         format!("{},order=on", file(&plugin)),
@@ -84,7 +85,7 @@ const EXPECTED: [(&str, u64); 5] =
 /// Something is missing, or does not come to its end; or more or less is executed than a flush
 /// needs.
 pub fn run() -> Result<()> {
-    fetch::qemu_arm64()?;
+    tools::qemu_arm64()?;
     let (program, plugin) = (fetch::hypervisor("flushes")?, fetch::plugin(&Emulator::Installed)?);
     let machine = ["-machine", "virtualization=on", "-m", "128M"];
     let ran = counted::boot(&program, &plugin.display().to_string(), &machine)?;

@@ -5,8 +5,9 @@ use std::process::Command;
 
 use crate::console::{Patience, listen};
 use crate::emulator::Emulator;
-use crate::fetch::{self, QEMU_RISCV};
+use crate::fetch;
 use crate::qemu::CPU_MAX;
+use crate::tools::{self, QEMU_RISCV};
 use crate::{Error, LIMIT, Result};
 
 /// The name of the test.
@@ -52,10 +53,10 @@ pub fn run(only: Option<&str>, mut line: impl FnMut(&str)) -> Result<()> {
     let asked = |name: &str| only.is_none_or(|only| only == name);
     let mut runs = Vec::new();
     if asked(HART) {
-        fetch::qemu_riscv()?;
+        tools::qemu_riscv()?;
         let mut qemu = Command::new(QEMU_RISCV);
         qemu.args(["-machine", "virt", "-cpu", "rv64,h=true"]);
-        qemu.arg("-kernel").arg(fetch::formats_riscv()?);
+        qemu.arg("-kernel").arg(fetch::example(fetch::TARGET_RISCV, "formats-riscv64")?);
         runs.push((HART, qemu, true));
     }
     for (name, cpu, all) in PROCESSORS.into_iter().filter(|it| asked(it.0)) {

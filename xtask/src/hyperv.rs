@@ -4,11 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-
-use crate::boot::{self, BootArgs, ended};
-use crate::fetch::{self, Files, QEMU_X86};
+use crate::boot::{self, BootArgs, Flush, Plant, Program, ended};
+use crate::fetch::{self, Files};
 use crate::qemu::{self, Console, End, Qemu, Ran};
+use crate::tools::{self, QEMU_X86};
 use crate::x86_counters::{Count, NAMES};
 use crate::{About as _, Error, Leaves, Log, Result, load, name_of, out, say};
 
@@ -22,91 +21,6 @@ const FIRMWARE: u64 = 32;
 const LOW: u64 = 3072;
 /// The guest's address of the kernel, its header before it.
 const KERNEL: u64 = 16 << 20;
-
-/// The recommendation to the guest for flushes of other processors' TLBs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Flush {
-    /// Hypercalls
-    Hypercall,
-    /// Hypercalls that name processors by a set
-    Extended,
-    /// Interrupts between its processors
-    Interrupt,
-}
-
-/// A bug that is planted in the hypervisor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Plant {
-    /// Flushes are not carried out
-    Ignore,
-    /// vCPUs that run are not told
-    OnEntry,
-    /// Translations of nested tables are not forgotten
-    Nested,
-    /// The second half of each range is dropped
-    Half,
-}
-
-/// A program that the guest runs instead of the load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Program {
-    /// Files are written, sorted and compared by many processes
-    Load,
-    /// Threads map a part of a file, touch and unmap it
-    Measure,
-    /// Pages are replaced under threads that read them
-    Hunt,
-}
-
-impl Program {
-    /// Returns the command line of the guest's first program, to run it so often, or for so many
-    /// seconds.
-    pub fn words(self, rounds: u32, seconds: u32) -> String {
-        match self {
-            Self::Load => format!("load={rounds}"),
-            Self::Measure => format!("tlb=measure,-r,{rounds}"),
-            Self::Hunt => format!("tlb=hunt,{seconds}"),
-        }
-    }
-}
-
-/// Options of such a boot alone.
-#[derive(Args, Default)]
-pub struct HypervArgs {
-    /// How the guest flushes TLBs of other vCPUs, x86-64 [default: hypercall]
-    #[arg(long, value_enum)]
-    flush: Option<Flush>,
-    /// Processors that the vCPUs share, x86-64 [default: one for each]
-    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
-    processors: Option<u8>,
-    /// The guest's program, x86-64 [default: load]
-    #[arg(long, value_enum)]
-    run: Option<Program>,
-    /// How long it hunts, x86-64; or how long several guests go on [default: 10]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub seconds: Option<u32>,
-    /// From the VP index of one vCPU to that of the next, x86-64 [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    vp_step: Option<u16>,
-    /// Plant a bug in the hypervisor, x86-64
-    #[arg(long, value_enum)]
-    plant: Option<Plant>,
-}
-
-impl HypervArgs {
-    /// One that was given, if any was.
-    pub fn given(&self) -> Option<&'static str> {
-        [
-            ("--flush", self.flush.is_some()),
-            ("--processors", self.processors.is_some()),
-            ("--run", self.run.is_some()),
-            ("--vp-step", self.vp_step.is_some()),
-            ("--plant", self.plant.is_some()),
-        ]
-        .into_iter()
-        .find_map(|(name, is_given)| is_given.then_some(name))
-    }
-}
 
 /// A boot.
 pub struct Boot<'a> {
@@ -234,7 +148,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     // One processor more, that is not the guest's, does what is done beside the guest.
     let processors = boot.processors + u8::from(boot.log.is_some());
     let loader = |file: &Path, at: u64| {
-        format!("loader,file={},addr={at:#x},force-raw=on", qemu::file(file))
+        format!("loader,file={},addr={at:#x},force-raw=on", tools::file(file))
     };
     let mut command = Command::new(QEMU_X86);
     command

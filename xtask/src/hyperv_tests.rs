@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use crate::boot::{Flush, Plant, Program};
 use crate::cases::Outcome;
 use crate::fetch::Files;
-use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
+use crate::guest_case::{Case, Context, outcome, tried_in_vain};
+use crate::hyperv::{self, Boot, counted};
 use crate::qemu::{End, Ran};
-use crate::test_guest::{Case, Context, outcome, tried_in_vain};
 use crate::x86_counters::{Count, NAMES};
 use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, out};
 

@@ -18,8 +18,8 @@ use tablewright_machine::splitmix::below;
 use crate::child::ends_with_us;
 use crate::debian::Release;
 use crate::example::Kernel;
-use crate::fetch::{QEMU, QEMU_RISCV, QEMU_X86};
 use crate::qemu::CPU_MAX;
+use crate::tools::{self, QEMU, QEMU_RISCV, QEMU_X86};
 use crate::{About as _, Arch, Error, LIMIT, Result, fetch, initramfs, name_of, say};
 
 #[derive(Args)]
@@ -47,8 +47,8 @@ struct Guest {
 }
 
 fn guests() -> Result<[Guest; 3]> {
-    fetch::qemu_arm64()?;
-    fetch::qemu_x86()?;
+    tools::qemu_arm64()?;
+    tools::qemu_x86()?;
     let words = |words: &[&str], files: &[(&str, PathBuf)]| {
         let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         for (option, file) in files {
@@ -57,7 +57,7 @@ fn guests() -> Result<[Guest; 3]> {
         all
     };
     let initrd = |arch: Arch| -> Result<PathBuf> {
-        let file = fetch::scratch()?.join(format!("initrd-watched-{}", name_of(&arch)));
+        let file = tools::scratch()?.join(format!("initrd-watched-{}", name_of(&arch)));
         initramfs::of_one(&file, &fetch::watched_guest(arch)?)?;
         Ok(file)
     };
@@ -130,7 +130,7 @@ struct Machine {
 impl Machine {
     /// Starts it, and stops it in the middle of its work.
     fn start(guest: &Guest) -> Result<Self> {
-        let files = fetch::scratch()?.join(format!("inspected-{}", std::process::id()));
+        let files = tools::scratch()?.join(format!("inspected-{}", std::process::id()));
         std::fs::create_dir_all(&files).about(files.display())?;
         let socket = |name: &str| format!("unix:{},server=on,wait=off", files.join(name).display());
         let console = files.join("console");
@@ -205,7 +205,7 @@ impl Drop for Machine {
 /// Returns what `tablewright inspect` says, in JSON.
 fn inspect(tool: &Path, words: &[String]) -> Result<Value> {
     let mut command = Command::new(tool);
-    let said = fetch::output(command.arg("inspect").args(words).arg("--json"))?;
+    let said = tools::output(command.arg("inspect").args(words).arg("--json"))?;
     serde_json::from_str(&said).map_err(|error| Error::Failed(format!("inspect: {error}")))
 }
 
@@ -383,12 +383,12 @@ fn listed(rows: &[Value], list: &str) -> std::result::Result<u64, String> {
 /// A file or an emulator cannot be had; or inspect and QEMU differ, and where they do first.
 pub fn run(args: &InspectArgs) -> Result<()> {
     let guests = guests()?;
-    let mut cargo = fetch::cargo();
+    let mut cargo = tools::cargo();
     cargo.args(["build", "--quiet", "--package", "tablewright-lab", "--bin", "tablewright"]);
     if !cargo.status().about("cargo")?.success() {
         return Err(Error::Failed("tablewright cannot be built".into()));
     }
-    let tool = fetch::target().join("debug").join("tablewright");
+    let tool = tools::target().join("debug").join("tablewright");
     for guest in &guests {
         say!("{}", compare(&tool, guest, args.addresses)?);
     }

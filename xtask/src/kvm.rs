@@ -17,7 +17,8 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 use crate::console::{Patience, listen};
-use crate::fetch::{self, QEMU, QEMU_X86};
+use crate::fetch;
+use crate::tools::{self, QEMU, QEMU_X86};
 use crate::{About as _, Error, Result, initramfs, kvm_figures, name_of, say};
 
 #[derive(Args)]
@@ -277,8 +278,8 @@ impl Computer {
     /// Why it cannot be emulated here.
     pub fn missing(self) -> Option<Error> {
         match self {
-            Self::Amd | Self::Amd13 => fetch::qemu_x86(),
-            Self::Arm64 => fetch::qemu_arm64(),
+            Self::Amd | Self::Amd13 => tools::qemu_x86(),
+            Self::Arm64 => tools::qemu_arm64(),
         }
         .err()
     }
@@ -305,7 +306,7 @@ impl Computer {
                 (kernel, busybox, Vec::new(), "ttyAMA0")
             }
         };
-        let scratch = fetch::scratch()?;
+        let scratch = tools::scratch()?;
         let initrd = scratch.join(format!("initrd-kvm-{}", name_of(&self)));
         let name = |file| Path::file_name(file).and_then(|name| name.to_str());
         let names: Vec<&str> = modules.iter().filter_map(|file| name(file)).collect();

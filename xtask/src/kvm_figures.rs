@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::fetch::{self, cargo, target};
+use crate::tools::{self, cargo, target};
 use crate::{About as _, Error, Result, say};
 
 /// The most by which two medians of the same phase may differ.
@@ -289,7 +289,7 @@ pub fn repeat() -> Result<()> {
         farthest * 100.0,
         begin.elapsed().as_secs_f64() / 60.0
     );
-    let file = fetch::scratch()?.join("repeat.json");
+    let file = tools::scratch()?.join("repeat.json");
     fs::write(&file, Value::from(samples).to_string()).about(file.display())?;
     let [all, disturbed, slow] = counts;
     say!(
@@ -309,7 +309,7 @@ pub fn repeat() -> Result<()> {
 /// A run or the fit fails.
 pub fn blind() -> Result<()> {
     let program = program()?;
-    let scratch = fetch::scratch()?;
+    let scratch = tools::scratch()?;
     let file = |name: &str| scratch.join(name);
     let mut fitted = Vec::new();
     for (number, words) in FITTED.iter().enumerate() {

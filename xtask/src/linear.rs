@@ -17,7 +17,8 @@ use serde_json::Value;
 
 use crate::counted::{self, Counts, counts};
 use crate::emulator::Emulator;
-use crate::fetch::{self, QEMU};
+use crate::fetch;
+use crate::tools::{self, QEMU};
 use crate::{About as _, Error, Result, out};
 
 /// The name of the test.
@@ -37,7 +38,7 @@ fn loads(step: &str) -> u64 {
 /// # Errors
 /// Something is missing, or does not come to its end; or where the two do not agree.
 pub fn run(line: impl FnMut(&str)) -> Result<()> {
-    fetch::qemu_arm64()?;
+    tools::qemu_arm64()?;
     fetch::can_count(&Emulator::Installed)?;
     compare(&simulated()?, &emulated()?, line)
 }
@@ -90,15 +91,15 @@ fn compare(
 
 /// Counts instructions on the software machine, step by step.
 fn simulated() -> Result<Vec<(String, Counts)>> {
-    let memory = fetch::scratch()?.join("iomem");
+    let memory = tools::scratch()?.join("iomem");
     std::fs::write(&memory, MEMORY).about(memory.display())?;
     // As it is built for tests, so that it need not be built again.
-    let mut program = fetch::cargo();
+    let mut program = tools::cargo();
     program
         .args(["run", "--quiet", "--profile", "test", "--package", "tablewright-lab", "--"])
         .args(["map-mem", "--on", "machine", "--machine", "neutral", "--json", "--iomem"])
         .arg(&memory);
-    let said = out::clocked("simulating", || fetch::output(&mut program));
+    let said = out::clocked("simulating", || tools::output(&mut program));
     let said: Value = serde_json::from_str(&said?)
         .map_err(|error| Error::Failed(format!("tablewright says: {error}")))?;
     let row = |row: &Value| {

@@ -35,6 +35,8 @@ mod example;
 mod fetch;
 mod flushes;
 mod formats;
+mod guest_case;
+mod guests;
 mod hyperv;
 mod hyperv_tests;
 mod initramfs;
@@ -63,6 +65,7 @@ mod signals;
 mod sizes;
 mod smmu;
 mod test_guest;
+mod tools;
 mod watch;
 mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]
@@ -256,6 +259,35 @@ fn needed() -> String {
     format!("error: a subcommand is needed: {}", names.join(", "))
 }
 
+/// Whether the files that were named can be what they should be, before anything is built for them.
+fn look_at_files(args: &BootArgs) -> Result<()> {
+    for file in [&args.kernel, &args.initrd].into_iter().flatten() {
+        if !std::fs::metadata(file).about(file.display())?.is_file() {
+            return Err(Error::Other(format!("{}: no file", file.display())));
+        }
+    }
+    match (&args.kernel, args.arch) {
+        (Some(kernel), Arch::Arm64) => qemu::kernel_size(kernel).map(drop),
+        (Some(kernel), Arch::X86_64) => hyperv::sectors(kernel).map(drop),
+        (None, _) => Ok(()),
+    }
+}
+
+/// Boots a guest, or several.
+fn boot(args: &BootArgs) -> Result<()> {
+    look_at_files(args)?;
+    match args.arch {
+        Arch::X86_64 => hyperv::boot(args),
+        Arch::Arm64 => {
+            args.check_arm64()?;
+            match args.guests.is_some() || args.small.is_some() {
+                true => several::boot(args),
+                false => boot::run(args),
+            }
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -274,7 +306,7 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Fetch => fetch::guest(None).map(|_| ()),
-        Command::Boot(args) => boot::run(&args),
+        Command::Boot(args) => boot(&args),
         Command::Bare { qemu } => {
             let choice = Choice { emulator: qemu.as_deref(), ..Choice::default() };
             fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::hyperv::{self, Boot, Flush, Program, said, value};
+use crate::boot::{Flush, Program};
+use crate::hyperv::{self, Boot, said, value};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
 use crate::{Error, Result, fetch, name_of, out, say};

@@ -17,7 +17,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::child::ends_with_us;
-use crate::fetch::{self, QEMU_X86};
+use crate::fetch;
+use crate::tools::{self, QEMU_X86};
 use crate::{About as _, Error, Result, say};
 
 #[derive(Args)]
@@ -121,7 +122,7 @@ impl Case {
 
     /// Asks the lab's program.
     fn predicted(&self) -> Result<Figures> {
-        let mut command = fetch::cargo();
+        let mut command = tools::cargo();
         command.args(["run", "--release", "-q", "-p", "tablewright-lab", "--", "migrate"]);
         command.args(["--logging", "all-set", "--vcpus", "1", "--writes", "fixed", "--json"]);
         command.args(["--memory", &format!("{MEMORY}M"), "--set", &format!("{}M", self.set)]);
@@ -343,8 +344,8 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
         return Err(Error::Missing("migrate: needs /dev/kvm, and the right to use it".into()));
     }
     let ticks = ticks()?;
-    fetch::qemu_x86()?;
-    let writer = fetch::writer()?;
+    tools::qemu_x86()?;
+    let writer = fetch::example(fetch::TARGET_X86, "writer-x86-64")?;
     let scratch = Scratch(std::env::temp_dir().join(format!("migrate-{}", std::process::id())));
     fs::create_dir_all(&scratch.0).about("a directory")?;
     if !args.json {

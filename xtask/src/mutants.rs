@@ -19,7 +19,8 @@ use std::{fs, thread};
 
 use clap::Args;
 
-use crate::{About as _, Error, Result, child, fetch, out, planted, say};
+use crate::tools;
+use crate::{About as _, Error, Result, child, out, planted, say};
 use plant::Mutant;
 
 /// Mutants that change nothing: file, function, change and reason in each line.
@@ -145,7 +146,7 @@ impl Tests {
         let seen = copy().join("seen");
         let _ = fs::remove_file(&seen);
         let started = Instant::now();
-        fetch::output(self.command().env("MUTANTS_SEEN", &seen))?;
+        tools::output(self.command().env("MUTANTS_SEEN", &seen))?;
         self.takes = started.elapsed();
         let seen = fs::read_to_string(&seen).unwrap_or_default();
         self.seen = seen.lines().filter_map(|line| line.parse().ok()).collect();
@@ -187,13 +188,13 @@ impl Tests {
 
 /// The directory of the copy.
 fn copy() -> PathBuf {
-    fetch::target().join("mutants")
+    tools::target().join("mutants")
 }
 
 /// Plants all mutants but those in `off` in the copy.
 fn plant_all(off: &[usize]) -> Result<Vec<Mutant>> {
     let mut mutants = Vec::new();
-    let source = fetch::root().join("engine/src");
+    let source = tools::root().join("engine/src");
     planted::copy_workspace(
         &copy(),
         &["engine", "engine/sweeps", "hosted", "walker"],

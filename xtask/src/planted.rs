@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::tools;
 use crate::{About as _, Error, Result, fetch};
 
 /// A bug of the engine's.
@@ -85,7 +86,7 @@ pub fn copy_workspace(
     parts: &[&str],
     each: &mut impl FnMut(&Path, Vec<u8>) -> Result<Vec<u8>>,
 ) -> Result<()> {
-    let from = fetch::root();
+    let from = tools::root();
     for part in parts {
         copy(&from.join(part), &to.join(part), each)?;
     }
@@ -111,7 +112,7 @@ pub fn copy_workspace(
 /// # Errors
 /// It cannot be built, or the engine does not say any more what is replaced.
 pub fn hypervisor(bug: &Bug) -> Result<PathBuf> {
-    let (from, to) = (fetch::root(), fetch::target().join("planted"));
+    let (from, to) = (tools::root(), tools::target().join("planted"));
     let place = from.join("engine/src").join(bug.file);
     copy_workspace(&to, &PARTS, &mut |file, text| match file == place {
         true => bug.plant(&String::from_utf8_lossy(&text)).map(Vec::from),
@@ -123,11 +124,11 @@ pub fn hypervisor(bug: &Bug) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::FREED_AT_ONCE;
-    use crate::fetch;
+    use crate::tools;
 
     #[test]
     fn the_engine_still_says_what_is_replaced() {
-        let file = fetch::root().join("engine/src").join(FREED_AT_ONCE.file);
+        let file = tools::root().join("engine/src").join(FREED_AT_ONCE.file);
         let text = std::fs::read_to_string(file).unwrap_or_default();
         assert!(FREED_AT_ONCE.plant(&text).is_ok());
         assert!(FREED_AT_ONCE.plant("").is_err());

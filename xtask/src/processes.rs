@@ -11,7 +11,8 @@ use tablewright_processes::Step;
 use crate::counted::{self, Counts, counts};
 use crate::emulator::Emulator;
 use crate::example::{self, Kernel};
-use crate::fetch::{self, QEMU};
+use crate::fetch;
+use crate::tools::QEMU;
 use crate::{Error, Result};
 
 /// Memory as the kernel takes it, and two processors.

@@ -24,7 +24,8 @@ use crate::child::ends_with_us;
 use crate::console::{had, is_late};
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
-use crate::several::Several;
+use crate::guests::Several;
+use crate::tools::file;
 use crate::{About as _, Error, LIMIT, Leaves, Log, Result, name_of, out};
 
 /// The processor with everything that QEMU has; pointer authentication with the algorithm that is
@@ -466,11 +467,6 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         command.args(["-device", &several.loader(kernel)]);
     }
     start(command, console, &files.hypervisor, NAMES.len())
-}
-
-/// A file in an option of QEMU's: a comma in a value is doubled.
-pub fn file(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
 }
 
 /// Starts an emulator whose program counts so many things.

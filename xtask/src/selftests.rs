@@ -9,8 +9,9 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::debian::{self, Debian, Release};
-use crate::fetch::{self, output};
+use crate::fetch;
 use crate::kvm::{Computer, Pace};
+use crate::tools::{self, output};
 use crate::{About as _, Error, Result, out, say};
 
 /// The kernel whose selftests these are: its package has this name.
@@ -98,7 +99,7 @@ const MEMORY: &str = "lib/memstress.c";
 
 /// Builds the test, static: with its own guest, and with the lab's.
 fn built() -> Result<[PathBuf; 2]> {
-    let scratch = fetch::scratch()?;
+    let scratch = tools::scratch()?;
     let programs = ["dirty_log_perf_test", "dirty_log_perf_test-3"].map(|it| scratch.join(it));
     if programs.iter().all(|program| program.exists()) {
         return Ok(programs);

@@ -2,14 +2,13 @@
 //!
 //! Each guest says its lines on one console, behind its number: `[g1] load: done`.
 
-use std::path::PathBuf;
-
 use crate::boot::{self, BootArgs};
 use crate::counters::{Count, NAMES};
 use crate::fetch::{self, Files};
+use crate::guests::Several;
 use crate::load;
 use crate::out;
-use crate::qemu::{self, Boot, CPU_MAX, End, Ran, file};
+use crate::qemu::{self, Boot, CPU_MAX, End, Ran};
 use crate::{Error, LIMIT, Leaves, Log, Result, say};
 
 #[path = "../../hypervisor/src/bin/small/pattern.rs"]
@@ -17,55 +16,6 @@ mod pattern;
 
 /// The vCPUs of each guest, where there are as many processors.
 pub const VCPUS: u8 = 2;
-/// The memory of a small guest, and of the image that all of them are copied from, in MiB.
-const SMALL: u64 = 8;
-const IMAGE: u64 = 2;
-
-/// Several guests.
-#[derive(Clone, Debug)]
-pub struct Several {
-    /// Those that boot a kernel.
-    pub kernels: u8,
-    /// The memory of each of these, in MiB.
-    pub memory: u64,
-    /// Small ones.
-    pub small: u8,
-    /// The image of those.
-    pub image: PathBuf,
-    /// Bits of a VMID.
-    pub bits: u8,
-    /// How long they go on.
-    pub seconds: u32,
-}
-
-impl Several {
-    /// The memory of all, in MiB.
-    pub fn all_memory(&self) -> u64 {
-        self.of_guests() + IMAGE
-    }
-
-    fn of_guests(&self) -> u64 {
-        u64::from(self.kernels) * self.memory + u64::from(self.small) * SMALL
-    }
-
-    fn count(&self) -> u64 {
-        u64::from(self.kernels + self.small)
-    }
-
-    /// Returns the hypervisor's options.
-    pub fn options(&self) -> String {
-        let Self { kernels, memory, small, bits, seconds, .. } = self;
-        format!(
-            " kernels={kernels} memory={memory} small={small} vmid_bits={bits} seconds={seconds}"
-        )
-    }
-
-    /// Returns the loader of the image, behind the guests, the first of which is at this address.
-    pub fn loader(&self, first: u64) -> String {
-        let at = first + (self.of_guests() << 20);
-        format!("loader,file={},addr={at:#x},force-raw=on", file(&self.image))
-    }
-}
 
 /// The hash that a small guest of this number says.
 fn hash_of(guest: u64) -> u64 {
@@ -407,10 +357,11 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
-    use super::{Several, VCPUS, boot_of, check, hash_of, rolls_over, summary};
+    use super::{VCPUS, boot_of, check, hash_of, rolls_over, summary};
     use crate::counters::{Count, NAMES};
     use crate::emulator::Emulator;
     use crate::fetch::{Files, Variant};
+    use crate::guests::Several;
     use crate::qemu::{End, Ran};
 
     fn several() -> Several {

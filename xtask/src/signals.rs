@@ -7,7 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::child::ends_with_us;
-use crate::fetch::{Files, QEMU};
+use crate::fetch::Files;
+use crate::tools::QEMU;
 use crate::{About as _, Error, LIMIT, Result};
 
 /// The name of the test.

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use tablewright_hypervisor_common::counters::Event;
 
+use crate::boot::Program;
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
-use crate::hyperv::{self, Program};
+use crate::guest_case::{Case, Context, outcome};
+use crate::hyperv;
 use crate::qemu::{self, Begin, End, Ran};
-use crate::test_guest::{Case, Context, outcome};
 use crate::{Arch, Log, Result, load, name_of, x86_counters};
 
 /// In MiB.

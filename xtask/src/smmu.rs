@@ -7,6 +7,7 @@ use crate::console::{Patience, listen};
 use crate::emulator::Emulator;
 use crate::fetch;
 use crate::qemu::CPU_MAX;
+use crate::tools;
 use crate::{Error, LIMIT, Result};
 
 /// The name of the test.
@@ -53,7 +54,7 @@ fn judge(lines: &[String], seen: Option<&str>) -> std::result::Result<String, St
 pub fn run(mut line: impl FnMut(&str)) -> Result<()> {
     let installed = Emulator::named(None)?;
     let version = installed.version()?;
-    let emulator = match fetch::major(&version) {
+    let emulator = match tools::major(&version) {
         Some(FIRST..) => installed,
         _ => Emulator::named(Some(Path::new("debian-13"))).map_err(|why| {
             Error::Missing(format!("a system MMU with stage 2 takes QEMU 9: {why}"))

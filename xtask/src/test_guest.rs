@@ -8,7 +8,9 @@ use clap::Args;
 use crate::cases::{self, How, Outcome};
 use crate::counters::{Count, NAMES};
 use crate::fetch::{Choice, Files, Granule, Variant};
+use crate::guest_case::{Case, Context, outcome, tried_in_vain};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
+use crate::tools;
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, formats, hyperv_tests, linear,
     load, log_start, matrix, name_of, out, say, several, signals, sizes, smmu, x86,
@@ -250,22 +252,6 @@ const ROUNDS: u32 = 2;
 /// delay is tried.
 const DELAYS: &[u64] = &[6000, 7000, 8000];
 
-/// Whether each attempt of the hostile guest was answered as it should be.
-///
-/// # Errors
-/// What is wrong.
-pub fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
-    if let Some(line) =
-        ran.console.iter().find(|line| line.contains("WRONG") || line.contains("PANIC"))
-    {
-        return Err(line.clone());
-    }
-    match ran.console.iter().any(|line| line == "hostile: done, 0 wrong") {
-        true => Ok(()),
-        false => Err("it did not come to its end".into()),
-    }
-}
-
 /// Whether it came out as it should; of one that has to go wrong, how it did.
 fn judge(test: &Test, ran: &Ran) -> std::result::Result<Option<String>, String> {
     if let Some((class, seen)) = test.omit {
@@ -314,35 +300,6 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<Option<String>, String> 
     }
     Ok(None)
 }
-
-/// The files and options of tests.
-pub struct Context {
-    arm64: Option<Files>,
-    x86: Option<Files>,
-}
-
-impl Context {
-    /// Returns the files of a guest of arm64.
-    ///
-    /// # Errors
-    /// It was not asked for.
-    pub fn arm64(&self) -> Result<&Files> {
-        let missing = || Error::Missing("nothing is there for a guest of arm64".into());
-        self.arm64.as_ref().ok_or_else(missing)
-    }
-
-    /// Returns the files of a guest of x86-64.
-    ///
-    /// # Errors
-    /// It was not asked for.
-    pub fn x86(&self) -> Result<&Files> {
-        let missing = || Error::Missing("nothing is there for a guest of x86-64".into());
-        self.x86.as_ref().ok_or_else(missing)
-    }
-}
-
-/// A test of a guest.
-pub type Case = cases::Case<'static, Context>;
 
 /// Tests that are programs of their own.
 fn named() -> Vec<Case> {
@@ -443,37 +400,6 @@ impl Test {
     }
 }
 
-/// Returns a boot's outcome: how much was counted of one thing; if it is wrong, what was said last,
-/// and all that was counted. Of one that was to go wrong, how it did.
-pub fn outcome(
-    ran: &Ran,
-    verdict: std::result::Result<Option<String>, String>,
-    names: &[&str],
-    counted: usize,
-) -> Outcome {
-    let number = |place: usize| ran.counters.get(place).copied().unwrap_or(0);
-    let brief = format!(
-        "{:.1} s of processors, {} {}",
-        ran.had.as_secs_f64(),
-        number(counted),
-        names[counted]
-    );
-    let (wrong, more) = match verdict {
-        Ok(seen) => (
-            None,
-            seen.map(|seen| format!("as it should, it went wrong: {seen}")).into_iter().collect(),
-        ),
-        Err(why) => {
-            let last = &ran.console[ran.console.len().saturating_sub(20)..];
-            let said = last.iter().map(|line| format!("| {line}"));
-            let counted = names.iter().zip(&ran.counters);
-            let counted = counted.map(|(name, number)| format!("# {number} {name}"));
-            (Some(why), said.chain(counted).collect())
-        }
-    };
-    Outcome { wrong, brief, more }
-}
-
 /// Runs the tests.
 ///
 /// # Errors
@@ -506,7 +432,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         }
         false => None,
     };
-    let x86 = match is(Arch::X86_64).then(fetch::qemu_x86) {
+    let x86 = match is(Arch::X86_64).then(tools::qemu_x86) {
         Some(Ok(())) => Some(fetch::everything_x86(None)?),
         // Where nothing is left, nothing was shown.
         Some(Err(why)) if cases.iter().all(|it| it.arch == Arch::X86_64) => return Err(why),

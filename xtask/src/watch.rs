@@ -20,6 +20,7 @@ use tablewright_watch::{Finding, Rule};
 use crate::debian::Release;
 use crate::emulator::Emulator;
 use crate::qemu::CPU_MAX;
+use crate::tools;
 use crate::{About as _, Arch, Error, Result, fetch, initramfs, name_of, out, say};
 
 #[derive(Args)]
@@ -227,7 +228,7 @@ struct Files {
 impl Files {
     /// QEMU with everything but the plugin, and the file of what the guest says.
     fn command(&self, kernel: &Path, cpus: u8, words: &str) -> Result<(Command, PathBuf)> {
-        let console = fetch::scratch()?.join(format!("watched-{}", std::process::id()));
+        let console = tools::scratch()?.join(format!("watched-{}", std::process::id()));
         let mut command = self.emulator.command();
         let (machine, cpu, serial) = match self.arch {
             Arch::Arm64 => ("virt", CPU_MAX, "ttyAMA0"),
@@ -299,7 +300,7 @@ pub fn run(args: &WatchArgs) -> Result<()> {
         arch: args.arch,
         emulator: Emulator::newest(args.arch)?,
         plugin: fetch::watching_plugin()?,
-        initrd: fetch::scratch()?.join(format!("initrd-watched-{}", name_of(&args.arch))),
+        initrd: tools::scratch()?.join(format!("initrd-watched-{}", name_of(&args.arch))),
     };
     let kernel = match (&args.kernel, args.arch) {
         (Some(kernel), _) => {
@@ -379,7 +380,7 @@ fn chosen(arch: Arch, names: &[String]) -> Result<Vec<Option<&'static Plant>>> {
 /// The image of a kernel with a bug, and how often that is in it.
 fn planted(files: &Files, kernel: &Path, plant: &Plant) -> Result<(PathBuf, usize)> {
     let mut image = std::fs::read(kernel).about(kernel.display())?;
-    let file = fetch::scratch()?.join(format!("kernel-planted-{}", std::process::id()));
+    let file = tools::scratch()?.join(format!("kernel-planted-{}", std::process::id()));
     let count = match plant.how {
         How::Becomes(_) => plant.plant(&mut image),
         How::Returns(function) => {

@@ -9,8 +9,9 @@ use std::process::Command;
 
 use crate::cases::Outcome;
 use crate::console::{Patience, listen};
-use crate::fetch::{self, QEMU_X86};
-use crate::test_guest::Case;
+use crate::fetch;
+use crate::guest_case::Case;
+use crate::tools::QEMU_X86;
 use crate::{Arch, LIMIT, Result};
 
 /// One run of the program.

@@ -191,6 +191,19 @@ fn without_memory_for_tables_no_run_is_mapped() {
     assert_eq!(at(first + K4 + 2 * M2), 3 * M2 + K4);
 }
 
+/// Blocks that are linked one by one, in a table that is there, and may be in no run.
+#[test]
+fn blocks_are_in_no_run_that_is_not_allowed() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    map(&mut space, span(M2 * 40, K4), 0, Attrs::KERNEL_DATA).unwrap();
+    // From a table of pages into the run of blocks behind it.
+    let blocks = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+    map(&mut space, span(M2 * 16 - K4, M2 * 16 + K4), M2 * 16 - K4, blocks).unwrap();
+    assert_eq!(leaves(&space).len(), 18);
+    assert!(leaves(&space).iter().all(|leaf| !leaf.is_contiguous()));
+}
+
 /// The first half of a run is not mapped, in a table that is there.
 #[test]
 fn a_run_is_not_begun_before_its_mapping_is() {
