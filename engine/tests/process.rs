@@ -408,16 +408,19 @@ fn what_a_fork_makes_global_is_invalidated_as_global_if_its_visitor_unwinds() {
 /// Nothing is refused for want of a break where hardware has no rule about breaks.
 #[test]
 fn a_page_of_the_own_space_is_replaced_where_no_break_is_needed() {
-    let platform = Hosted::new(64, 12);
-    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    space.map(span(0, K4), Pa::new(0), Attrs::USER_RODATA).unwrap();
-    space.make_own();
-    let mut gather = space.gather();
-    let held = gather.replace(Va::new(0), Pa::new(8 * K4), Attrs::USER_DATA).unwrap();
-    let completed = gather.issue().complete();
-    assert_eq!(completed.release(held).unwrap().frame(), Pa::new(0));
-    completed.finish(|_| ());
-    assert_eq!(space.query(Va::new(0)).unwrap().frame(), Pa::new(8 * K4));
+    // A page, and one of a block.
+    for size in [K4, M2] {
+        let platform = Hosted::new(64, 12);
+        let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+        space.map(span(0, size), Pa::new(0), Attrs::USER_RODATA).unwrap();
+        space.make_own();
+        let mut gather = space.gather();
+        let held = gather.replace(Va::new(0), Pa::new(8 * K4), Attrs::USER_DATA).unwrap();
+        let completed = gather.issue().complete();
+        assert_eq!(completed.release(held).unwrap().frame(), Pa::new(0));
+        completed.finish(|_| ());
+        assert_eq!(space.query(Va::new(0)).unwrap().frame(), Pa::new(8 * K4));
+    }
 }
 
 /// The tables of a fork that failed stay, and deny nothing: the child does not know of them.

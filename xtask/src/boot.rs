@@ -1,4 +1,4 @@
-//! `cargo xtask boot`: one guest, for a person.
+//! `cargo xtask boot`: one guest, for a person; and the options of all boots.
 
 use std::path::PathBuf;
 
@@ -136,7 +136,7 @@ impl Program {
     }
 }
 
-/// Options of such a boot alone.
+/// Options of a boot of x86-64 alone.
 #[derive(Args, Default)]
 pub struct HypervArgs {
     /// How the guest flushes TLBs of other vCPUs, x86-64 [default: hypercall]

@@ -357,3 +357,26 @@ fn a_page_is_mapped_by_what_is_kept_for_many() {
         assert_eq!(found, Some((8 * K4, Attrs::USER_DATA)));
     }
 }
+
+/// The tables for what is split are those of the leaves that reach out of the range.
+#[test]
+fn a_block_that_ends_with_the_range_is_not_split() {
+    for (first, end) in [(0, M2 + K4), (K4, 2 * M2)] {
+        let platform = Hosted::new(64, 12);
+        let mut space = Space::<X86>::new(&platform).unwrap();
+        map(&mut space, span(0, 2 * M2), 0, Attrs::KERNEL_DATA).unwrap();
+        let range = span(first, end - first);
+        protect(&mut space, range, Change::new().perms(Perms::READ)).unwrap();
+        assert_eq!(leaves(&space).len(), 513);
+        for at in [0, K4, M2, M2 + K4, 2 * M2 - K4] {
+            let perms =
+                if (first..end).contains(&at) { Perms::READ } else { Attrs::KERNEL_DATA.perms };
+            let now = translate::<X86>(&platform, space.root(), at);
+            assert_eq!(
+                now.map(|(_, attrs)| attrs.perms),
+                Some(perms),
+                "{first:x}..{end:x}: {at:x}"
+            );
+        }
+    }
+}

@@ -305,3 +305,22 @@ for_each_other_shape!(
     what_is_mapped_parked_is_given_later,
     what_was_remembered_is_broken,
 );
+
+/// Walkers remember nothing of a leaf without permissions, and see nothing new in it.
+#[test]
+fn a_leaf_that_stays_parked_is_changed_by_a_store_alone() {
+    let platform = Hosted::new(64, 12);
+    let mut space = AddressSpace::<tablewright::format::Arm64K4, _>::new(&platform).unwrap();
+    let pages = span::<tablewright::format::Arm64K4>(0, 4);
+    space.map(pages, Pa::new(0), Attrs::USER_DATA).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    gather.protect(pages, NONE).unwrap();
+    gather.finish(|_| ());
+    let before = platform.counts();
+    let mut gather = space.gather();
+    gather.protect(pages, NONE.software(2)).unwrap();
+    gather.finish(|_| ());
+    let now = platform.counts();
+    assert_eq!((now.publications, now.completions), (before.publications, before.completions));
+}
