@@ -125,8 +125,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Returns the command line of the guest's first program, to run it so often, or for so many
-    /// seconds.
+    /// Returns the guest's command line: its program, and how many rounds or seconds that runs.
     pub fn words(self, rounds: u32, seconds: u32) -> String {
         match self {
             Self::Load => format!("load={rounds}"),

@@ -5,7 +5,7 @@ use crate::fetch::Files;
 use crate::qemu::Ran;
 use crate::{Error, Result};
 
-/// The files and options of tests.
+/// The files of the guests that are tested.
 pub struct Context {
     /// Those of a guest of arm64.
     pub arm64: Option<Files>,
@@ -39,7 +39,7 @@ pub type Case = cases::Case<'static, Context>;
 /// Whether each attempt of the hostile guest was answered as it should be.
 ///
 /// # Errors
-/// What is wrong.
+/// The line of the console that says otherwise, or that it did not come to its end.
 pub fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
     if let Some(line) =
         ran.console.iter().find(|line| line.contains("WRONG") || line.contains("PANIC"))

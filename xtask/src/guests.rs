@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::tools::file;
+use crate::tools::loader;
 
 /// The memory of a small guest, and of the image that all of them are copied from, in MiB.
 const SMALL: u64 = 8;
@@ -48,9 +48,8 @@ impl Several {
         )
     }
 
-    /// Returns the loader of the image, behind the guests, the first of which is at this address.
+    /// Returns QEMU's device that loads the image behind the guests' memory, which is at `first`.
     pub fn loader(&self, first: u64) -> String {
-        let at = first + (self.of_guests() << 20);
-        format!("loader,file={},addr={at:#x},force-raw=on", file(&self.image))
+        loader(&self.image, first + (self.of_guests() << 20))
     }
 }

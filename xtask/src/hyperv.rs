@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::boot::{self, BootArgs, Flush, Plant, Program, ended};
 use crate::fetch::{self, Files};
 use crate::qemu::{self, Console, End, Qemu, Ran};
-use crate::tools::{self, QEMU_X86};
+use crate::tools::{QEMU_X86, loader};
 use crate::x86_counters::{Count, NAMES};
 use crate::{About as _, Error, Leaves, Log, Result, load, name_of, out, say};
 
@@ -147,9 +147,6 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     }
     // One processor more, that is not the guest's, does what is done beside the guest.
     let processors = boot.processors + u8::from(boot.log.is_some());
-    let loader = |file: &Path, at: u64| {
-        format!("loader,file={},addr={at:#x},force-raw=on", tools::file(file))
-    };
     let mut command = Command::new(QEMU_X86);
     command
         .args([

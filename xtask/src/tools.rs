@@ -132,6 +132,11 @@ pub fn file(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
+/// A device of QEMU's that loads a file to an address before the machine starts.
+pub fn loader(path: &Path, at: u64) -> String {
+    format!("loader,file={},addr={at:#x},force-raw=on", file(path))
+}
+
 #[cfg(test)]
 mod tests {
     use super::major;

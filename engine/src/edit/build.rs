@@ -146,14 +146,17 @@ impl<'f, F: Format> Leaves<'f, F> {
         }
     }
 
-    /// Whether runs are allowed, and all of the aligned one that the leaf at `level` for `first`
-    /// would be in is mapped to consecutive memory, aligned as well.
+    /// Whether the leaf at `level` for `first` may be in a run: runs are allowed, and the memory of
+    /// all its members is consecutive and aligned.
     #[inline(always)]
     pub fn may_be_in_run(&self, level: Level, first: u64) -> bool {
-        let shift = F::shift(level) + F::contiguous(level);
-        let (piece, low) = (self.source.at(first), (1 << shift) - 1);
-        let is_inside = piece.first <= first & !low && first | low <= piece.last;
-        self.runs && F::contiguous(level) != 0 && is_inside && piece.is_aligned(shift)
+        let run = F::contiguous(level);
+        if !self.runs || run == 0 {
+            return false;
+        }
+        let (piece, shift) = (self.source.at(first), F::shift(level) + run);
+        let low = (1 << shift) - 1;
+        piece.first <= first & !low && first | low <= piece.last && piece.is_aligned(shift)
     }
 
     /// The leaf at `level` that translates `first`, not in a run.

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::common::{Decoded, is_arm, is_written_when_marked, judge, judge_with_parked, snapshot};
+use tablewright::format::Arm64K4;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Liveness, Mapping,
     Memory, Pa, Perms, Span,
@@ -310,8 +311,8 @@ for_each_other_shape!(
 #[test]
 fn a_leaf_that_stays_parked_is_changed_by_a_store_alone() {
     let platform = Hosted::new(64, 12);
-    let mut space = AddressSpace::<tablewright::format::Arm64K4, _>::new(&platform).unwrap();
-    let pages = span::<tablewright::format::Arm64K4>(0, 4);
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    let pages = span::<Arm64K4>(0, 4);
     space.map(pages, Pa::new(0), Attrs::USER_DATA).unwrap();
     space.make_live();
     let mut gather = space.gather();

@@ -106,7 +106,6 @@ fn a_block_is_mapped_where_little_of_it_is_left_to_clean() {
     }
 }
 
-/// A fault never takes away flags or permissions of a page.
 /// Another processor maps 1 GiB, less of it allowed, while a fault looks for 2 MiB of it: these are
 /// not split off.
 #[test]
@@ -129,6 +128,7 @@ fn a_block_that_another_has_mapped_meanwhile_stays_whole() {
     assert_eq!((there.size(), there.attrs().perms.contains(Perms::WRITE)), (GIB, true));
 }
 
+/// A fault never takes away flags or permissions of a page.
 #[test]
 fn a_page_that_allows_more_keeps_what_it_had() {
     let with = |accessed, dirty, perms| Attrs { accessed, dirty, perms, ..Attrs::USER_RODATA };
