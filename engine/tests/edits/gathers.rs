@@ -190,8 +190,11 @@ fn cut<P: Platform + Clone>(
 type Edit = fn(&mut Gather<'_, X86, &Hosted>);
 
 /// Edits of [`two_tables`] that leave something to invalidate, and do it with the gather.
-const EDITS: [Edit; 5] = [
+const EDITS: [Edit; 6] = [
     |gather| gather.protect(span(0, K4), READ).unwrap(),
+    |gather| {
+        let _leaks = gather.replace(Va::new(0), Pa::new(0x90_0000), Attrs::USER_DATA).unwrap();
+    },
     |gather| assert!(cut(gather, span(0, K4)).is_some()),
     |gather| assert!(cut(gather, all()).is_some()),
     |gather| assert_eq!(gather.collapse(span(0, M2), BLOCK, false), Ok(1)),
