@@ -2,9 +2,9 @@
 //! entries are left under them.
 //!
 //! Hardware has 256 to 65536 of them. They are given out in order until none is left. Then a new
-//! **generation** begins: those that CPUs have loaded stay with their spaces, all others are free
-//! again, and **every CPU has a flush of everything pending**, which it makes before it loads an
-//! identifier of the new generation. A space whose identifier is of an older generation gets
+//! **generation** begins: those that CPUs may have loaded stay with their spaces, all others are
+//! free again, and **every CPU has a flush of everything pending**, which it makes before it loads
+//! an identifier of the new generation. A space whose identifier is of an older generation gets
 //! another when it is loaded next. So nothing is ever freed by itself, and no CPU is interrupted.
 //!
 //! # The fast path
@@ -16,6 +16,10 @@
 //! the exchange, that CPU finds 0, and takes the slow path, where the flush that is pending is
 //! found. An active word is 0 until its own CPU has been on the slow path; so a compare-exchange
 //! that finds what was read has not been overtaken.
+//!
+//! A CPU has the space that it leaves loaded until it has loaded the next: its walker reads the
+//! tables of the one while its active word names the other. So the word *before* stays reserved as
+//! well, until the CPU asks for the next space.
 //!
 //! The slow path needs the [`Allocator`], exclusively; the embedder has it behind a lock.
 //!
@@ -33,8 +37,8 @@
 //! | reads the identifier, and invalidates under it | its walker reads entries |
 //!
 //! * *The identifier that is read is the one under which the space is loaded, wherever it is.* A
-//!   space that is loaded when a generation begins keeps its identifier, because that of each
-//!   active word stays reserved. So it is never loaded under two at a time.
+//!   space that is loaded when a generation begins keeps its identifier, because those of each
+//!   active word and of the one before stay reserved. So it is never loaded under two at a time.
 //! * *The space is given another after the identifier was read.* Then a CPU that loads it under
 //!   that one walks the entries as they have become.
 //! * *The space had another before.* What CPUs remember under that one is of no use to any of them:
@@ -62,6 +66,8 @@ pub struct Holder {
     /// The identifier that it has loaded, with its generation; 0 from the beginning of a generation
     /// until it loads one of it.
     active: AtomicU64,
+    /// The one that it had loaded before, and has until it has loaded the active one.
+    before: AtomicU64,
     /// The one that it had when the last generation began. Only the CPU that has the allocator
     /// reads or writes it.
     reserved: AtomicU64,
@@ -75,9 +81,21 @@ impl Holder {
         {
             Self {
                 active: AtomicU64::new(0),
+                before: AtomicU64::new(0),
                 reserved: AtomicU64::new(0),
                 pending: AtomicBool::new(false),
             }
+        }
+    }
+}
+
+impl Holder {
+    /// The word of what the CPU was told to load last. With no active word it has loaded nothing
+    /// since the last generation began, and has what it had then.
+    fn loaded(&self, active: u64) -> u64 {
+        match active {
+            0 => self.reserved.load(Ordering::Relaxed),
+            active => active,
         }
     }
 }
@@ -274,9 +292,9 @@ pub struct Identifiers<'m> {
 
 impl<'m> Identifiers<'m> {
     /// Those that the allocator has, for as many CPUs as there are holders. `None` if there are too
-    /// few: one is not given out, each CPU may have one reserved, and one is asked for besides.
+    /// few: one is not given out, each CPU may have two reserved, and one is asked for besides.
     pub fn new(allocator: &Allocator<'_>, holders: &'m mut [Holder]) -> Option<Self> {
-        if holders.len() + 2 > 1 << allocator.bits {
+        if 2 * holders.len() + 2 > 1 << allocator.bits {
             return None;
         }
         holders.fill_with(Holder::new);
@@ -337,22 +355,28 @@ impl<'m> Identifiers<'m> {
         let word = space.word.load(Ordering::Acquire);
         let active = holder.active.load(Ordering::Relaxed);
         let current = word >> BITS == self.generation.load(Ordering::Relaxed);
-        // Relaxed: what has to be agreed on is the order of two accesses to this word. See above.
-        let fast = active != 0
-            && current
-            && holder
-                .active
-                .compare_exchange(active, word, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        if fast {
-            return Some(word as u16);
+        if active != 0 && current {
+            holder.before.store(active, Ordering::Relaxed);
+            // Release: who takes the word away finds the one before. What else has to be agreed on
+            // is the order of two accesses to this word. See above.
+            let fast = (holder.active).compare_exchange(
+                active,
+                word,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
+            if fast.is_ok() {
+                return Some(word as u16);
+            }
         }
         let mut id = 0;
         let mut pending = false;
         allocator(&mut |allocator| {
             let word = self.renew(allocator, space);
             pending = holder.pending.swap(false, Ordering::Relaxed);
-            // From here on the next generation reserves it.
+            // From here on the next generation reserves it, and what the CPU leaves.
+            let active = holder.active.load(Ordering::Relaxed);
+            holder.before.store(holder.loaded(active), Ordering::Relaxed);
             holder.active.store(word, Ordering::Relaxed);
             id = word as u16;
         });
@@ -389,16 +413,15 @@ impl<'m> Identifiers<'m> {
         word
     }
 
-    /// Whether the space had it loaded somewhere when the generation began. It stays reserved for
-    /// the next one.
+    /// Whether the space may have been loaded somewhere when the generation began. It stays
+    /// reserved for the next one.
     fn is_reserved(&self, old: u64, new: u64) -> bool {
         let mut found = false;
-        for holder in self.holders {
-            // All of them: each has it to be kept once more.
-            if holder.reserved.load(Ordering::Relaxed) == old {
-                holder.reserved.store(new, Ordering::Relaxed);
-                found = true;
-            }
+        for word in self.holders.iter().flat_map(|holder| [&holder.reserved, &holder.before]) {
+            // All of them: each has it to be kept once more. The one before may be written
+            // meanwhile, with a word of this generation.
+            let kept = word.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+            found |= kept.is_ok();
         }
         found
     }
@@ -412,14 +435,10 @@ impl<'m> Identifiers<'m> {
         for holder in self.holders {
             // Acquire and release, so that the number is not moved on after it, and for the flush
             // that is pending.
-            let active = holder.active.swap(0, Ordering::AcqRel);
-            let kept = match active {
-                // It has loaded nothing since the last generation began, and has what it had then.
-                0 => holder.reserved.load(Ordering::Relaxed),
-                active => active,
-            };
+            let kept = holder.loaded(holder.active.swap(0, Ordering::AcqRel));
             holder.reserved.store(kept, Ordering::Relaxed);
             allocator.take(kept as u16);
+            allocator.take(holder.before.load(Ordering::Relaxed) as u16);
             holder.pending.store(true, Ordering::Relaxed);
         }
     }

@@ -294,7 +294,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         return Err(Error::Other((*why).into()));
     }
     let bits = args.vmid_bits.unwrap_or(8);
-    if u16::from(args.cpus) + 2 > 1 << bits {
+    if 2 * u16::from(args.cpus) + 2 > 1 << bits {
         return Err(Error::Other(format!(
             "VMIDs of {bits} bits are too few for {} processors",
             args.cpus

@@ -40,7 +40,7 @@ struct World {
 impl World {
     fn new() -> Arc<Self> {
         // What a model borrows has to live for ever.
-        let holders = Vec::leak((0..2).map(|_| Holder::new()).collect());
+        let holders = Vec::leak(vec![Holder::new()]);
         let allocator = Allocator::new(2, vec![0; 1].leak()).unwrap();
         Arc::new(Self {
             tables: Tables::new(),
@@ -54,10 +54,10 @@ impl World {
 
     /// The processor that walks loads what goes by this identity. Whether a space does.
     fn switch(&self, number: usize) -> Option<u16> {
-        // SAFETY: the thread that walks is CPU 1 (1. to 4.).
+        // SAFETY: the thread that walks is CPU 0 (1. to 4.).
         let switch = unsafe {
             self.identifiers.switch(
-                1,
+                0,
                 &self.identities[number],
                 |with| with(&mut self.allocator.lock().unwrap()),
                 || self.tlb.lock().unwrap().clear(),

@@ -593,16 +593,16 @@ fn two_that_flush_at_once_one_of_them_in_a_handler_do_not_wait_for_each_other() 
 
 // ---- Identifiers ----
 
-/// Three identifiers for two CPUs.
+/// Seven identifiers for two CPUs.
 struct Ids {
     identifiers: Identifiers<'static>,
     allocator: &'static Mutex<Allocator<'static>>,
-    spaces: [Identity; 4],
+    spaces: [Identity; 8],
 }
 
 impl Ids {
     fn new() -> Arc<Self> {
-        let (allocator, identifiers) = identifiers(2);
+        let (allocator, identifiers) = identifiers(3);
         Arc::new(Self {
             identifiers: identifiers.unwrap(),
             allocator,
@@ -640,8 +640,8 @@ fn roll_over(loads: &'static [usize]) {
         let ids = Ids::new();
         let (mut first, mut second) = (Vec::new(), Vec::new());
         let _ = ids.load(1, 0, &mut second);
-        let _ = ids.load(1, 1, &mut second);
-        let _ = ids.load(0, 2, &mut first);
+        let left = ids.load(1, 1, &mut second);
+        (2..7).for_each(|space| _ = ids.load(0, space, &mut first));
         let other = {
             let ids = Arc::clone(&ids);
             thread::spawn(move || ids.load(1, 0, &mut second))
@@ -651,19 +651,20 @@ fn roll_over(loads: &'static [usize]) {
             last = (space, ids.load(0, space, &mut first));
         }
         let id = other.join().unwrap();
-        // Each is in use.
+        // Each is in use; and CPU 1 has what it leaves loaded until it has loaded the other.
         assert_eq!(last.0 == 0, last.1 == id);
+        assert_ne!(last.1, left);
     });
 }
 
 #[test]
 fn an_identifier_that_is_being_loaded_is_not_given_to_another() {
-    roll_over(&[3]);
+    roll_over(&[7]);
 }
 
 #[test]
 fn a_new_identifier_is_not_loaded_over_what_was_there() {
-    roll_over(&[3, 0]);
+    roll_over(&[7, 0]);
 }
 
 /// Hardware that tells all CPUs: what CPU 1 remembers, under which identifier. A walk does not

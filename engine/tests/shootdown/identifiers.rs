@@ -13,9 +13,9 @@ proptest! {
         let identifiers = Identifiers::new(&allocator, &mut holders).unwrap();
         let spaces = [const { Identity::new() }; SPACES];
         // Of which spaces a CPU may remember something under each identifier, and what it has
-        // loaded.
+        // loaded: what it was told before, until it has loaded what it was told last.
         let mut remembered = vec![BTreeMap::<u16, BTreeSet<usize>>::new(); CPUS];
-        let mut loaded = [None; CPUS];
+        let mut loaded = [[None; 2]; CPUS];
         for (cpu, space) in loads {
             let mut forgets = false;
             // SAFETY: one thread plays all CPUs, which have no TLBs but the model's (1. to 4.).
@@ -31,11 +31,12 @@ proptest! {
             }
             remembered[cpu].entry(id).or_default().insert(space);
             prop_assert_eq!(remembered[cpu][&id].len(), 1, "identifier {} on CPU {}", id, cpu);
-            loaded[cpu] = Some((space, id));
+            loaded[cpu] = [loaded[cpu][1], Some((space, id))];
             // Hardware that tells all CPUs does so by identifier: those that are in use belong to
             // one space each.
-            for (space, id) in loaded.iter().flatten() {
-                for (other, its) in loaded.iter().flatten() {
+            let in_use = || loaded.iter().flatten().flatten();
+            for (space, id) in in_use() {
+                for (other, its) in in_use() {
                     prop_assert_eq!(space == other, id == its);
                 }
             }
@@ -46,9 +47,9 @@ proptest! {
 #[test]
 fn identifiers_are_not_too_few() {
     let mut memory = [0; 1];
-    let mut holders = [const { Holder::new() }; 7];
+    let mut holders = [const { Holder::new() }; 8];
     let allocator = Allocator::new(BITS, &mut memory).unwrap();
-    assert!(Identifiers::new(&allocator, &mut holders[..6]).is_some());
+    assert!(Identifiers::new(&allocator, &mut holders[..7]).is_some());
     assert!(Identifiers::new(&allocator, &mut holders).is_none());
     assert!(Allocator::new(BITS, &mut []).is_none());
     assert!(Allocator::new(0, &mut memory).is_none() && Allocator::new(17, &mut memory).is_none());
@@ -58,10 +59,10 @@ fn identifiers_are_not_too_few() {
 fn a_space_that_is_loaded_everywhere_keeps_its_identifier() {
     let mut holders = [const { Holder::new() }; 2];
     let mut memory = [0; 1];
-    let mut allocator = Allocator::new(2, &mut memory).unwrap();
+    let mut allocator = Allocator::new(3, &mut memory).unwrap();
     let identifiers = Identifiers::new(&allocator, &mut holders).unwrap();
     assert_eq!(identifiers.generation(), 1);
-    let (stays, others) = (Identity::new(), [const { Identity::new() }; 20]);
+    let (stays, others) = (Identity::new(), [const { Identity::new() }; 40]);
     let flushes = Cell::new(0_u64);
     let mut load = |cpu, space: &Identity| {
         let forget = || flushes.set(flushes.get() + 1);

@@ -28,11 +28,11 @@ use tablewright::{AddressSpace, Attrs, Invalidation, Level, Pa, Span, Stale, Va,
 use tablewright_hosted::Threads;
 
 const CPUS: usize = 5;
-const SPACES: usize = 9;
+const SPACES: usize = 18;
 const PAGES: u64 = 6;
 const PAGE: u64 = 4096;
-/// Eight identifiers for five CPUs.
-const BITS: u32 = 3;
+/// Sixteen identifiers for five CPUs.
+const BITS: u32 = 4;
 
 fn range(first: u64, pages: u64, tables: bool) -> Stale {
     Stale { first: first * PAGE, last: (first + pages) * PAGE - 1, level: None, tables }

@@ -9,13 +9,10 @@ const DEFERRED: &str = "shootdown/deferred.rs";
 const ENCODER: &str = "hyperv/guest.rs";
 const HERE: &str = "shootdown/per_cpu.rs";
 const HYPERCALL: &str = "hyperv/messenger.rs";
-const IDENTIFIERS: &str = "identity.rs";
 
 /// A processor uses what it should have forgotten, or is said to have forgotten, or what was given
 /// back.
 const STALE: &[&str] = &["invalidation", "stale use", "freed early", "walk astray", "program"];
-/// Rules that a translation breaks under an identifier of another.
-const REUSED: &[&str] = &["identifier reused", "program", "freed early", "stale use"];
 
 pub const BUGS: &[Bug] = &[
     // Which CPUs are told.
@@ -198,35 +195,6 @@ pub const BUGS: &[Bug] = &[
         find: "let depth = «self.me.depth.load(Ordering::Relaxed)»;\n        \
                self.me.depth.store(depth + 1",
         with: "0",
-        rules: STALE,
-    },
-    // Identifiers.
-    Bug {
-        name: "an identifier is used again and nothing is forgotten",
-        file: IDENTIFIERS,
-        find: "        if «pending» {",
-        with: "false",
-        rules: REUSED,
-    },
-    Bug {
-        name: "an identifier that is loaded is given to another space",
-        file: IDENTIFIERS,
-        find: "«allocator.take(kept as u16);»",
-        with: "let _ = kept;",
-        rules: &[
-            "identifier reused",
-            "program",
-            "freed early",
-            "stale use",
-            "invalidation",
-            "conflict",
-        ],
-    },
-    Bug {
-        name: "an identifier of an old generation is loaded",
-        file: IDENTIFIERS,
-        find: "            && «current»\n",
-        with: "word != 0",
-        rules: REUSED,
+        rules: &["never invalidated", "invalidation", "stale use", "freed early"],
     },
 ];

@@ -20,7 +20,7 @@ use super::{Bug, Dice, announce, check_no_frames};
 use crate::platform::{Control, Faulty, Stage};
 
 /// Spaces at a time: more than there are identifiers.
-const SLOTS: usize = 8;
+const SLOTS: usize = 12;
 /// Pages of a space, in two tables.
 const PAGES: u64 = 4;
 
@@ -130,7 +130,7 @@ pub fn run<F: Format<Input = Va>>(
 ) -> Result<Outcome, RunError> {
     let mut holders: Vec<Holder> = (0..cpus).map(|_| Holder::new()).collect();
     // As few as will do.
-    let bits = (cpus + 2).next_power_of_two().trailing_zeros();
+    let bits = (2 * cpus + 2).next_power_of_two().trailing_zeros();
     let mut memory = vec![0; Allocator::words(bits)];
     let allocator = Allocator::new(bits, &mut memory).expect("so many bits");
     let identifiers = Identifiers::new(&allocator, &mut holders).expect("so many identifiers");
@@ -144,7 +144,7 @@ pub fn run<F: Format<Input = Va>>(
         allocator: &RefCell::new(allocator),
         identities: &identities,
         slots: &slots,
-        most: 2 + dice.below(SLOTS as u64 - 1),
+        most: SLOTS as u64 - dice.below(8),
         last: Cell::new(0),
     };
     let seed = dice.below(1 << 48);

@@ -253,7 +253,9 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     let cpus = match workload {
         Workload::Guests => 2 + dice.below(MOST_CPUS - 1),
         Workload::Shootdown if dice.once_in(16) => 2 + dice.below(shootdown::MOST_CPUS - 1),
-        Workload::Shootdown | Workload::Identities => 2 + dice.below(MOST_CPUS - 1),
+        // Eight identifiers are enough, and soon given out.
+        Workload::Identities => 2 + dice.below(2),
+        Workload::Shootdown => 2 + dice.below(MOST_CPUS - 1),
         _ => 1 + dice.below(MOST_CPUS),
     };
     let host = (workload == Workload::Guests).then(|| guests::Host::of(&dice));

@@ -130,7 +130,7 @@ pub fn run<F: Format<Input = Va>>(
     let mut inboxes: Vec<AtomicU64> = (0..inbox_words(cpus)).map(|_| AtomicU64::new(0)).collect();
     let mut sets: Vec<[AtomicU64; 1]> = (1..SPACES).map(|_| [AtomicU64::new(0)]).collect();
     // As few identifiers as will do.
-    let bits = (cpus + 2).next_power_of_two().trailing_zeros();
+    let bits = (2 * cpus + 2).next_power_of_two().trailing_zeros();
     let mut memory = vec![0; Allocator::words(bits)];
     let allocator = Allocator::new(bits, &mut memory).expect("so many bits");
     let identifiers = Identifiers::new(&allocator, &mut holders).expect("so many identifiers");
