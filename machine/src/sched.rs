@@ -312,7 +312,7 @@ impl Scheduler {
         result
     }
 
-    fn drive(&self, program: &impl Fn(Cpu<'_>)) -> Result<Outcome, RunError> {
+    fn drive(&self, program: &dyn Fn(Cpu<'_>)) -> Result<Outcome, RunError> {
         let mut clocks = vec![Time::ZERO; self.config.cpus];
         let mut switches = 0;
         let mut cpus = Vec::with_capacity(self.config.cpus);

@@ -223,38 +223,35 @@ impl<P: Platform> Collapse<'_, P> {
         if !self.left.has_room(self.platform, child) {
             return;
         }
-        let (frame, attrs, contended) =
-            match sum::<F, P>(self.platform, child, below, F::denied(entry), &self.conditions) {
-                (Sum::Mixed, _) => return,
-                (Sum::Empty, _) => {
-                    table.detach(index, 0, self.cache);
-                    self.let_go(child, below, slice);
+        let sum = sum::<F, P>(self.platform, child, below, F::denied(entry), &self.conditions);
+        let new = match sum {
+            (Sum::Mixed, _) => return,
+            (Sum::Empty, _) => 0,
+            (Sum::Leaf(frame, attrs), contended) => {
+                if !self.leaves || !F::is_leaf_level(level) {
                     return;
                 }
-                (Sum::Leaf(frame, attrs), contended) => (frame, attrs, contended),
-            };
-        if !self.leaves || !F::is_leaf_level(level) {
-            return;
-        }
-        let Ok(bits) = F::encode(&attrs, level) else {
-            return;
-        };
-        let mut leaf = F::with_address(bits, frame);
-        let [old, new] = [entry, leaf].map(|it| State::remembered::<F>(it, level));
-        let how = self.conditions.transition::<F>(&old, &new, level);
-        if how == Transition::Break {
-            if self.conditions.may_break {
-                table.detach(index, F::suspend(entry), self.cache);
-                self.left.ranges.add(slice, None, true);
-                self.broken = true;
+                let Ok(bits) = F::encode(&attrs, level) else {
+                    return;
+                };
+                let leaf = F::with_address(bits, frame);
+                let [old, new] = [entry, leaf].map(|it| State::remembered::<F>(it, level));
+                if self.conditions.transition::<F>(&old, &new, level) == Transition::Break {
+                    if self.conditions.may_break {
+                        table.detach(index, F::suspend(entry), self.cache);
+                        self.left.ranges.add(slice, None, true);
+                        self.broken = true;
+                    }
+                    return;
+                }
+                match contended {
+                    // A walker may still set a flag in a small leaf, which is not looked at again.
+                    true => saturate::<F>(leaf, level),
+                    false => leaf,
+                }
             }
-            return;
-        }
-        if contended {
-            // A walker may still set a flag in a small leaf, which is not looked at again.
-            leaf = saturate::<F>(leaf, level);
-        }
-        table.detach(index, leaf, self.cache);
+        };
+        table.detach(index, new, self.cache);
         self.let_go(child, below, slice);
     }
 

@@ -37,6 +37,7 @@ pub const BUGS: &[Bug] = &[
                if F::kind(now, found.level) == Kind::Table { tables.push(F::address(now, \
                found.level)); }",
         rules: &[
+            "crash",
             "break-before-make",
             "freed early",
             "walk astray",

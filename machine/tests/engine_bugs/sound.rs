@@ -238,7 +238,7 @@ pub const BUGS: &[Bug] = &[
         file: "edit/cache.rs",
         find: "«first <= last && last < self.size»",
         with: "last < self.size",
-        rules: &["program", "no end", "panic", "freed early"],
+        rules: &["program", "no end", "crash", "freed early"],
     },
     Bug {
         name: "a split does not look where it is",
@@ -375,8 +375,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "pages are near whose tables a collapse has cut off",
         file: "edit/collapse.rs",
-        find: "«table.detach(index, leaf, self.cache)»;",
-        with: "table.store(index, leaf)",
+        find: "«table.detach(index, new, self.cache)»;",
+        with: "table.store(index, new)",
         rules: FORGOTTEN,
     },
     // Edits of one gather that meet what earlier ones have left.

@@ -514,6 +514,17 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         let (first, last) = (span.start().bits(), span.last().bits());
         slot.model.borrow_mut().protect(first, last, becomes);
+        // What was changed is as it was to be: the same again would change nothing.
+        let walked = exclusive.look().walk(span, |leaf| {
+            let attrs = Attrs { accessed: true, dirty: true, ..leaf.attrs() };
+            let again =
+                Attrs { accessed: true, dirty: true, ..change.apply_on(attrs, F::RULE, &caps) };
+            self.check(attrs == again, || {
+                format!("{:?} at {} is not what {change:?} makes", leaf.attrs(), leaf.input())
+            });
+            ControlFlow::Continue(())
+        });
+        self.check(walked.is_ok(), || format!("{span} was changed, and not walked: {walked:?}"));
     }
 
     pub(super) fn relocate(&self, cpu: usize, dice: &Dice) {

@@ -40,9 +40,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let slots = self.slots.iter().filter(|slot| !slot.silent.get());
                 slots.for_each(|slot| slot.recent.set((slot.base + Self::BLOCK, size)));
             }
-            match dice.below(17) {
+            match dice.below(21) {
                 14 => self.park_and_back(cpu, dice),
                 15..=16 => self.unmap_and_forget(cpu, dice),
+                17 => self.forget_a_page(cpu, dice),
+                18..=19 => self.collapse_between(cpu, dice),
+                20 => self.collapse_emptied(cpu, dice),
                 0..=2 => self.map(cpu, dice, false),
                 3..=4 => self.unmap(cpu, dice, false),
                 5..=6 => self.protect(cpu, dice),
@@ -85,6 +88,127 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         });
         self.map(cpu, dice, false);
+    }
+
+    /// A gather that has unmapped a page in use is forgotten, and another page is mapped there by
+    /// itself.
+    fn forget_a_page(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let index = self.slots.iter().position(|it| std::ptr::eq(it, slot));
+            let (Some(index), false) = (index, slot.silent.get()) else {
+                return;
+            };
+            let page = self.page(slot.base, dice);
+            let at = page.start().bits();
+            let attrs = self.attrs(dice);
+            let attrs = attrs.with_perms(attrs.perms - Perms::ANY_EXEC);
+            self.load_at(cpu, index);
+            exclusive.touch();
+            if slot.model.borrow().at(at).is_none() {
+                self.map_alike(slot, exclusive, page, attrs);
+                self.complete(cpu, slot, exclusive);
+            }
+            self.touch(cpu, slot, at, Want::Read, false);
+            if slot.model.borrow().at(at).is_some() {
+                self.unmap_alike(cpu, slot, exclusive, page);
+            }
+            if let Some((_, gather)) = exclusive.gather.take() {
+                std::mem::forget(gather);
+                self.leaked.set(true);
+                exclusive.murky = true;
+            }
+            let Some(frame) = self.take_page() else {
+                return;
+            };
+            if !F::Input::SIGNED {
+                self.machine.clean(frame);
+            }
+            let mapped = exclusive.space().map_page(page.start(), frame, attrs);
+            self.judge_map(slot, page, frame, attrs, mapped);
+            if mapped.is_err() {
+                self.give_back(frame);
+            }
+            self.touch(cpu, slot, at, Want::Read, false);
+        });
+    }
+
+    /// A table in use is collapsed between two edits of its pages, by the second of which the block
+    /// may be split again.
+    fn collapse_between(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let index = self.slots.iter().position(|it| std::ptr::eq(it, slot));
+            let (page, block) = (Self::PAGE, Self::BLOCK);
+            let first = slot.base + dice.pick(&[1, 4, 5]) * block;
+            let span = Span::new(F::Input::from_bits(first), block);
+            let (Some(index), Ok(span), false) =
+                (index, span, slot.silent.get() || page >= 1 << 16)
+            else {
+                return;
+            };
+            let attrs = self.attrs(dice);
+            let frame = Pa::new(FAR + (first - slot.base));
+            self.load_at(cpu, index);
+            exclusive.touch();
+            let pages = Mapping::new(attrs).pages_only();
+            let mapped = self.edit(slot, exclusive, |gather| gather.map(span, frame, pages));
+            self.judge_map(slot, span, frame, attrs, mapped);
+            let pages = [(); 2].map(|()| first + dice.below(block / page) * page);
+            let pages = pages.map(|at| Span::new(F::Input::from_bits(at), page));
+            let [Ok(one), Ok(other)] = pages else { return };
+            self.touch(cpu, slot, one.start().bits(), Want::Read, false);
+            // No change, by which the table is near.
+            self.protect_alike(slot, exclusive, one, Change::new().perms(attrs.perms));
+            let up = Level::new(1);
+            let collapsed = self.edit(slot, exclusive, |gather| gather.collapse(span, up, false));
+            if let Err(error) = collapsed {
+                self.judge_refusal(slot, exclusive, span, error);
+            }
+            match dice.below(3) {
+                0 => {
+                    let split =
+                        self.edit(slot, exclusive, |gather| gather.split(other, Level::PAGE));
+                    if let Err(error) = split {
+                        self.judge_refusal(slot, exclusive, other, error);
+                    }
+                }
+                1 if slot.model.borrow().at(other.start().bits()).is_some() => {
+                    self.unmap_alike(cpu, slot, exclusive, other);
+                }
+                _ => self.protect_alike(slot, exclusive, other, self.change(dice)),
+            }
+            self.touch(cpu, slot, one.start().bits(), Want::Read, false);
+            self.account_for(cpu, slot, exclusive, dice);
+        });
+    }
+
+    /// The tables above a page go when it is unmapped, and its neighbour is mapped.
+    fn collapse_emptied(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            if slot.silent.get() || F::root_level() < Level::new(2) {
+                return;
+            }
+            let size = 1u64 << F::shift(Level::new(2));
+            let first = (slot.base & !(size - 1)) + size;
+            let at = |first: u64, size| Span::new(F::Input::from_bits(first), size);
+            let pages = [(); 2].map(|()| at(first + dice.below(4) * Self::PAGE, Self::PAGE));
+            let (Ok(span), [Ok(one), Ok(other)]) = (at(first, size), pages) else {
+                return;
+            };
+            let attrs = self.attrs(dice);
+            let attrs = attrs.with_perms(attrs.perms - Perms::ANY_EXEC);
+            exclusive.touch();
+            self.map_alike(slot, exclusive, one, attrs);
+            if slot.model.borrow().at(one.start().bits()).is_some() {
+                self.unmap_alike(cpu, slot, exclusive, one);
+            }
+            let collapsed =
+                self.edit(slot, exclusive, |gather| gather.collapse(span, Level::PAGE, false));
+            if let Err(error) = collapsed {
+                self.judge_refusal(slot, exclusive, span, error);
+            }
+            self.map_alike(slot, exclusive, other, attrs);
+            self.account_for(cpu, slot, exclusive, dice);
+        });
     }
 
     /// A large leaf of the parent, and an empty table in its place in the child.

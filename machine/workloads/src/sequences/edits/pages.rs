@@ -47,7 +47,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
-    fn map_alike(
+    pub(super) fn map_alike(
         &self,
         slot: &Slot<'m, F, G>,
         exclusive: &mut Exclusive<'m, F>,
@@ -69,7 +69,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    fn unmap_alike(
+    pub(super) fn unmap_alike(
         &self,
         cpu: usize,
         slot: &Slot<'m, F, G>,
@@ -90,7 +90,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    fn protect_alike(
+    pub(super) fn protect_alike(
         &self,
         slot: &Slot<'m, F, G>,
         exclusive: &mut Exclusive<'m, F>,

@@ -138,6 +138,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 (Span::new(F::Input::from_bits(first), block), dice.once_in(2) && page < 1 << 16)
             {
                 let _mapped = it.gather.space().map_range(span, frame, mapping);
+                self.load_at(cpu, it.slot);
+                for _ in 0..2 {
+                    let at = first + dice.below(block / page) * page;
+                    self.touch(cpu, slot, at, Want::Read, false);
+                }
             }
             // The memory is not another's.
             let attrs = Attrs { native: pages.native, ..world.attrs(dice) };
@@ -196,6 +201,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     pub(super) fn shared_unmap(&self, cpu: usize, dice: &Dice, unwind: bool) {
         let early = self.control.is(Bug::FreedBeforeCompletion);
+        if unwind && dice.once_in(2) {
+            // What another gather has not completed yet.
+            self.map_as_block(cpu, dice);
+        }
         self.with_gather(cpu, dice, |world, it| {
             let Ok(span) = world.span(world.slots[it.slot].base, dice) else {
                 return;
