@@ -70,7 +70,7 @@ where
     let regions = goal.regions::<F>(Some)?;
     let slots = slots::<F, _, _>(platform, fixmap, goal)?;
     // SAFETY: the fixmap shows all frames that the platform allocates (2.).
-    let through = || unsafe { Windowed::new(platform, &slots) };
+    let through = || unsafe { Windowed::new(platform, &slots as &dyn Window) };
     let mut space =
         AddressSpace::<F, _>::new_in(through(), Half::Lower).ok_or(EditError::OutOfTables)?;
     // In an address space of its own, so not global.
@@ -85,9 +85,9 @@ where
     }
     let built = mapped.and_then(|()| {
         let all_ram = AllRam(identity);
-        let reach = Late(&all_ram);
+        let mut reach = Late(&all_ram);
         // SAFETY: passed on (1. to 3.); all tables are RAM, which is mapped so.
-        unsafe { map::<F, P, _>(all(), Leaves::Pages, platform, reach, goal.root, &regions) }
+        unsafe { map::<F, P>(all(), Leaves::Pages, platform, &mut reach, goal.root, &regions) }
     });
     switch(None);
     platform.barrier(Barrier::Publish);
@@ -231,7 +231,7 @@ where
     if !goal.memory.ram.iter().any(is_ram) {
         return Err(LinearError::NotRam(tables));
     }
-    let reach = Huge::<F, P, M> {
+    let mut reach = Huge::<F, P, M> {
         platform,
         slots,
         root: (goal.root, goal.attrs.global),
@@ -240,14 +240,7 @@ where
     };
     // SAFETY: passed on (1. to 3.).
     let built =
-        unsafe { map::<F, P, _>(all(), Leaves::Pages, platform, reach, goal.root, &regions) };
-    let reach = Huge::<F, P, M> {
-        platform,
-        slots,
-        root: (goal.root, goal.attrs.global),
-        block: 0,
-        format: core::marker::PhantomData,
-    };
+        unsafe { map::<F, P>(all(), Leaves::Pages, platform, &mut reach, goal.root, &regions) };
     (0..HugeSlots::SLOTS).for_each(|slot| reach.clear(slot));
     built
 }

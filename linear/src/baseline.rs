@@ -82,9 +82,9 @@ where
     let regions = goal.regions::<F>(Some)?;
     let page = F::encode(&goal.attrs, Level::PAGE).map_err(EditError::from)?;
     let lazy = techniques.has(Technique::LazyUnmap);
-    let reach = Early::<F, P, M>::new(platform, fixmap, goal, page, lazy);
+    let mut reach = Early::<F, P, M>::new(platform, fixmap, goal, page, lazy);
     // SAFETY: passed on (1., 2., 3.).
-    unsafe { map::<F, P, _>(techniques, leaves, platform, reach, goal.root, &regions) }
+    unsafe { map::<F, P>(techniques, leaves, platform, &mut reach, goal.root, &regions) }
 }
 
 /// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached
@@ -117,7 +117,7 @@ where
     let regions = goal.regions::<F>(|span| span.intersect(added))?;
     // SAFETY: passed on (1., 2., 3.).
     unsafe {
-        map::<F, P, _>(techniques, Leaves::Pages, platform, Late(window), goal.root, &regions)
+        map::<F, P>(techniques, Leaves::Pages, platform, &mut Late(window), goal.root, &regions)
     }
 }
 
@@ -132,22 +132,21 @@ pub enum Leaves {
 
 /// # Safety
 /// As [`build`], with `reach` in place of the fixmap.
-pub unsafe fn map<F, P, R>(
+pub unsafe fn map<F, P>(
     techniques: Techniques,
     leaves: Leaves,
     platform: &P,
-    mut reach: R,
+    reach: &mut dyn Reach,
     root: Pa,
     regions: &[Region],
 ) -> Result<(), LinearError<Va>>
 where
     F: Format<Input = Va>,
     P: Platform + Hooks,
-    R: Reach,
 {
     // SAFETY: the root of a tree, by (1.).
     let root = unsafe { reach.open(root, F::root_level()) };
-    let mut walk = Walk::<F, P, R> { techniques, leaves, platform, reach, format: PhantomData };
+    let mut walk = Walk::<F, P> { techniques, leaves, platform, reach, format: PhantomData };
     let mapped = regions.iter().try_for_each(|region| {
         let mapped = walk.entries(&root, (region.first, region.last), region);
         walk.reach.clean();
@@ -170,15 +169,15 @@ fn parts((first, last): (u64, u64), shift: u32) -> impl Iterator<Item = (u64, u6
 
 /// The walk. Invariant: every table it opens is the root, was read from a table descriptor of the
 /// tree, or was allocated, so that it can be reached; `map` was promised that.
-struct Walk<'a, F, P, R> {
+struct Walk<'a, F, P> {
     techniques: Techniques,
     leaves: Leaves,
     platform: &'a P,
-    reach: R,
+    reach: &'a mut dyn Reach,
     format: PhantomData<F>,
 }
 
-impl<F: Format<Input = Va>, P: Platform + Hooks, R: Reach> Walk<'_, F, P, R> {
+impl<F: Format<Input = Va>, P: Platform + Hooks> Walk<'_, F, P> {
     /// Maps the addresses `part`, which lie in one table, in that table and below.
     fn entries(
         &mut self,

@@ -54,12 +54,12 @@ where
     switch(Some(window.root()));
 
     // SAFETY: passed on (1. to 3.).
-    let built = unsafe { edit::<F, _, _>(platform, &window, goal, None) };
+    let built = unsafe { edit::<F, _>(platform, &window, goal, None) };
 
     switch(None);
     // SAFETY: unloaded, by (4.); the frames came from this platform, and the fixmap shows them,
     // whether or not there is a linear map now.
-    unsafe { window.finish(Windowed::new(platform, &slots)) };
+    unsafe { window.finish(Windowed::new(platform, &slots as &dyn Window)) };
     slots.end_batch();
     built
 }
@@ -86,7 +86,7 @@ where
 {
     let slots = slots::<F, _, _>(platform, fixmap, goal)?;
     // SAFETY: passed on (1. to 3.).
-    let built = unsafe { edit::<F, _, _>(platform, &slots, goal, None) };
+    let built = unsafe { edit::<F, _>(platform, &slots, goal, None) };
     slots.end_batch();
     built
 }
@@ -112,7 +112,7 @@ where
     let slots = slots::<F, _, _>(platform, fixmap, goal)?;
     let linear = LinearMap::new(goal.base, Mapping::new(goal.attrs));
     // SAFETY: passed on (1., 2.).
-    let through = unsafe { Windowed::new(platform, &slots) };
+    let through = unsafe { Windowed::new(platform, &slots as &dyn Window) };
     // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
     let space =
         unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half::<F>(goal), Liveness::Own) };
@@ -131,19 +131,18 @@ where
 ///
 /// # Safety
 /// As for [`add`](super::add).
-pub unsafe fn add<F, P, W>(
+pub unsafe fn add<F, P>(
     platform: &P,
-    window: &W,
+    window: &dyn Window,
     goal: &Goal<'_>,
     added: Span<Pa>,
 ) -> Result<(), LinearError<Va>>
 where
     F: Format<Input = Va>,
     P: Platform,
-    W: Window,
 {
     // SAFETY: passed on (1. to 3.).
-    unsafe { edit::<F, _, _>(platform, window, goal, Some(added)) }
+    unsafe { edit::<F, _>(platform, window, goal, Some(added)) }
 }
 
 pub(super) fn slots<'p, F, P, M>(
@@ -179,16 +178,15 @@ fn half<F: Format>(goal: &Goal<'_>) -> Half {
 ///    tables.
 /// 2. It can show the frames that the platform allocates.
 /// 3. The tree has no other editor meanwhile.
-unsafe fn edit<F, P, W>(
+unsafe fn edit<F, P>(
     platform: &P,
-    window: &W,
+    window: &dyn Window,
     goal: &Goal<'_>,
     added: Option<Span<Pa>>,
 ) -> Result<(), LinearError<Va>>
 where
     F: Format<Input = Va>,
     P: Platform,
-    W: Window,
 {
     let half = half::<F>(goal);
     // SAFETY: passed on (1., 2.).

@@ -140,7 +140,7 @@ fn leaves_of<F: Format>(
     place: Place,
     entries: Range<usize>,
     read: &mut impl ReadTable,
-    visit: &mut impl FnMut(&Leaf) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(&Leaf) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>, Fault> {
     let shape = format.shape();
     let Place { depth, table, va, denied } = place;

@@ -195,9 +195,8 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
     ) -> Option<Self> {
         let covered = Covered { identity, window, spans: Cell::new([None; MAX_COVERED]) };
         // SAFETY: the map covers, or the window shows, all frames of the platform (1.).
-        let windowed = unsafe { Windowed::new(platform, &covered) };
-        let space = AddressSpace::<F, _>::new_in(windowed, Half::Lower)?;
-        let root = space.root();
+        let windowed = unsafe { Windowed::new(platform, &covered as &dyn Window) };
+        let root = AddressSpace::<F, _>::new_in(windowed, Half::Lower)?.root();
         platform.barrier(Barrier::Publish);
         Some(Self {
             platform,
@@ -240,7 +239,7 @@ impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P
         };
         // The map is edited through itself where it covers its own tables, and through the window
         // where it does not. SAFETY: as in `new` (1.).
-        let windowed = unsafe { Windowed::new(self.platform, &self.covered) };
+        let windowed = unsafe { Windowed::new(self.platform, &self.covered as &dyn Window) };
         // SAFETY: the root was made by `new` and is edited only here, and `growing` keeps this from
         // being entered twice (1., 2.); the embedder loads it, so that it is live from the start
         // (3.).

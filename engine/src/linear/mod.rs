@@ -523,13 +523,14 @@ unsafe impl Window for Direct {
 /// assert_eq!(space.root(), Hosted::BASE);
 /// ```
 #[derive(Debug)]
-pub struct Windowed<'a, P, W> {
+pub struct Windowed<'a, P, W: ?Sized> {
     platform: &'a P,
     window: &'a W,
 }
 
-impl<'a, P, W> Windowed<'a, P, W> {
-    /// `platform`, with its tables reached through `window`.
+impl<'a, P, W: ?Sized> Windowed<'a, P, W> {
+    /// `platform`, with its tables reached through `window`. With a `dyn Window` the engine is
+    /// compiled once for all windows.
     ///
     /// # Safety
     /// 1. The window can show every frame that the platform hands out, or will hand out, for
@@ -539,18 +540,18 @@ impl<'a, P, W> Windowed<'a, P, W> {
     }
 }
 
-impl<P, W> Clone for Windowed<'_, P, W> {
+impl<P, W: ?Sized> Clone for Windowed<'_, P, W> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<P, W> Copy for Windowed<'_, P, W> {}
+impl<P, W: ?Sized> Copy for Windowed<'_, P, W> {}
 
 // SAFETY: frames and links come from the platform (1., 3.), pointers from the window, for which the
 // caller of `new` has vouched (2.); barriers and invalidations are the platform's (4., 5., 6.); a
 // copy refers to the same two (7.).
-unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
+unsafe impl<P: Platform, W: Window + ?Sized> Platform for Windowed<'_, P, W> {
     #[inline]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.platform.alloc_table(level)

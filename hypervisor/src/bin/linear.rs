@@ -451,7 +451,7 @@ fn late(is_published: bool) -> Done {
         }),
         // SAFETY: as for the other.
         false => counted("late-tablewright", || unsafe {
-            engine::add::<Arm64K4, _, _>(machine, &Finished, &goal, added)
+            engine::add::<Arm64K4, _>(machine, &Finished, &goal, added)
         }),
     }?;
     check(ADDED.end)

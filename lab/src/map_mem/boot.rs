@@ -396,7 +396,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
                     Way::Late => {
                         tablewright_linear::add::<F, _, _>(all, counted, &window, &goal, added)
                     }
-                    _ => engine::add::<F, _, _>(counted, &window, &goal, added),
+                    _ => engine::add::<F, _>(counted, &window, &goal, added),
                 }
             };
             mapped.map_err(|error| error.to_string())
