@@ -6,7 +6,7 @@
 //! says where frames come from ([`Memory`]).
 //!
 //! The same code runs on a processor, in `examples/arm64`, and on the software machine, in
-//! `machine/workloads/tests/machine/processes.rs`. Both go through the same [steps](Step), and
+//! `machine/checks/tests/machine/processes.rs`. Both go through the same [steps](Step), and
 //! count what each asks of the processor.
 #![no_std]
 

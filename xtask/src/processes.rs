@@ -2,7 +2,7 @@
 //! and compared with what is expected.
 //!
 //! The expectation is a formula for each step, in the crate `tablewright-processes`; the software
-//! machine is held to the same one (`machine/workloads/tests/machine/processes.rs`). The
+//! machine is held to the same one (`machine/checks/tests/machine/processes.rs`). The
 //! instructions of the kernel are counted, too, and not compared: they are the compiler's.
 
 use serde_json::{Value, json};
