@@ -5,7 +5,7 @@ fn main() {
     for script in ["image.ld", "memory.ld"] {
         println!("cargo::rustc-link-arg-bin=tablewright-hypervisor=-T{script}");
     }
-    for program in ["bare", "churn", "hostile", "small", "linear", "flushes", "formats", "smmu"] {
+    for program in ["churn", "hostile", "small", "linear", "flushes", "formats", "smmu"] {
         for argument in [&format!("-T{program}.ld"), "--oformat=binary"] {
             println!("cargo::rustc-link-arg-bin={program}={argument}");
         }

@@ -224,10 +224,6 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
     let debug = read_id_aa64dfr0_el1().bits();
     // Whether there is something that an identification register tells of in the field at this bit.
     let has = |register: u64, first: u32| register >> first & 0xf != 0;
-    if is_planted(Plant::UnknownRegisters) {
-        // SAFETY: they are set below, and no guest runs before.
-        unsafe { spoil() };
-    }
     // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller
     // says (1.).
     unsafe {
@@ -312,37 +308,6 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
     write_cntvoff_el2(CntvoffEl2::from_bits_retain(STOOD.load(Ordering::Acquire)));
     write_vpidr_el2(VpidrEl2::from_bits_retain(read_midr_el1().bits()));
     write_vmpidr_el2(VmpidrEl2::from_bits_retain(read_mpidr_el1().bits()));
-}
-
-/// Sets all traps that there are, and says that the processor is another: registers of EL2 that a
-/// reset leaves unknown (DDI 0487 D1.3.2).
-///
-/// # Safety
-/// 1. No guest is entered before they have been set.
-unsafe fn spoil() {
-    let fine = read_id_aa64mmfr0_el1().bits() >> 56 & 0xf;
-    // SAFETY: none of these changes how the hypervisor itself runs.
-    unsafe {
-        if has_hcrx() {
-            write_hcrx_el2(HcrxEl2::empty());
-        }
-        if fine != 0 {
-            // Those of the registers that the hypervisor itself uses trap at EL1 and EL0 alone.
-            write_hfgrtr_el2(HfgrtrEl2::from_bits_retain(!(3 << 54)));
-            write_hfgwtr_el2(HfgwtrEl2::from_bits_retain(!(3 << 54)));
-            write_hfgitr_el2(HfgitrEl2::from_bits_retain(!0));
-            write_hdfgrtr_el2(HdfgrtrEl2::from_bits_retain(!0));
-            write_hdfgwtr_el2(HdfgwtrEl2::from_bits_retain(!0));
-            if read_id_aa64pfr0_el1().bits() >> 44 & 0xf != 0 {
-                write_hafgrtr_el2(HafgrtrEl2::from_bits_retain(!0));
-            }
-        }
-        write_mdcr_el2(MdcrEl2::from_bits_retain(0xfff));
-        asm!("msr hstr_el2, {}", in(reg) 0xffffu64, options(nostack, preserves_flags));
-    }
-    write_cnthctl_el2(CnthctlEl2::empty());
-    write_vpidr_el2(VpidrEl2::from_bits_retain(0));
-    write_vmpidr_el2(VmpidrEl2::from_bits_retain(0));
 }
 
 /// Runs the guest on this processor: from `entry` on, with its MMU off, interrupts masked, and

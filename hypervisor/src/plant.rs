@@ -37,9 +37,6 @@ plants! {
     RootOfFlush = "root-of-flush",
     /// No ISB follows a write of `VTTBR_EL2`.
     NoIsb = "no-isb",
-    /// No bug: before they are set, registers of EL2 hold what they may hold after a reset, which
-    /// is anything.
-    UnknownRegisters = "unknown-registers",
 }
 
 /// Which is planted: its place in the list, from 1.

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `cargo xtask fetch` | fetches what is missing, and says how to do it by hand |
 //! | `cargo xtask boot` | fetches what is missing, builds, boots, shows console and counters |
-//! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
 //! | `cargo xtask check` | watches what the hypervisor executes |
 //! | `cargo xtask formats` | asks emulated processors about tables of each format |
 //! | `cargo xtask inspect` | holds what is read of guests' tables against what QEMU says |
@@ -20,7 +19,6 @@
 //! | `cargo xtask tlb-flush` | counts what remote flushes cost a guest of x86-64 |
 //! | `cargo xtask test-guest` | runs all boots, each of which has to come out right |
 
-mod bare;
 mod boot;
 mod cases;
 mod check;
@@ -71,7 +69,6 @@ mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]
 mod x86_counters;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -79,7 +76,6 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 use boot::BootArgs;
-use fetch::Choice;
 
 /// An error, in one line.
 #[derive(Debug, thiserror::Error)]
@@ -133,12 +129,6 @@ enum Command {
     Fetch,
     /// Boot one guest, and show its console and the hypervisor's counters
     Boot(BootArgs),
-    /// Run a kernel of checks on the emulator alone and under the hypervisor, and compare
-    Bare {
-        /// Another QEMU than the one that is installed: a program, or `debian-13`, which is fetched
-        #[arg(long, value_name = "PROGRAM")]
-        qemu: Option<PathBuf>,
-    },
     /// Hold what the hypervisor does to its guest's tables against the rules, with bugs planted and
     /// without
     Check(check::CheckArgs),
@@ -307,10 +297,6 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Fetch => fetch::guest(None).map(|_| ()),
         Command::Boot(args) => boot(&args),
-        Command::Bare { qemu } => {
-            let choice = Choice { emulator: qemu.as_deref(), ..Choice::default() };
-            fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))
-        }
         Command::Formats { only } => formats::run(only.as_deref(), |line| say!("{line}")),
         Command::Smmu => smmu::run(|line| say!("{line}")),
         Command::Matrix => matrix::run(|line| say!("{line}")),

@@ -12,8 +12,8 @@ use crate::guest_case::{Case, Context, outcome, tried_in_vain};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::tools;
 use crate::{
-    Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, formats, hyperv_tests, linear,
-    load, log_start, matrix, name_of, out, say, several, signals, sizes, smmu, x86,
+    Arch, Error, LIMIT, Leaves, Log, Result, fetch, flushes, formats, hyperv_tests, linear, load,
+    log_start, matrix, name_of, out, say, several, signals, sizes, smmu, x86,
 };
 
 #[derive(Args)]
@@ -319,7 +319,6 @@ fn named() -> Vec<Case> {
         case(several::NAME, true, |it| several::test(it.arm64()?, 0, 10)),
         case(linear::NAME, true, |_| linear::run(|_| ())),
         case(signals::NAME, true, |it| signals::run(it.arm64()?)),
-        case(bare::NAME, true, |it| bare::run(it.arm64()?, |_| ())),
         case(flushes::NAME, true, |_| flushes::run()),
         case(flushes::OWN, true, |it| flushes::run_own(it.arm64()?)),
         case(formats::NAME, true, |_| formats::run(None, |_| ())),
