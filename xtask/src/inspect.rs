@@ -155,6 +155,12 @@ impl Machine {
         }
         thread::sleep(guest.then);
         machine.ask("stop")?;
+        // A processor that is in its firmware translates nothing: it goes on until it is back.
+        while machine.ask(&format!("gva2gpa {NOWHERE:#x}"))?.starts_with("gpa") {
+            machine.ask("cont")?;
+            thread::sleep(LOOK);
+            machine.ask("stop")?;
+        }
         Ok(machine)
     }
 
@@ -201,6 +207,9 @@ impl Drop for Machine {
         let _ = std::fs::remove_dir_all(&self.files);
     }
 }
+
+/// An address that no tables translate: it is not canonical.
+const NOWHERE: u64 = 1 << 62;
 
 /// Returns what `tablewright inspect` says, in JSON.
 fn inspect(tool: &Path, words: &[String]) -> Result<Value> {
