@@ -301,6 +301,11 @@ impl<'m> Identifiers<'m> {
         Some(Self { generation: AtomicU64::new(1), holders })
     }
 
+    /// How many CPUs it is for.
+    pub(crate) fn holders(&self) -> usize {
+        self.holders.len()
+    }
+
     /// The number of this generation, from 1: one less is how often identifiers have rolled over.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
@@ -317,9 +322,9 @@ impl<'m> Identifiers<'m> {
     /// # Safety
     /// 1. `cpu` is the number of the processor that calls. It holds interrupts off until it has
     ///    loaded what is returned.
-    /// 2. `allocator` runs its function once, with the allocator with which this was made, while no
-    ///    other CPU and no handler has it.
-    /// 3. When `flush` returns, the flush is complete.
+    /// 2. `allocator` runs its function once, with the allocator with which this was made, and no
+    ///    other `Identifiers` were, while no other CPU and no handler has it.
+    /// 3. When `flush` returns, the flush is complete. Neither it nor `allocator` unwinds.
     /// 4. The processor loads what is returned, and nothing else before it calls this again, but
     ///    tables without a space of their own under identifier 0, and tables in which nothing is
     ///    mapped under any, to [flush](crate::arch::arm64::Cpu) what is not loaded.

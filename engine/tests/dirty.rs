@@ -573,6 +573,20 @@ fn a_harvest_protects_what_it_gives_out() {
 }
 
 #[test]
+fn a_range_of_pages_with_its_ends_exchanged_has_none() {
+    let platform = Threads::new(100, 12, 1);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
+    let ram = Slot::memory(span(4 * MIB, MIB), 0).with_log(Log::ByFault);
+    vm.guest.insert(ram).unwrap();
+    let mut gather = vm.guest.gather();
+    for first in [2, 300, 1 << 51, u64::MAX >> 12, u64::MAX] {
+        assert_eq!(gather.protect(&ram, first..1), Ok(Protected::default()), "{first:#x}");
+    }
+    assert!(gather.is_clean() && gather.finish(|_| ()).is_ok());
+}
+
+#[test]
 fn what_hardware_marks_is_harvested() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright_hosted::CAPS);
     let mut cells = [const { SlotCell::new() }; 1];

@@ -206,6 +206,7 @@ pub enum LocalFlush {
 ///    on with anything that uses the space it has loaded, or global translations.
 /// 3. [`allocator`](Actions::allocator) runs the function once, with the one allocator of the
 ///    identifiers, while no other CPU and no handler has it.
+/// 4. None of these three unwinds.
 pub unsafe trait Actions {
     /// Flushes the TLB of this CPU, and waits until that is done. A handler that interrupts this
     /// may call it.

@@ -184,14 +184,16 @@ impl<'m> Shootdown<'m> {
     /// CPUs, all with nothing loaded, and [so much memory](inbox_words) for their queues. Without
     /// identifiers, a load of a root flushes what was there. `interrupt` is the cost to interrupt
     /// one CPU and have its answer, in any unit: the [cost of messengers](Messenger::cost) is
-    /// compared with it. `None` if there is too little memory, or more than [`Cpus::MOST`] CPUs.
+    /// compared with it. `None` if there is too little memory, if there are more than
+    /// [`Cpus::MOST`] CPUs, or if there are fewer holders of identifiers than CPUs.
     pub fn new(
         cpus: &'m mut [CpuCell],
         inboxes: &'m mut [AtomicU64],
         identifiers: Option<Identifiers<'m>>,
         interrupt: u64,
     ) -> Option<Self> {
-        if cpus.len() > Cpus::MOST {
+        let have_holders = identifiers.as_ref().is_none_or(|it| it.holders() >= cpus.len());
+        if cpus.len() > Cpus::MOST || !have_holders {
             return None;
         }
         let inboxes = inboxes.get_mut(..inbox_words(cpus.len()))?;
@@ -564,7 +566,7 @@ impl PerCpu<'_, '_> {
                 || actions.flush_local(LocalFlush::All),
             )
         };
-        // There are as many holders as CPUs, or it is 0, under which nothing is kept.
+        // There are as many holders as CPUs.
         id.unwrap_or(0)
     }
 

@@ -114,6 +114,22 @@ fn there_may_be_as_many_cpus_as_a_set_has() {
     assert!(Shootdown::new(&mut cells[1..], &mut inboxes[..few], None, 10).is_none());
 }
 
+/// A CPU without a holder would have every space under one identifier, and forget none of them.
+#[test]
+fn every_cpu_has_a_holder_of_an_identifier() {
+    let mut cells: Vec<_> = (0..3).map(|_| CpuCell::new()).collect();
+    let mut inboxes = words(inbox_words(3));
+    for (holders, enough) in [(2, false), (3, true), (4, true)] {
+        let mut memory = [0; Allocator::words(8)];
+        let allocator = Allocator::new(8, &mut memory).unwrap();
+        let mut holders: Vec<_> = (0..holders).map(|_| Holder::new()).collect();
+        let identifiers = Identifiers::new(&allocator, &mut holders);
+        assert!(identifiers.is_some());
+        let shootdown = Shootdown::new(&mut cells, &mut inboxes, identifiers, 10);
+        assert_eq!(shootdown.is_some(), enough);
+    }
+}
+
 /// A CPU goes offline while another is about to tell it something: it waits, and executes what it
 /// is told meanwhile.
 #[test]
