@@ -14,13 +14,14 @@ use std::fmt;
 use tablewright_machine::Rule::{self, *};
 use tablewright_workloads::random::Bug::{self, *};
 use tablewright_workloads::random::{Run, Workload, run_by_hand};
+use tablewright_workloads::sequences::Sequence;
 
 use self::Program::*;
 
 /// Programs that use the engine, and those that write tables by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Program {
-    Edits,
+    Sequences,
     Windows,
     Identifiers,
     Guests,
@@ -35,7 +36,7 @@ enum Program {
 
 impl Program {
     const ALL: [Self; 11] = [
-        Edits,
+        Sequences,
         Windows,
         Identifiers,
         Baseline,
@@ -58,7 +59,6 @@ impl fmt::Display for Program {
 /// Runs a program, with a bug in it or without.
 fn run(program: Program, seed: u64, bug: Option<Bug>) -> Run {
     let workload = match program {
-        Edits => Workload::Edits,
         Windows => Workload::Windows,
         Identifiers => Workload::Identifiers,
         Guests => Workload::Guests,
@@ -66,6 +66,7 @@ fn run(program: Program, seed: u64, bug: Option<Bug>) -> Run {
         Log => Workload::Log,
         Shootdown => Workload::Shootdown,
         Identities => Workload::Identities,
+        Sequences => return Sequence::new(seed).observe(bug, None),
         Baseline => return run_by_hand::<baseline::Baseline>(3, 1, seed, bug),
         Concurrent => return run_by_hand::<concurrent::Concurrent>(4, 2, seed, bug),
         Kernel => return run_by_hand::<kernel::Kernel>(9, 2, seed, bug),
@@ -80,38 +81,35 @@ const SEEDS: u64 = 20_000;
 /// seed what is done next with what the bug has left behind.
 const PLANTED: &[(Bug, Program, &[Rule])] = &[
     // The platform under the engine.
-    (NoBarrier, Edits, &[LinkedEarly, Invalidation]),
-    (NoBarrierBeforeInvalidation, Edits, &[Invalidation]),
-    (NoBarrierAfterMap, Edits, &[NoProgress]),
-    (NoWait, Edits, &[FreedEarly]),
-    (NoWaitInBreak, Edits, &[BreakBeforeMake]),
-    (NoWaitInFlush, Edits, &[FreedEarly]),
-    (NoInvalidation, Edits, &[FreedEarly]),
-    (NoInvalidationInBreak, Edits, &[BreakBeforeMake]),
-    (OnlyLocal, Edits, &[FreedEarly]),
-    (HintOfAnotherLevel, Edits, &[Invalidation]),
-    (HintWhereThereIsNone, Edits, &[Invalidation]),
-    (TablesForgotten, Edits, &[Invalidation]),
-    // Of a run that is broken, the break is not complete.
-    (RangeTooShort, Edits, &[FreedEarly, BreakBeforeMake]),
-    (OnlyFirstPage, Edits, &[FreedEarly, BreakBeforeMake]),
-    (AnotherIdentifier, Edits, &[Invalidation]),
-    (FlushHoldsOne, Edits, &[FreedEarly]),
-    (BreakLevelTooHigh, Edits, &[BreakBeforeMake]),
-    (HardwareAccessUnknown, Edits, &[FlagLost, BreakBeforeMake]),
-    (HardwareDirtyUnknown, Edits, &[FlagLost]),
-    (LinkedByPlainStore, Edits, &[LinkedEarly]),
-    (NotZeroed, Edits, &[LinkedEarly]),
-    (ExchangeInTwoSteps, Edits, &[FlagLost]),
-    (HiddenStore, Edits, &[StaleUse, FreedEarly]),
+    (NoBarrier, Sequences, &[LinkedEarly]),
+    (NoBarrierBeforeInvalidation, Identities, &[Invalidation]),
+    (NoBarrierAfterMap, Identities, &[LinkedEarly]),
+    (NoWait, Sequences, &[FreedEarly]),
+    (NoWaitInFlush, Identities, &[FreedEarly]),
+    (NoInvalidation, Sequences, &[FreedEarly]),
+    (OnlyLocal, Sequences, &[FreedEarly, BreakBeforeMake]),
+    (HintOfAnotherLevel, Sequences, &[Invalidation, FreedEarly]),
+    (HintWhereThereIsNone, Sequences, &[Invalidation, BreakBeforeMake]),
+    (TablesForgotten, Sequences, &[Invalidation, FreedEarly]),
+    (RangeTooShort, Sequences, &[FreedEarly, BreakBeforeMake]),
+    (OnlyFirstPage, Sequences, &[FreedEarly, BreakBeforeMake]),
+    (AnotherIdentifier, Sequences, &[Invalidation, FreedEarly]),
+    (FlushHoldsOne, Sequences, &[Invalidation, FreedEarly]),
+    (SkipsInvalidation, Sequences, &[FreedEarly, BreakBeforeMake]),
+    (BreakLevelTooHigh, Sequences, &[BreakBeforeMake]),
+    (HardwareAccessUnknown, Sequences, &[FlagLost, BreakBeforeMake]),
+    (HardwareDirtyUnknown, Sequences, &[FlagLost]),
+    (LinkedByPlainStore, Sequences, &[LinkedEarly]),
+    (NotZeroed, Sequences, &[LinkedEarly]),
+    (ExchangeInTwoSteps, Sequences, &[FlagLost]),
+    (HiddenStore, Sequences, &[StaleUse, FreedEarly, Program]),
     // The program around it.
-    (FreedBeforeCompletion, Edits, &[FreedEarly]),
-    (FreedWhileMapped, Edits, &[FreedEarly]),
-    (GatherForgotten, Edits, &[Program]),
-    (LastGatherForgotten, Edits, &[NeverInvalidated]),
-    (NotCleaned, Edits, &[CacheMaintenance]),
-    (CodeNotCleaned, Edits, &[CacheMaintenance]),
-    (CodeNotRefetched, Edits, &[CacheMaintenance]),
+    (FreedBeforeCompletion, Sequences, &[FreedEarly]),
+    (FreedBeforeZap, Sequences, &[FreedEarly]),
+    (FreedTwice, Sequences, &[FreedEarly]),
+    (FreedWhileMapped, Sequences, &[FreedEarly, Program]),
+    (GatherForgotten, Identities, &[FreedEarly, Program]),
+    (LastGatherForgotten, Sequences, &[NeverInvalidated]),
     // Windows, and the linear map.
     (NoWaitInBreak, Windows, &[WindowStale, BreakBeforeMake]),
     (NoInvalidationInBreak, Windows, &[WindowStale, BreakBeforeMake]),
@@ -191,9 +189,19 @@ const PLANTED: &[(Bug, Program, &[Rule])] = &[
     (StoppedInHandler, Log, &[Program]),
 ];
 
+/// The first seed that is tried. One bug takes so many that the search is begun near its end.
+fn first_tried(bug: Bug, program: Program) -> u64 {
+    match (bug, program) {
+        (HardwareDirtyUnknown, Sequences) => 11_000,
+        _ => 1,
+    }
+}
+
 /// The first seed that catches the bug, and what it says.
 fn first_caught(bug: Bug, program: Program) -> Option<(u64, Run)> {
-    (1..=SEEDS).map(|seed| (seed, run(program, seed, Some(bug)))).find(|(_, run)| !run.is_good())
+    (first_tried(bug, program)..=SEEDS)
+        .map(|seed| (seed, run(program, seed, Some(bug))))
+        .find(|(_, run)| !run.is_good())
 }
 
 #[test]
@@ -241,7 +249,7 @@ fn each_rule_is_the_first_that_some_bug_breaks() {
             if !rules.contains(&rule) {
                 continue;
             }
-            let found = (1..=SEEDS).any(|seed| {
+            let found = (first_tried(bug, program)..=SEEDS).any(|seed| {
                 let run = run(program, seed, Some(bug));
                 run.violations.first().is_some_and(|first| first.rule == rule)
             });
@@ -273,27 +281,6 @@ fn right_programs_break_no_rule_and_do_the_same_each_time() {
 
 /// Seeds of right programs that broke a rule once, and what was wrong.
 const STORIES: &[(Program, &[u64], &str)] = &[
-    (
-        Edits,
-        &[23070, 65149],
-        "an edit that sets an access flag has nothing to invalidate, and was not published either",
-    ),
-    (
-        Edits,
-        &[35061, 37413, 78528, 92145],
-        "a run is read member by member, and was taken for clean when it was written meanwhile",
-    ),
-    (
-        Edits,
-        &[54651, 60387],
-        "a TLB may have one member of a run from another, which was being broken",
-    ),
-    (
-        Edits,
-        &[53443],
-        "a table was linked and detached again before either store was visible, and taken for \
-         linked when they were",
-    ),
     (
         Concurrent,
         &[68285, 69551, 82141, 92905],

@@ -312,7 +312,11 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
                 let mut tables = process.tables.borrow_mut();
                 let mut gather = tables.gather();
                 let _no_memory = gather.protect(span::<F>(first), Change::new().write_protect());
-                self.control.during(Stage::Flushing, || gather.finish(|_| ()));
+                if self.control.is(Bug::GatherForgotten) {
+                    std::mem::forget(gather);
+                } else {
+                    self.control.during(Stage::Flushing, || gather.finish(|_| ()));
+                }
             }
         }
         self.unlock(&process.known);
@@ -324,7 +328,8 @@ impl<'k, 'm, F: Format<Input = Va>> Program<'_, 'k, 'm, F> {
             return;
         };
         let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
-        let mapped = (process.tables.borrow_mut()).map(span::<F>(number), frame, mapping);
+        let map = || (process.tables.borrow_mut()).map(span::<F>(number), frame, mapping);
+        let mapped = self.control.during(Stage::Mapping, map);
         if mapped.is_err() {
             self.machine.give_page(frame);
         }

@@ -11,7 +11,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use tablewright::{Attrs, Change, Format, Leaf, Pa, Perms, Va};
+use tablewright::{Attrs, Change, Pa, Perms};
 use tablewright_machine::{Cpu, Fault, Machine, Request, Rule, Want};
 
 use super::Dice;
@@ -156,20 +156,11 @@ impl Spot {
         self.announce(before);
     }
 
-    pub fn is_steady(&self) -> bool {
-        matches!(self.state.get(), State::Steady(_))
-    }
-
     /// How the page is mapped, or will be.
     pub fn page(&self) -> Option<Page> {
         match self.state.get() {
             State::Steady(page) | State::Changing(_, page) => page,
         }
-    }
-
-    /// The page has been written since it was mapped, or since it was marked clean.
-    pub fn is_written(&self) -> bool {
-        self.written.get()
     }
 }
 
@@ -328,13 +319,8 @@ impl<'m> Oracle<'m> {
         }
     }
 
-    /// A leaf was unmapped, and is not used any more: it has to say what was done to its pages.
-    pub fn account<F: Format<Input = Va>>(&self, leaf: &Leaf<F>) {
-        let first = leaf.input().get();
-        self.account_for(first, first + (leaf.size() - 1), leaf.attrs());
-    }
-
-    /// Accounts for an unmap of these addresses, by whichever edit.
+    /// Leaves of these addresses were unmapped, and are not used any more: they have to say what was
+    /// done to their pages.
     pub fn account_for(&self, first: u64, last: u64, attrs: Attrs) {
         for spot in self.inside(first, last) {
             // What a change has cleared that is not complete by itself is not asked for.

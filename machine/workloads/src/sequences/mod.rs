@@ -34,6 +34,7 @@ use crate::hardware::{architecture, keep, memory, perhaps_nested, setup, small, 
 use crate::platform::Control;
 
 pub use crate::Bug;
+use crate::random::Run;
 
 /// The formats, and the machine that has the tables of each. Without the feature `every-format`
 /// another stands for one that has one.
@@ -323,19 +324,8 @@ impl Sequence {
     /// # Errors
     /// What went wrong first.
     pub fn run_traced(&self, bug: Option<Bug>, trace: Option<Sink>) -> Result<(), Failure> {
-        let memory = memory(FRAMES, self.architecture.regime.page_shift());
-        let mut setup = setup(self.architecture.clone(), memory, self.seed.max(1), 2);
-        setup.scheduler.max_accesses = 20_000_000;
-        setup.scheduler.stack_size = 96 << 10;
-        let machine = Machine::new(setup);
-        if let Some(sink) = trace {
-            machine.trace(sink);
-        }
-        let control = Control::interrupted(bug);
-        let outcome = self.tables.run(&machine, &control, self);
-        let violations = machine.violations();
-        keep(machine.into_memory());
-        match (violations.first(), outcome) {
+        let ran = self.observe(bug, trace);
+        match (ran.violations.first(), ran.outcome) {
             (Some(violation), _) => {
                 Err(Failure { rule: violation.rule.to_string(), what: violation.to_string() })
             }
@@ -351,6 +341,23 @@ impl Sequence {
             }
             (None, Ok(_)) => Ok(()),
         }
+    }
+
+    /// Runs it, and returns all that is known of the run.
+    pub fn observe(&self, bug: Option<Bug>, trace: Option<Sink>) -> Run {
+        let memory = memory(FRAMES, self.architecture.regime.page_shift());
+        let mut setup = setup(self.architecture.clone(), memory, self.seed.max(1), 2);
+        setup.scheduler.max_accesses = 20_000_000;
+        setup.scheduler.stack_size = 96 << 10;
+        let machine = Machine::new(setup);
+        if let Some(sink) = trace {
+            machine.trace(sink);
+        }
+        let control = Control::interrupted(bug);
+        let outcome = self.tables.run(&machine, &control, self);
+        let (violations, counts) = (machine.violations(), machine.counts());
+        keep(machine.into_memory());
+        Run { violations, outcome, counts, digests: [0; 2] }
     }
 }
 
@@ -393,7 +400,9 @@ fn run_with<'m, F: Format, G: Guests<'m, F>>(
     unsafe { control.handle_by(None) };
     if outcome.is_ok() && machine.violations().is_empty() {
         machine.calm();
-        world.end();
+        if !control.is(Bug::LastGatherForgotten) {
+            world.end();
+        }
         machine.finish();
     }
     outcome

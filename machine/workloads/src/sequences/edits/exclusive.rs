@@ -304,6 +304,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             exclusive.touch();
+            if self.control.is(Bug::FreedWhileMapped)
+                && let Some((page, _)) = slot.model.borrow().at(span.start().bits())
+            {
+                self.release_page(page);
+                return;
+            }
             let mut room = dice.below(12);
             let (batch, mut gather) = match exclusive.gather.take() {
                 Some(it) => it,

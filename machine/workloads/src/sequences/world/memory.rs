@@ -57,7 +57,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// One use of a page less. Whether there was one; after the last, it is free again.
-    pub(super) fn release_page(&self, page: u64) -> bool {
+    pub fn release_page(&self, page: u64) -> bool {
         let mut frames = self.frames.borrow_mut();
         let Some(users) = frames.get_mut(&page) else {
             return false;

@@ -684,6 +684,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// All that this CPU has left comes to its end.
     fn retire(&self, cpu: usize) {
+        if self.control.is(Bug::LastGatherForgotten) {
+            return;
+        }
         let local = &self.locals[cpu];
         G::retire(self, cpu);
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
