@@ -370,6 +370,33 @@ fn what_hardware_writes_in_what_is_moved_is_kept() {
     what_is_moved_is_written_meanwhile::<Arm64K4>();
 }
 
+/// Pages that are forked are written between the look and the edit.
+fn what_is_forked_is_written_meanwhile<F: Format<Input = Va>>() {
+    let platform =
+        Walked::<F> { memory: Hosted::new(32, 12), is_due: Cell::new(false), format: PhantomData };
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let mut child = AddressSpace::<F, _>::new(&platform).unwrap();
+    let clean = Mapping::new(Attrs { dirty: false, ..Attrs::USER_DATA }).pages_only();
+    let pages = Span::new(Va::new(0), 0x4000).unwrap();
+    space.map(pages, Pa::new(0), clean).unwrap();
+    space.make_live();
+    platform.is_due.set(true);
+    let (mut gather, mut into) = (space.gather(), child.gather());
+    gather.fork(pages, Change::new().write_protect(), &mut into, |_| ()).unwrap();
+    assert!(!platform.is_due.get(), "it was changed by no store");
+    into.finish(|_| ());
+    gather.finish(|_| ());
+    let mut written = 0;
+    space.walk_all(|leaf| written += u64::from(leaf.attrs().dirty));
+    assert_eq!(written, 1, "{}", F::NAME);
+}
+
+#[test]
+fn what_hardware_writes_in_what_is_forked_is_kept() {
+    what_is_forked_is_written_meanwhile::<X86_64<4>>();
+    what_is_forked_is_written_meanwhile::<Arm64K4>();
+}
+
 /// A block that is split is written between the look and the edit: all of its parts are.
 fn what_is_split_is_written_meanwhile<F: Format<Input = Va>>(bbm: u8) {
     let memory = Hosted::new(32, 12).with_caps(Caps { bbm, ..tablewright_hosted::CAPS });

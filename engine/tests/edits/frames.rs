@@ -81,6 +81,28 @@ fn every_page_has_its_frame<F: Decoded>() {
 for_each_format!(every_page_has_its_frame);
 for_each_guest_format!(every_page_has_its_frame);
 
+/// Blocks are as many as their run of frames has, in a table that is built and in one that is there.
+#[test]
+fn blocks_end_with_their_run_of_frames() {
+    for there in [false, true] {
+        let platform = Hosted::new(64, 12);
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        if there {
+            map(&mut space, span(100 * M2, M2), 0, Attrs::KERNEL_DATA).unwrap();
+        }
+        // Of the second run no block can be made.
+        let runs = frames(&[(4 * M2, 2 * M2), (7 * M2 + K4, 2 * M2)]);
+        let mut gather = space.gather();
+        gather.map_frames(Va::new(0), &runs, Attrs::KERNEL_DATA).unwrap();
+        gather.finish(|_| ());
+        for (at, frame) in [(M2, 5 * M2), (2 * M2, 7 * M2 + K4), (4 * M2 - K4, 9 * M2)] {
+            let leaf = space.query(Va::new(at)).unwrap();
+            let found = leaf.frame().get() + (at - leaf.input().get());
+            assert_eq!(found, frame, "{at:#x}, {there}: {leaf:?}");
+        }
+    }
+}
+
 #[test]
 fn a_run_of_leaves_is_within_one_run_of_frames() {
     // Aligned to each other, but not one behind the other; a run of leaves in whole, and in halves.

@@ -555,3 +555,25 @@ fn one_page_that_is_there_is_not_mapped_over() {
         unmap(&mut space, span(page * K4, K4)).unwrap();
     }
 }
+
+/// A line of entries that is looked at as one may hold pages, and then members of a run: in a walk
+/// of one table, and of several.
+#[test]
+fn a_run_behind_pages_is_seen_as_one() {
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    let data = Attrs::KERNEL_DATA;
+    space.map(span(0, 16 * K4), Pa::new(0), Mapping::new(data).pages_only()).unwrap();
+    map(&mut space, span(16 * K4, 16 * K4), 16 * K4, data).unwrap();
+    for (first, end) in (8..16).flat_map(|first| [(first, 32), (first, 600)]) {
+        let mut found = Vec::new();
+        let see = |leaf: Leaf<Arm64K4>| {
+            found.push((leaf.input().get(), leaf.size()));
+            ControlFlow::Continue(())
+        };
+        space.walk(span(first * K4, (end - first) * K4), see).unwrap();
+        let pages = (first..16).map(|page| (page * K4, K4));
+        let expected: Vec<_> = pages.chain([(16 * K4, 16 * K4)]).collect();
+        assert_eq!(found, expected, "{first}..{end}");
+    }
+}

@@ -91,8 +91,10 @@ fn what_is_moved_is_there_and_nowhere_else<F: Decoded>() {
         return;
     }
     let (table, page) = (table::<F>(), 1u64 << F::PAGE_SHIFT);
-    let (mut moved, mut refused) = (0, 0);
-    for seed in 0..20 {
+    let (mut moved, mut refused) = (0u64, 0u64);
+    // Tables that are sixteen times as large.
+    let seeds = if F::PAGE_SHIFT == 16 { 6 } else { 20 };
+    for seed in 0..seeds {
         let dice = Dice::new(seed);
         // Some processors hold that nothing is mapped.
         let caches_holes = seed % 3 == 0;
@@ -167,7 +169,11 @@ fn what_is_moved_is_there_and_nowhere_else<F: Decoded>() {
         let _destroyed = space.destroy(|_| ());
         assert_eq!(platform.counts().tables, 0, "{} seed {seed}", F::NAME);
     }
-    assert!(moved > 12 && refused > 12, "{}: {moved} moved, {refused} refused", F::NAME);
+    assert!(
+        2 * moved > seeds && 2 * refused > seeds,
+        "{}: {moved} moved, {refused} refused",
+        F::NAME
+    );
 }
 
 /// A range as long as a table that spans two tables moves page by page.
