@@ -168,3 +168,25 @@ fn an_address_in_a_page_is_refused_near_and_far() {
         }
     }
 }
+
+/// Shared edits free tables that the last exclusive edit went through.
+#[test]
+fn what_was_near_is_forgotten_when_a_space_is_shared() {
+    let platform = Threads::new(64, 12, 1);
+    let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
+    let near = Va::new(5 * K4);
+    // The second goes by the tables of the first.
+    for page in [Va::new(6 * K4), near] {
+        space.map_page(page, Pa::new(9 * K4), Attrs::USER_DATA).unwrap();
+    }
+    let shared = SharedSpace::new(space).unwrap_or_else(|_| unreachable!("it is dead"));
+    let mut gather = shared.gather();
+    gather.unmap(span(0, G1), keep_going).unwrap();
+    assert!(gather.finish(|_| ()).is_ok());
+    drop(gather);
+    assert_eq!(platform.tables(), 2);
+    let mut space = shared.into_exclusive();
+    let without = Mapping::new(Attrs::USER_DATA).without_allocation();
+    let refused = space.map_page(near, Pa::new(0), without);
+    assert_eq!(refused, Err(EditError::NeedsTable(near)));
+}
