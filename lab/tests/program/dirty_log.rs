@@ -66,7 +66,7 @@ fn every_page_that_is_written_is_in_the_log() {
 
 #[test]
 fn no_vcpu_waits_for_what_is_recovered_in_place() {
-    let report = json("-s anonymous_hugetlb_2mb -v 48 -b 2M -e");
+    let report = json("-s anonymous_hugetlb_2mb -v 96 -b 2M -e");
     let of = |how| row(&report, how);
     let stall = |how| number(of(how), "stall_longest_us");
     // A vCPU in the way before the change waits for all of it, and after it for the flush alone.
@@ -88,8 +88,8 @@ fn no_vcpu_waits_for_what_is_recovered_in_place() {
     assert!(number(in_place, "disable_s") < number(of("after"), "disable_s") * 1.02);
     assert_eq!(zaps(in_place).0, 0);
     // One for each table, and one for 64 of them.
-    assert_eq!(zaps(of("after")).0, 48);
-    assert_eq!(number(of("after"), "flushes"), 48.0);
+    assert_eq!(zaps(of("after")).0, 96);
+    assert_eq!(number(of("after"), "flushes"), 96.0);
     assert_eq!((number(ours, "flushes"), number(ours, "retries")), (2.0, 0.0));
     assert_eq!(zaps(ours).0, 0);
 }
