@@ -903,22 +903,3 @@ fn a_split_waits_for_the_collapse_before_it() {
     gather.split(span(0, M2), Level::PAGE).unwrap();
     assert_eq!(platform.counts().completions, 1);
 }
-
-/// Of a run, without any level of FEAT_BBM, only what is cached with it takes a break.
-#[test]
-fn a_run_that_must_not_be_broken_takes_what_is_not_cached_with_it() {
-    let platform = Hosted::new(16, 12).with_caps(without_flags(0));
-    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
-    let run = span(0, 16 * K4);
-    map(&mut space, run, 0, Attrs::KERNEL_DATA).unwrap();
-    space.make_own();
-    let other = Change::new().write_protect();
-    let refused = Err(EditError::NeedsBreak(run.start()));
-    for (change, expected) in [
-        (Change::new().software(5), Ok(())),
-        (Change::new().accessed(false), Ok(())),
-        (other, refused),
-    ] {
-        assert_eq!(protect(&mut space, run, change), expected, "{change:?}");
-    }
-}
