@@ -319,8 +319,8 @@ impl<'m> Oracle<'m> {
         }
     }
 
-    /// Leaves of these addresses were unmapped, and are not used any more: they have to say what was
-    /// done to their pages.
+    /// Leaves of these addresses were unmapped, and are not used any more: they have to say what
+    /// was done to their pages.
     pub fn account_for(&self, first: u64, last: u64, attrs: Attrs) {
         for spot in self.inside(first, last) {
             // What a change has cleared that is not complete by itself is not asked for.
