@@ -322,8 +322,8 @@ impl<'m> Identifiers<'m> {
     /// # Safety
     /// 1. `cpu` is the number of the processor that calls. It holds interrupts off until it has
     ///    loaded what is returned.
-    /// 2. `allocator` runs its function once, with the allocator with which this was made, and no
-    ///    other `Identifiers` were, while no other CPU and no handler has it.
+    /// 2. `allocator` runs its function once, with the allocator with which this was made, while no
+    ///    other CPU and no handler has it. No other `Identifiers` are made with that allocator.
     /// 3. When `flush` returns, the flush is complete. Neither it nor `allocator` unwinds.
     /// 4. The processor loads what is returned, and nothing else before it calls this again, but
     ///    tables without a space of their own under identifier 0, and tables in which nothing is

@@ -129,8 +129,8 @@ const RUNS: &[Run] = &[
         .guests(9)
         .evict(90)
         .plant("old-identifier", Rule::IdentifierReused),
-    // So few guests that their VMIDs do not roll over: a roll-over would invalidate what this bug
-    // has left.
+    // Five guests do not use up the VMIDs. A roll-over invalidates the entries that this bug
+    // leaves.
     Run::new("wrong-vmid", CPU_MAX, Leaves::Pages)
         .guests(5)
         .evict(90)

@@ -157,6 +157,9 @@ impl Machine {
         machine.ask("stop")?;
         // A processor that is in its firmware translates nothing: it goes on until it is back.
         while machine.ask(&format!("gva2gpa {NOWHERE:#x}"))?.starts_with("gpa") {
+            if started.elapsed() > 2 * LIMIT {
+                return Err(Error::Failed(format!("{}: it translates nothing", guest.name)));
+            }
             machine.ask("cont")?;
             thread::sleep(LOOK);
             machine.ask("stop")?;

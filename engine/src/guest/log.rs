@@ -131,7 +131,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     /// The addresses of pages that a slot has; `None` for no pages.
     fn span_of(slot: &Slot, pages: &Range<u64>) -> Option<Span<Ipa>> {
-        // Where there is none, the first may be any number.
+        // The range may be empty and start at any number, which overflows below.
         let count = pages.end.checked_sub(pages.start)?;
         let first = slot.guest.start().get() + (pages.start << F::PAGE_SHIFT);
         Span::new(Ipa::new(first), count << F::PAGE_SHIFT).ok()

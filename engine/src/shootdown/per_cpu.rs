@@ -566,7 +566,7 @@ impl PerCpu<'_, '_> {
                 || actions.flush_local(LocalFlush::All),
             )
         };
-        // There are as many holders as CPUs.
+        // `new` has seen that each CPU has a holder.
         id.unwrap_or(0)
     }
 

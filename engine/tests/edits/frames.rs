@@ -81,7 +81,7 @@ fn every_page_has_its_frame<F: Decoded>() {
 for_each_format!(every_page_has_its_frame);
 for_each_guest_format!(every_page_has_its_frame);
 
-/// Blocks are as many as their run of frames has: in a table that is built, and one that is there.
+/// No block reaches beyond its run of frames, in a new table or in an existing one.
 #[test]
 fn blocks_end_with_their_run_of_frames() {
     for there in [false, true] {

@@ -92,7 +92,7 @@ fn what_is_moved_is_there_and_nowhere_else<F: Decoded>() {
     }
     let (table, page) = (table::<F>(), 1u64 << F::PAGE_SHIFT);
     let (mut moved, mut refused) = (0u64, 0u64);
-    // Tables that are sixteen times as large.
+    // Tables of 64 KiB are sixteen times as large.
     let seeds = if F::PAGE_SHIFT == 16 { 6 } else { 20 };
     for seed in 0..seeds {
         let dice = Dice::new(seed);
@@ -169,8 +169,9 @@ fn what_is_moved_is_there_and_nowhere_else<F: Decoded>() {
         let _destroyed = space.destroy(|_| ());
         assert_eq!(platform.counts().tables, 0, "{} seed {seed}", F::NAME);
     }
+    // 12 of each in 20 seeds.
     assert!(
-        2 * moved > seeds && 2 * refused > seeds,
+        5 * moved > 3 * seeds && 5 * refused > 3 * seeds,
         "{}: {moved} moved, {refused} refused",
         F::NAME
     );

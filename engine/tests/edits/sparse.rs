@@ -355,7 +355,7 @@ fn sparse_trees_agree_with_the_model<F: Decoded>() {
     let seeds = match F::PAGE_SHIFT {
         _ if cfg!(miri) => 1,
         12 if matches!(F::REGIME, Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }) => 20,
-        // The same algorithms over other bits.
+        // These differ in where bits are, and not in how trees are edited.
         12 => 8,
         14 => 4,
         // Tables that are sixteen times as large.

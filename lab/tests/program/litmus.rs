@@ -16,7 +16,7 @@ ask 0:r0 = 1
 
 #[test]
 fn the_tests_of_the_program_hold() {
-    // All of them are the machine's test.
+    // `machine/tests/litmus.rs` runs all of them.
     let output = tablewright("litmus --only ROT.inv");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);

@@ -189,7 +189,7 @@ const PLANTED: &[(Bug, Program, &[Rule])] = &[
     (StoppedInHandler, Log, &[Program]),
 ];
 
-/// The first seed that is tried. One bug takes so many that the search is begun near its end.
+/// The seed at which a search begins. One bug is found at seed 11131: from 1 on, that takes 20 s.
 fn first_tried(bug: Bug, program: Program) -> u64 {
     match (bug, program) {
         (HardwareDirtyUnknown, Sequences) => 11_000,

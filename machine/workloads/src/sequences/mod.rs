@@ -32,9 +32,9 @@ use world::{Guests, NoGuests, World};
 use crate::dice::Dice;
 use crate::hardware::{architecture, keep, memory, perhaps_nested, setup, small, stage1, stage2};
 use crate::platform::Control;
+use crate::random::Run;
 
 pub use crate::Bug;
-use crate::random::Run;
 
 /// The formats, and the machine that has the tables of each. Without the feature `every-format`
 /// another stands for one that has one.
