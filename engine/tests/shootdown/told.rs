@@ -180,6 +180,58 @@ fn a_cpu_that_does_not_run_is_flushed_before_it_does() {
     });
 }
 
+#[test]
+fn a_cpu_that_was_lazy_is_told_again() {
+    with_world(Some(BITS), |world| {
+        (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
+        let page = range(3, 1, false);
+        let uses_again: [&dyn Fn(); 2] =
+            [&|| world.here(1).resume(&world.spaces[0], &On(1, world)), &|| {
+                world.switch(1, Some(0))
+            }];
+        for use_again in uses_again {
+            world.here(1).be_lazy();
+            world.flush_ranges(0, &[page]);
+            assert_eq!(world.take().0, [(0, part(1, page))]);
+            use_again();
+            assert_eq!(world.take().0, [(1, space(1))]);
+            world.flush_ranges(0, &[page]);
+            assert_eq!(world.take().0, [(1, part(1, page)), (0, part(1, page))]);
+        }
+    });
+}
+
+/// A messenger that reaches all CPUs, and remembers the identifier that it was told.
+struct Broadcast(Cell<u16>);
+
+// SAFETY: there is no TLB.
+unsafe impl Messenger for Broadcast {
+    fn tell(&self, flush: &Invalidation<'_>, _: &mut Cpus) {
+        self.0.set(flush.id);
+    }
+
+    fn reaches_all(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_broadcast_names_the_identifier_of_the_space() {
+    with_world(Some(BITS), |world| {
+        let broadcast = Broadcast(Cell::new(0));
+        for (index, id) in [(0, 1), (1, 2)] {
+            world.switch(0, Some(index));
+            world.here(0).flush(
+                &world.spaces[index],
+                &of(What::Everything, false),
+                &[&broadcast],
+                &On(0, world),
+            );
+            assert_eq!(broadcast.0.get(), id);
+        }
+    });
+}
+
 /// A load flushes all without identifiers; who was lazy has loaded nothing.
 #[test]
 fn without_identifiers_a_cpu_that_was_lazy_flushes_what_it_missed() {
