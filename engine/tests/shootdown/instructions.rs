@@ -99,6 +99,26 @@ fn a_block_is_an_address_and_two_are_a_range() {
     }
 }
 
+/// The addresses of single leaves, until a range may start: at 64 KiB where it is named in these.
+#[test]
+fn leaves_go_one_by_one_where_no_range_may_start() {
+    let blocks =
+        Stale { first: 2 << 20, last: (8 << 20) - 1, level: Some(Level::new(1)), tables: false };
+    let [apart, wide] =
+        [arm64::Encoder { ranges: false, ..ARM }, arm64::Encoder { wide: true, ..ARM }];
+    for (encoder, stale, count) in [(apart, blocks, 3), (wide, range(14, 18, false), 3)] {
+        let all = instructions(encoder, &of(What::Ranges(&[stale]), false));
+        let page = |one: &Instruction| match one {
+            Instruction::Tlbi(one) => named(&encoder, one).0.start << 12,
+            Instruction::Dsb => panic!("nothing is waited for"),
+        };
+        let pages: Vec<_> = all.iter().map(page).collect();
+        let stride = if encoder.wide { 1 << 12 } else { 2 << 20 };
+        let expected: Vec<_> = (0..count).map(|number| stale.first + number * stride).collect();
+        assert_eq!(pages, expected);
+    }
+}
+
 /// The pages that an instruction names, and its hint, from the manual's fields.
 fn named(encoder: &arm64::Encoder, tlbi: &Tlbi) -> (std::ops::Range<u64>, u64) {
     let bits = |low: u32, count: u32| tlbi.operand >> low & ((1 << count) - 1);
